@@ -1,0 +1,90 @@
+# idempotency: retries have their effect exactly once.
+#
+# For a newcomer: `make demo` and `make test` (see README.md).
+# For a packager: the usual PGXS targets; PG_CONFIG chooses the server.
+
+EXTENSION = idempotency
+DATA = idempotency--1.0.sql
+MODULE_big = idempotency
+OBJS = \
+	src/canonical.o \
+	src/claim.o \
+	src/errors.o \
+	src/fingerprint.o \
+	src/guard.o \
+	src/guc.o \
+	src/http.o \
+	src/idempotency.o \
+	src/inbox.o \
+	src/keygen.o \
+	src/keylock.o \
+	src/keyname.o \
+	src/keytable.o \
+	src/number.o \
+	src/operation.o \
+	src/run.o \
+	src/store.o \
+	src/timing.o \
+	src/xact.o
+PGFILEDESC = "idempotency - retries have their effect exactly once"
+
+# `make WERROR=1` is what CI builds with; users build without -Werror.
+PG_CFLAGS = -Wall -Wextra -Wmissing-prototypes -Wno-unused-parameter $(if $(WERROR),-Werror)
+
+# `make installcheck` runs these against a server that is running already;
+# `make test` runs them, and everything else, against one of its own.
+REGRESS = $(patsubst sql/%.sql,%,$(wildcard sql/*.sql))
+REGRESS_OPTS = --load-extension=idempotency --encoding=UTF8
+ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec))
+ISOLATION_OPTS = --load-extension=idempotency --inputdir=test/isolation
+EXTRA_CLEAN = results
+
+# On a machine without PostgreSQL there is no PGXS yet: `make demo` and `make
+# test` install it and call make again.
+PG_CONFIG ?= pg_config
+PGXS := $(wildcard $(shell $(PG_CONFIG) --pgxs 2>/dev/null))
+ifneq ($(PGXS),)
+include $(PGXS)
+else
+all install installcheck clean:
+	@echo "No PGXS found; try: tools/prerequisites demo" >&2; exit 1
+endif
+
+# The targets below are for people; `make help` prints them from here.
+export PG_CONFIG
+
+.PHONY: help demo test bench format check-format
+
+help: ## print this list
+	@echo 'all            build'
+	@echo 'install        install into the server that PG_CONFIG names'
+	@echo 'installcheck   run the regression and isolation tests on a running server'
+	@echo 'clean          remove what was built, and results/'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 15
+
+demo: ## see it work: install what is missing, build, play the scenes of examples/payments-demo
+	@tools/prerequisites demo
+	@tools/build
+	@tools/server run -- examples/payments-demo/run
+
+test: ## run every test; ONLY="regress isolation tap pgtap stress", TESTS="name ..."
+	@tools/prerequisites test
+	@tools/build
+	@tools/server run fsync=off max_prepared_transactions=50 -- test/run
+
+bench: ## measure against the hand-written pattern; SUITE=keys
+	@tools/prerequisites bench
+	@tools/build
+	@test/bench/run $(or $(SUITE),keys)
+
+CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
+
+format: ## lay out the C sources as .clang-format says
+	$(CLANG_FORMAT) -i src/*.[ch]
+
+check-format: ## fail if `make format` would change anything
+	$(CLANG_FORMAT) --dry-run -Werror src/*.[ch]
+
+# Drawn by Graphviz and kept, so that readers need none.
+docs/states.svg: docs/states.dot
+	dot -Tsvg -o $@ $<

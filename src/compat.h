@@ -1,0 +1,81 @@
+/*-------------------------------------------------------------------------
+ *
+ * compat.h
+ *	  Every difference between server versions, and no other file tests one.
+ *
+ * Each entry gives the newest server's shape of a call to the older ones, and
+ * goes away with the last server that needs it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_COMPAT_H
+#define IDEMPOTENCY_COMPAT_H
+
+#if PG_VERSION_NUM < 150000
+#error "idempotency needs PostgreSQL 15 or newer"
+#endif
+
+/* 16: the accessors of varlena values left postgres.h. */
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+
+/* 16: memory of settings has functions of its own. */
+#if PG_VERSION_NUM < 160000
+#define guc_malloc(elevel, size) malloc(size)
+#define guc_free(ptr) free(ptr)
+#endif
+
+/* 16: one function checks the rights on every kind of object. */
+#if PG_VERSION_NUM < 160000
+#define object_aclcheck(classid, objectid, roleid, mode) pg_proc_aclcheck(objectid, roleid, mode)
+#endif
+
+/* 16: updates say which indexes they need, and summarizing ones may go alone. */
+#if PG_VERSION_NUM < 160000
+typedef bool TU_UpdateIndexes;
+#define TU_None false
+#define TU_Summarizing false
+#define ExecInsertIndexTuplesCompat(rri, slot, estate, update, noDupErr, specConflict, arbiters,   \
+									onlySummarizing)                                               \
+	ExecInsertIndexTuples(rri, slot, estate, update, noDupErr, specConflict, arbiters)
+#else
+#define ExecInsertIndexTuplesCompat ExecInsertIndexTuples
+#endif
+
+/* 17: intervals may be infinite. */
+#if PG_VERSION_NUM < 170000
+#define INTERVAL_IS_NOEND(interval) false
+#endif
+
+/* 18: the attribute stands before the declaration. */
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+/* 18: a deferrable primary key has to be asked for; the tuple itself may be excluded. */
+#if PG_VERSION_NUM < 180000
+#define RelationGetPrimaryKeyIndexCompat(rel) RelationGetPrimaryKeyIndex(rel)
+#define ExecCheckIndexConstraintsCompat(rri, slot, estate, conflictTid, arbiters)                  \
+	ExecCheckIndexConstraints(rri, slot, estate, conflictTid, arbiters)
+#else
+#define RelationGetPrimaryKeyIndexCompat(rel) RelationGetPrimaryKeyIndex(rel, false)
+#define ExecCheckIndexConstraintsCompat(rri, slot, estate, conflictTid, arbiters)                  \
+	ExecCheckIndexConstraints(rri, slot, estate, conflictTid, NULL, arbiters)
+#endif
+
+/* 18: the server makes UUIDs of version 7. */
+#if PG_VERSION_NUM >= 180000
+#define SERVER_MAKES_UUIDV7
+#endif
+
+/* 18: index scans carry instrumentation. */
+#if PG_VERSION_NUM < 180000
+#define index_beginscan_compat(heap, index, snapshot, nkeys)                                       \
+	index_beginscan(heap, index, snapshot, nkeys, 0)
+#else
+#define index_beginscan_compat(heap, index, snapshot, nkeys)                                       \
+	index_beginscan(heap, index, snapshot, NULL, nkeys, 0)
+#endif
+
+#endif /* IDEMPOTENCY_COMPAT_H */

@@ -1,0 +1,295 @@
+/*-------------------------------------------------------------------------
+ *
+ * errors.c
+ *	  The errors that users see, one function each.
+ *
+ * Every error that concerns one operation has a detail that names its scope
+ * and key, and every error has a hint that says what to do.  None of these
+ * functions returns, takes a lock or looks at a table, so that they are safe
+ * wherever PostgreSQL allows an error at all.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+
+#include "errors.h"
+
+/*
+ * DetailName adds the detail that names the scope and the key to the error
+ * being built.
+ */
+static int
+DetailName(const KeyName *name)
+{
+	return errdetail("Scope \"%s\", key \"%s\".", text_to_cstring(name->scope),
+					 text_to_cstring(name->key));
+}
+
+/*
+ * ErrorNameMissing reports that a scope or key is NULL or empty; "what" is
+ * one of those two words.
+ */
+void
+ErrorNameMissing(const char *what)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency %s is missing", what),
+					errdetail("It is NULL or empty."),
+					errhint("Pass 1 to %d characters, the same for every retry of one operation.",
+							KEYNAME_MAX_CHARS)));
+}
+
+/*
+ * ErrorNameTooLong reports a scope or key of more characters than are stored.
+ */
+void
+ErrorNameTooLong(const char *what, int chars)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency %s is too long", what),
+			 errdetail("It has %d characters; at most %d are allowed.", chars, KEYNAME_MAX_CHARS),
+			 errhint("Derive a short one from the long one with idempotency.natural_key().")));
+}
+
+/*
+ * ErrorControlCharacter reports a control character in a scope or key.  The
+ * text itself is left out: it would garble the log that shows it.
+ */
+void
+ErrorControlCharacter(const char *what, int position)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+					errmsg("idempotency %s contains a control character", what),
+					errdetail("It stands at character %d.", position),
+					errhint("Refuse such a request: no client sends one on purpose.")));
+}
+
+/*
+ * ErrorRequestAndFingerprint reports a claim that brings both.
+ */
+void
+ErrorRequestAndFingerprint(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("request and fingerprint are both given"),
+			 errhint("Pass the request, or a fingerprint that you computed of it.")));
+}
+
+/*
+ * ErrorFingerprintLength reports a fingerprint that is no digest.
+ */
+void
+ErrorFingerprintLength(int bytes)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("fingerprint has %d bytes", bytes),
+					errdetail("A fingerprint has 16 to 64 bytes."),
+					errhint("Use a cryptographic digest, as idempotency.fingerprint() does.")));
+}
+
+/*
+ * ErrorNoKeyParts reports a natural key of nothing.
+ */
+void
+ErrorNoKeyParts(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("natural key has no parts"),
+					errhint("Pass the values that identify the operation, each as an argument.")));
+}
+
+/*
+ * ErrorMalformedHeader reports a header field that is no structured string.
+ */
+void
+ErrorMalformedHeader(const char *reason)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+					errmsg("malformed Idempotency-Key header"), errdetail("%s", reason),
+					errhint("The value is an RFC 8941 string in double quotes, such as "
+							"\"8e03978e-40d5-43dd-bc93-6894a57f9324\".")));
+}
+
+/*
+ * ErrorClaimRequired reports a write to a guarded table.  "closed" says that
+ * the transaction did ask for a key there, but does not own it.
+ */
+void
+ErrorClaimRequired(const char *schema, const char *table, const char *scopePattern, bool closed)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_REQUIRED),
+			 errmsg("write to table \"%s.%s\" without a claim", schema, table),
+			 closed
+				 ? errdetail("The last claim of this transaction in scope \"%s\" was not granted, "
+							 "or was released.",
+							 scopePattern)
+				 : errdetail("This transaction has claimed no key in scope \"%s\".", scopePattern),
+			 errhint("Call idempotency.claim() first, and write only if it did not replay.")));
+}
+
+/*
+ * ErrorInProgress reports that another transaction still holds the key.
+ */
+void
+ErrorInProgress(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
+					errmsg("an operation with this idempotency key is in progress"),
+					DetailName(name), errhint("Retry later with the same key.")));
+}
+
+/*
+ * ErrorClaimedHere reports that this very transaction holds the key.
+ */
+void
+ErrorClaimedHere(const KeyName *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
+			 errmsg("this transaction has claimed this idempotency key already"), DetailName(name),
+			 errhint("Complete, fail or release the claim first; a nested operation needs a "
+					 "key of its own, as idempotency.derive_key() gives.")));
+}
+
+/*
+ * ErrorClaimLost reports that the caller has no claim to finish.  The caller
+ * dooms the transaction before it calls this.
+ */
+void
+ErrorClaimLost(const KeyName *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
+			 errmsg("this transaction holds no claim on this idempotency key"), DetailName(name),
+			 errhint("Roll back, and begin the retry with idempotency.claim().")));
+}
+
+/*
+ * ErrorTransactionDoomed reports, at commit, an ErrorClaimLost that somebody
+ * caught.  "name" is the operation it was about.
+ */
+void
+ErrorTransactionDoomed(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
+					errmsg("cannot commit after a lost claim"), DetailName(name),
+					errhint("An error IK410 was caught in this transaction. Roll back, and begin "
+							"the retry with idempotency.claim().")));
+}
+
+/*
+ * ErrorKeyReused reports the same key with another request.
+ */
+void
+ErrorKeyReused(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_KEY_REUSED),
+					errmsg("idempotency key was used with another request"), DetailName(name),
+					errhint("A new request needs a new key; a retry repeats the request "
+							"unchanged.")));
+}
+
+/*
+ * ErrorNotCompleted reports, at commit or PREPARE TRANSACTION, that claims
+ * are still open; "name" is the oldest of them.
+ */
+void
+ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_NOT_COMPLETED),
+			 preparing ? errmsg("cannot prepare a transaction with an open idempotency claim")
+					   : errmsg("cannot commit a transaction with an open idempotency claim"),
+			 openClaims == 1
+				 ? DetailName(name)
+				 : errdetail("Scope \"%s\", key \"%s\", and %d more.", text_to_cstring(name->scope),
+							 text_to_cstring(name->key), openClaims - 1),
+			 errhint("Call idempotency.complete(), fail() or release() in the transaction that "
+					 "claimed.")));
+}
+
+/*
+ * ErrorConcurrentChange reports that the record of the key changed under a
+ * transaction that cannot, or must not, follow.
+ */
+void
+ErrorConcurrentChange(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					errmsg("could not serialize access due to a concurrent idempotency key"),
+					DetailName(name), errhint("Retry the transaction with the same key.")));
+}
+
+/*
+ * ErrorScopeForbidden reports a scope outside the login role's prefix.
+ */
+void
+ErrorScopeForbidden(const text *scope, const char *prefix)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),
+			 errdetail("Scopes of this role begin with \"%s\".", prefix),
+			 errhint("A superuser sets idempotency.scope_prefix per role.")));
+}
+
+/*
+ * ErrorTooManyClaims reports that the shared lock table is full.
+ */
+void
+ErrorTooManyClaims(const KeyName *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OUT_OF_MEMORY), errmsg("too many idempotency claims at once"),
+			 DetailName(name),
+			 errhint("Each claim holds a lock until its transaction ends. Claim fewer keys in one "
+					 "transaction, use idempotency.once() with an array of keys, or increase "
+					 "max_locks_per_transaction.")));
+}
+
+/*
+ * ErrorResponseTooLarge reports an answer above idempotency.max_response_size.
+ */
+void
+ErrorResponseTooLarge(const KeyName *name, Size bytes, int limit)
+{
+	ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					errmsg("response of %zu bytes exceeds idempotency.max_response_size (%d bytes)",
+						   bytes, limit),
+					DetailName(name),
+					errhint("Store a reference to the large part, or raise the setting.")));
+}
+
+/*
+ * ErrorNotInstalled reports that the library is loaded but its tables are
+ * not in this database.
+ */
+void
+ErrorNotInstalled(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("extension \"idempotency\" is not installed in this database"),
+					errhint("Use CREATE EXTENSION idempotency.")));
+}
+
+/*
+ * ErrorStoreAltered reports that the key store is not the table that the
+ * extension made, so that writing past the executor would be unsafe.
+ */
+void
+ErrorStoreAltered(const char *table, const char *why, const char *hint)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("table \"idempotency.%s\" is not as the extension made it", table),
+					errdetail("%s", why), errhint("%s", hint)));
+}
+
+/*
+ * ErrorBadArgument reports an argument out of its range.
+ */
+void
+ErrorBadArgument(const char *message, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message), errhint("%s", hint)));
+}

@@ -1,0 +1,68 @@
+/*-------------------------------------------------------------------------
+ *
+ * errors.h
+ *	  The errors that users see: one function each, so that a message, its
+ *	  SQLSTATE and its hint are written once.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_ERRORS_H
+#define IDEMPOTENCY_ERRORS_H
+
+#include "keyname.h"
+
+/* The HTTP status of the IETF draft stands in the last three digits. */
+#define ERRCODE_IDEMPOTENCY_BAD_KEY MAKE_SQLSTATE('I', 'K', '4', '0', '0')
+#define ERRCODE_IDEMPOTENCY_CLAIM_REQUIRED MAKE_SQLSTATE('I', 'K', '4', '0', '3')
+#define ERRCODE_IDEMPOTENCY_IN_PROGRESS MAKE_SQLSTATE('I', 'K', '4', '0', '9')
+#define ERRCODE_IDEMPOTENCY_CLAIM_LOST MAKE_SQLSTATE('I', 'K', '4', '1', '0')
+#define ERRCODE_IDEMPOTENCY_KEY_REUSED MAKE_SQLSTATE('I', 'K', '4', '2', '2')
+#define ERRCODE_IDEMPOTENCY_NOT_COMPLETED MAKE_SQLSTATE('I', 'K', '4', '2', '8')
+
+/* IK400 */
+pg_noreturn extern void ErrorNameMissing(const char *what);
+pg_noreturn extern void ErrorNameTooLong(const char *what, int chars);
+pg_noreturn extern void ErrorControlCharacter(const char *what, int position);
+pg_noreturn extern void ErrorRequestAndFingerprint(void);
+pg_noreturn extern void ErrorFingerprintLength(int bytes);
+pg_noreturn extern void ErrorNoKeyParts(void);
+pg_noreturn extern void ErrorMalformedHeader(const char *reason);
+
+/* IK403 */
+pg_noreturn extern void ErrorClaimRequired(const char *schema, const char *table,
+										   const char *scopePattern, bool closed);
+
+/* IK409 */
+pg_noreturn extern void ErrorInProgress(const KeyName *name);
+pg_noreturn extern void ErrorClaimedHere(const KeyName *name);
+
+/* IK410 */
+pg_noreturn extern void ErrorClaimLost(const KeyName *name);
+pg_noreturn extern void ErrorTransactionDoomed(const KeyName *name);
+
+/* IK422 */
+pg_noreturn extern void ErrorKeyReused(const KeyName *name);
+
+/* IK428 */
+pg_noreturn extern void ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing);
+
+/* 40001 */
+pg_noreturn extern void ErrorConcurrentChange(const KeyName *name);
+
+/* 42501 */
+pg_noreturn extern void ErrorScopeForbidden(const text *scope, const char *prefix);
+
+/* 53200 */
+pg_noreturn extern void ErrorTooManyClaims(const KeyName *name);
+
+/* 54000 */
+pg_noreturn extern void ErrorResponseTooLarge(const KeyName *name, Size bytes, int limit);
+
+/* 55000 */
+pg_noreturn extern void ErrorNotInstalled(void);
+pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, const char *hint);
+
+/* 22023 */
+pg_noreturn extern void ErrorBadArgument(const char *message, const char *hint);
+
+#endif /* IDEMPOTENCY_ERRORS_H */

@@ -1,0 +1,173 @@
+/*-------------------------------------------------------------------------
+ *
+ * guc.c
+ *	  The settings idempotency.*, their ranges and their check hooks.
+ *
+ * Check hooks may run without a transaction, so they look at nothing but the
+ * value, and report through GUC_check_errdetail().
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+
+#include "compat.h"
+#include "guc.h"
+
+int DefaultRetention = 86400;
+int DefaultWait = 5000;
+int MaxResponseSize = 1024 * 1024;
+char *ScopePrefix = "";
+
+/* The parsed idempotency.final_errors: a count, then that many SQLSTATEs. */
+static char *finalErrorsText = NULL;
+static int *finalErrors = NULL;
+
+/*
+ * Classes of SQLSTATE that tell of the server's or the network's state, never
+ * of the request: remembering one would make a transient failure final.
+ */
+static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55",
+											   "57", "58", "IK", "XX", NULL};
+
+/*
+ * CheckRetention refuses 0: an outcome forgotten at once protects nobody.
+ */
+static bool
+CheckRetention(int *newval, void **extra, GucSource source)
+{
+	if (*newval != 0)
+		return true;
+	GUC_check_errdetail("An outcome must be remembered for at least a second; -1 means for ever.");
+	return false;
+}
+
+/*
+ * CheckPrefix accepts an empty prefix, or one with a visible end, so that the
+ * prefix "tenant1" cannot open the scopes of "tenant10".
+ */
+static bool
+CheckPrefix(char **newval, void **extra, GucSource source)
+{
+	size_t bytes = *newval ? strlen(*newval) : 0;
+
+	if (bytes == 0 || (*newval)[bytes - 1] == '/' || (*newval)[bytes - 1] == ':')
+		return true;
+	GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
+	return false;
+}
+
+/*
+ * ParseSqlState turns five characters into a SQLSTATE, or returns 0 and says
+ * why in the check's detail.
+ */
+static int
+ParseSqlState(const char *token)
+{
+	if (strlen(token) != 5 || strspn(token, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") != 5)
+	{
+		GUC_check_errdetail("\"%s\" is not an SQLSTATE of five digits and capital letters.", token);
+		return 0;
+	}
+	for (int i = 0; transientClasses[i] != NULL; i++)
+	{
+		if (strncmp(token, transientClasses[i], 2) == 0 && strcmp(token, "IKFIN") != 0)
+		{
+			GUC_check_errdetail(
+				"\"%s\" tells of a transient failure, which must not be remembered.", token);
+			return 0;
+		}
+	}
+	return MAKE_SQLSTATE(token[0], token[1], token[2], token[3], token[4]);
+}
+
+/*
+ * CheckFinalErrors parses a comma-separated list of SQLSTATEs into "extra".
+ */
+static bool
+CheckFinalErrors(char **newval, void **extra, GucSource source)
+{
+	char *list = pstrdup(*newval);
+	int *parsed = guc_malloc(LOG, (strlen(list) / 2 + 2) * sizeof(int));
+	char *rest = NULL;
+
+	if (parsed == NULL)
+		return false;
+	parsed[0] = 0;
+
+	for (char *token = strtok_r(list, ", \t\n", &rest); token != NULL;
+		 token = strtok_r(NULL, ", \t\n", &rest))
+	{
+		int sqlstate = ParseSqlState(token);
+
+		if (sqlstate == 0)
+		{
+			guc_free(parsed);
+			pfree(list);
+			return false;
+		}
+		parsed[++parsed[0]] = sqlstate;
+	}
+
+	pfree(list);
+	*extra = parsed;
+	return true;
+}
+
+static void
+AssignFinalErrors(const char *newval, void *extra)
+{
+	finalErrors = (int *) extra;
+}
+
+/*
+ * IsFinalError tells whether run() remembers an error with this SQLSTATE as
+ * the operation's final outcome.
+ */
+bool
+IsFinalError(int sqlstate)
+{
+	for (int i = 1; i <= finalErrors[0]; i++)
+	{
+		if (finalErrors[i] == sqlstate)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * DefineSettings registers every setting; called once, from _PG_init().
+ */
+void
+DefineSettings(void)
+{
+	DefineCustomIntVariable("idempotency.retention",
+							"How long a stored outcome is remembered; -1 means for ever.", NULL,
+							&DefaultRetention, 86400, -1, INT_MAX, PGC_USERSET, GUC_UNIT_S,
+							CheckRetention, NULL, NULL);
+
+	DefineCustomIntVariable(
+		"idempotency.wait", "How long a claim waits for the owner of its key; 0 means not at all.",
+		NULL, &DefaultWait, 5000, 0, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_response_size",
+							"The largest response, with its headers, that is stored.", NULL,
+							&MaxResponseSize, 1024 * 1024, 1024, MaxAllocSize / 2, PGC_USERSET,
+							GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.scope_prefix", "What every scope must begin with.",
+							   "Set by a superuser, per login role. It ends in \"/\" or \":\".",
+							   &ScopePrefix, "", PGC_SUSET, 0, CheckPrefix, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.final_errors",
+							   "SQLSTATEs that idempotency.run() remembers as final failures.",
+							   "A comma-separated list.", &finalErrorsText, "IKFIN", PGC_USERSET, 0,
+							   CheckFinalErrors, AssignFinalErrors, NULL);
+
+	MarkGUCPrefixReserved("idempotency");
+}

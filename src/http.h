@@ -1,0 +1,13 @@
+/*-------------------------------------------------------------------------
+ *
+ * http.h
+ *	  What HTTP says about idempotency keys, in and out.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_HTTP_H
+#define IDEMPOTENCY_HTTP_H
+
+extern text *ProblemDocument(int status, const char *title, const char *detail);
+
+#endif /* IDEMPOTENCY_HTTP_H */

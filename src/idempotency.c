@@ -1,0 +1,26 @@
+/*-------------------------------------------------------------------------
+ *
+ * idempotency.c
+ *	  Module entry: wiring, and nothing else.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "guc.h"
+#include "keytable.h"
+#include "xact.h"
+
+PG_MODULE_MAGIC;
+
+extern PGDLLEXPORT void _PG_init(void);
+
+void
+_PG_init(void)
+{
+	DefineSettings();
+	KeyTableInit();
+	TransactionStateInit();
+}

@@ -1,0 +1,148 @@
+/*-------------------------------------------------------------------------
+ *
+ * inbox.c
+ *	  once(): a consumer remembers that it has seen a message.
+ *
+ * An inbox record is a stored outcome without an answer, written at once.
+ *
+ * Locks: for one key, the key's lock to the end of the transaction.  For an
+ * array of keys none but those of the rows themselves, so that ten thousand
+ * keys do not fill the lock table.  The keys are inserted in bytewise order:
+ * two batches that overlap wait for each other in one direction only.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/tuplestore.h"
+
+#include "claim.h"
+#include "errors.h"
+#include "guc.h"
+#include "xact.h"
+
+PG_FUNCTION_INFO_V1(idempotency_once);
+PG_FUNCTION_INFO_V1(idempotency_once_array);
+
+/*
+ * once(scope, key, retention) RETURNS boolean: true the first time
+ */
+Datum
+idempotency_once(PG_FUNCTION_ARGS)
+{
+	StoredOutcome record = {0};
+	KeyVersion seen;
+	KeyName name;
+	Retention retention;
+	bool isNew;
+
+	KeyNameFromArgs(fcinfo, 0, &name);
+	retention = RetentionFromArg(fcinfo, 2);
+	PreventCommandIfReadOnly("idempotency.once()");
+
+	isNew = ClaimAbsent(&name, DefaultWait, &seen);
+	if (isNew)
+	{
+		record.expiresAt = RetentionEnd(&retention);
+		KeyStoreWrite(&name, &seen, &record);
+	}
+	ScopeMark(name.scope, name.key, isNew);
+	PG_RETURN_BOOL(isNew);
+}
+
+static int
+CompareKeys(const void *a, const void *b)
+{
+	const text *left = ((const KeyName *) a)->key;
+	const text *right = ((const KeyName *) b)->key;
+	int leftBytes = VARSIZE_ANY_EXHDR(left);
+	int rightBytes = VARSIZE_ANY_EXHDR(right);
+	int order = memcmp(VARDATA_ANY(left), VARDATA_ANY(right), Min(leftBytes, rightBytes));
+
+	return order != 0 ? order : leftBytes - rightBytes;
+}
+
+/*
+ * NamesFromArray returns the names of the keys in "array", checked and sorted
+ * bytewise, each once.  Throws IK400 for a key that is none, and 2202E for an
+ * array of several dimensions.
+ */
+static KeyName *
+NamesFromArray(text *scope, ArrayType *array, int *count)
+{
+	Datum *keys;
+	bool *nulls;
+	int given;
+	KeyName *names;
+
+	if (ARR_NDIM(array) > 1)
+		ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+						errmsg("idempotency keys must be an array of one dimension"),
+						errhint("Flatten the array, for instance with unnest().")));
+
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &given);
+	names = palloc(Max(given, 1) * sizeof(KeyName));
+	for (int i = 0; i < given; i++)
+	{
+		if (nulls[i])
+			ErrorNameMissing("key");
+		KeyNameMake(scope, DatumGetTextPP(keys[i]), &names[i]);
+	}
+	qsort(names, given, sizeof(KeyName), CompareKeys);
+
+	*count = 0;
+	for (int i = 0; i < given; i++)
+	{
+		if (i == 0 || CompareKeys(&names[i], &names[i - 1]) != 0)
+			names[(*count)++] = names[i];
+	}
+	return names;
+}
+
+/*
+ * once(scope, keys, retention) RETURNS SETOF text: those of the keys that are
+ * new, in bytewise order
+ */
+Datum
+idempotency_once_array(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	text *scope = ScopeFromArg(fcinfo, 0);
+	Retention retention = RetentionFromArg(fcinfo, 2);
+	TimestampTz expiresAt = RetentionEnd(&retention);
+	KeyStoreBatch *batch;
+	KeyName *names;
+	int count;
+	bool anyNew = false;
+
+	if (PG_ARGISNULL(1))
+		ErrorNameMissing("key");
+	names = NamesFromArray(scope, PG_GETARG_ARRAYTYPE_P(1), &count);
+	PreventCommandIfReadOnly("idempotency.once()");
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+
+	batch = KeyStoreBatchBegin();
+	for (int i = 0; i < count; i++)
+	{
+		if (OpenClaimFind(&names[i]) != NULL)
+			ErrorClaimedHere(&names[i]);
+		if (KeyStoreBatchInsert(batch, &names[i], expiresAt))
+		{
+			Datum key = PointerGetDatum(names[i].key);
+			bool isnull = false;
+
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &key, &isnull);
+			anyNew = true;
+		}
+	}
+	KeyStoreBatchEnd(batch);
+
+	if (count > 0)
+		ScopeMark(scope, NULL, anyNew);
+	return (Datum) 0;
+}

@@ -1,0 +1,167 @@
+/*-------------------------------------------------------------------------
+ *
+ * keygen.c
+ *	  Makes keys: derived from a key, from content, or new.
+ *
+ * A derived key is what an operation hands to the next service (a payment
+ * provider, say) so that its own retry asks for the same thing once more.  It
+ * is a digest, so it has to stay what it is for ever: another layout gets
+ * another label.
+ *
+ * Takes no lock.  The time of the last uuidv7() lives as long as the backend.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "common/sha2.h"
+#include "fmgr.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+#include "compat.h"
+#include "errors.h"
+#include "fingerprint.h"
+
+PG_FUNCTION_INFO_V1(idempotency_derive_key);
+PG_FUNCTION_INFO_V1(idempotency_natural_key);
+PG_FUNCTION_INFO_V1(idempotency_uuidv7);
+
+/* What the digests are labelled with. */
+#define DERIVED_LABEL "idempotency derived key 1"
+#define NATURAL_LABEL "idempotency natural key 1"
+
+/*
+ * UuidMark sets the version and the variant of RFC 9562 in a UUID.
+ */
+static void
+UuidMark(pg_uuid_t *uuid, int version)
+{
+	uuid->data[6] = (uuid->data[6] & 0x0F) | (version << 4);
+	uuid->data[8] = (uuid->data[8] & 0x3F) | 0x80;
+}
+
+/*
+ * idempotency_derive_key is derive_key(scope, key, step): the first bytes of
+ * the digest of the three, as a UUID of version 8.  Throws IK400 for an empty
+ * one.
+ */
+Datum
+idempotency_derive_key(PG_FUNCTION_ARGS)
+{
+	static const char *const names[] = {"scope", "key", "step"};
+	pg_uuid_t *uuid = palloc(sizeof(pg_uuid_t));
+	StringInfoData parts;
+	bytea *digest;
+
+	PartsBegin(&parts, DERIVED_LABEL);
+	for (int i = 0; i < (int) lengthof(names); i++)
+	{
+		text *part = PG_GETARG_TEXT_PP(i);
+
+		if (VARSIZE_ANY_EXHDR(part) == 0)
+			ErrorNameMissing(names[i]);
+		PartsAdd(&parts, part);
+	}
+	digest = PartsDigest(&parts);
+
+	memcpy(uuid->data, VARDATA_ANY(digest), UUID_LEN);
+	UuidMark(uuid, 8);
+	pfree(digest);
+	PG_RETURN_UUID_P(uuid);
+}
+
+/*
+ * idempotency_natural_key is natural_key(VARIADIC text[]): the digest of all
+ * parts in lower-case hexadecimal digits.  Throws IK400 if there are no
+ * parts, 22023 if they are not a plain list.
+ */
+Datum
+idempotency_natural_key(PG_FUNCTION_ARGS)
+{
+	text *key = palloc(VARHDRSZ + 2 * PG_SHA256_DIGEST_LENGTH);
+	StringInfoData parts;
+	ArrayType *array;
+	Datum *elements;
+	bool *nulls;
+	int count;
+	bytea *digest;
+
+	if (PG_ARGISNULL(0))
+		ErrorNoKeyParts();
+	array = PG_GETARG_ARRAYTYPE_P(0);
+	if (ARR_NDIM(array) > 1)
+		ErrorBadArgument("parts of a natural key have more than one dimension",
+						 "Pass a one-dimensional array: rows would run into one another.");
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &elements, &nulls, &count);
+	if (count == 0)
+		ErrorNoKeyParts();
+
+	PartsBegin(&parts, NATURAL_LABEL);
+	for (int i = 0; i < count; i++)
+		PartsAdd(&parts, nulls[i] ? NULL : DatumGetTextPP(elements[i]));
+	digest = PartsDigest(&parts);
+
+	hex_encode(VARDATA_ANY(digest), PG_SHA256_DIGEST_LENGTH, VARDATA(key));
+	SET_VARSIZE(key, VARHDRSZ + 2 * PG_SHA256_DIGEST_LENGTH);
+	pfree(digest);
+	PG_RETURN_TEXT_P(key);
+}
+
+#ifdef SERVER_MAKES_UUIDV7
+
+/*
+ * idempotency_uuidv7 is uuidv7(), where the server has one.
+ */
+Datum
+idempotency_uuidv7(PG_FUNCTION_ARGS)
+{
+	return uuidv7(fcinfo);
+}
+
+#else
+
+/*
+ * NextTick returns the time in 4096ths of a millisecond since 1970, later than
+ * all that it returned before in this backend, whatever the clock does.
+ */
+static uint64
+NextTick(void)
+{
+	static uint64 last = 0;
+	uint64 now =
+		GetCurrentTimestamp() + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * (uint64) USECS_PER_DAY;
+	uint64 tick = ((now / 1000) << 12) | (((now % 1000) << 12) / 1000);
+
+	last = Max(tick, last + 1);
+	return last;
+}
+
+/*
+ * idempotency_uuidv7 is uuidv7(): 48 bits of milliseconds, 12 of their
+ * fraction, 62 random ones.
+ */
+Datum
+idempotency_uuidv7(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t *uuid = palloc(sizeof(pg_uuid_t));
+	uint64 tick = NextTick();
+	uint64 milliseconds = tick >> 12;
+
+	for (int i = 0; i < 6; i++)
+		uuid->data[i] = (unsigned char) (milliseconds >> (40 - 8 * i));
+	uuid->data[6] = (unsigned char) ((tick >> 8) & 0x0F);
+	uuid->data[7] = (unsigned char) tick;
+	if (!pg_strong_random(uuid->data + 8, UUID_LEN - 8))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
+
+	UuidMark(uuid, 7);
+	PG_RETURN_UUID_P(uuid);
+}
+
+#endif /* SERVER_MAKES_UUIDV7 */

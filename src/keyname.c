@@ -1,0 +1,173 @@
+/*-------------------------------------------------------------------------
+ *
+ * keyname.c
+ *	  Checks the scope and the key that callers pass.
+ *
+ * A key is refused (IK400) when no client sends it on purpose: NULL, empty,
+ * longer than 255 characters, or with a control character in it.  A scope is
+ * held to the same, and to the login role's idempotency.scope_prefix.
+ *
+ * Takes no locks, touches no tables.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+#include "fmgr.h"
+#include "mb/pg_wchar.h"
+
+#include "errors.h"
+#include "guc.h"
+#include "keyname.h"
+
+/*
+ * ControlCharacterAt returns the position (from 1) of the first control
+ * character in "s", or 0.  In UTF-8, C1 controls count too.
+ */
+static int
+ControlCharacterAt(const char *s, int bytes)
+{
+	bool utf8 = GetDatabaseEncoding() == PG_UTF8;
+
+	for (int i = 0; i < bytes; i++)
+	{
+		unsigned char c = s[i];
+		bool c1 = utf8 && c == 0xC2 && i + 1 < bytes && (unsigned char) s[i + 1] < 0xA0;
+
+		if (c < 0x20 || c == 0x7F || c1)
+			return pg_mbstrlen_with_len(s, i) + 1;
+	}
+	return 0;
+}
+
+/*
+ * CheckName throws IK400 unless "value" may serve as a scope or key; "what"
+ * says which it is.
+ */
+static void
+CheckName(const text *value, const char *what)
+{
+	const char *s = VARDATA_ANY(value);
+	int bytes = VARSIZE_ANY_EXHDR(value);
+	int position;
+
+	if (bytes == 0)
+		ErrorNameMissing(what);
+
+	/* A character has at least one byte, so most names need no count. */
+	if (bytes > KEYNAME_MAX_CHARS)
+	{
+		int chars = pg_mbstrlen_with_len(s, bytes);
+
+		if (chars > KEYNAME_MAX_CHARS)
+			ErrorNameTooLong(what, chars);
+	}
+
+	position = ControlCharacterAt(s, bytes);
+	if (position > 0)
+		ErrorControlCharacter(what, position);
+}
+
+/*
+ * CheckScopePrefix throws 42501 unless the scope begins with the prefix that
+ * a superuser set for the login role.
+ */
+static void
+CheckScopePrefix(const text *scope)
+{
+	size_t bytes = strlen(ScopePrefix);
+
+	if (bytes == 0)
+		return;
+	if (VARSIZE_ANY_EXHDR(scope) < bytes || memcmp(VARDATA_ANY(scope), ScopePrefix, bytes) != 0)
+		ErrorScopeForbidden(scope, ScopePrefix);
+}
+
+/*
+ * ScopeFromArg returns the scope that argument "scopeArg" passes, checked.
+ * Throws IK400 or 42501.
+ */
+text *
+ScopeFromArg(FunctionCallInfo fcinfo, int scopeArg)
+{
+	text *scope;
+
+	if (PG_ARGISNULL(scopeArg))
+		ErrorNameMissing("scope");
+	scope = PG_GETARG_TEXT_PP(scopeArg);
+	CheckName(scope, "scope");
+	CheckScopePrefix(scope);
+	return scope;
+}
+
+/*
+ * KeyNameFromArgs fills "name" from the scope at argument "scopeArg" and the
+ * key right after it.  Throws IK400 or 42501.  The texts stay the caller's.
+ */
+void
+KeyNameFromArgs(FunctionCallInfo fcinfo, int scopeArg, KeyName *name)
+{
+	text *scope = ScopeFromArg(fcinfo, scopeArg);
+
+	if (PG_ARGISNULL(scopeArg + 1))
+		ErrorNameMissing("key");
+	KeyNameMake(scope, PG_GETARG_TEXT_PP(scopeArg + 1), name);
+}
+
+/*
+ * KeyNameMake fills "name" from a checked scope and a key that it checks.
+ * Throws IK400.
+ */
+void
+KeyNameMake(text *scope, text *key, KeyName *name)
+{
+	CheckName(key, "key");
+	name->scope = scope;
+	name->key = key;
+	name->hash =
+		hash_bytes_extended((unsigned char *) VARDATA_ANY(scope), VARSIZE_ANY_EXHDR(scope), 0);
+	name->hash =
+		hash_bytes_extended((unsigned char *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), name->hash);
+}
+
+/*
+ * TextCopy returns a copy of "t" in the current memory context.
+ */
+static text *
+TextCopy(const text *t)
+{
+	Size size = VARSIZE_ANY(t);
+
+	return memcpy(palloc(size), t, size);
+}
+
+/*
+ * KeyNameCopy copies a name into the current memory context.
+ */
+void
+KeyNameCopy(const KeyName *from, KeyName *to)
+{
+	to->scope = TextCopy(from->scope);
+	to->key = TextCopy(from->key);
+	to->hash = from->hash;
+}
+
+/*
+ * TextEquals compares two texts byte by byte, as COLLATE "C" does.
+ */
+bool
+TextEquals(const text *a, const text *b)
+{
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		   memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+/*
+ * KeyNameEquals tells whether both name the same operation.
+ */
+bool
+KeyNameEquals(const KeyName *a, const KeyName *b)
+{
+	return a->hash == b->hash && TextEquals(a->scope, b->scope) && TextEquals(a->key, b->key);
+}

@@ -1,0 +1,32 @@
+/*-------------------------------------------------------------------------
+ *
+ * keyname.h
+ *	  The name of one logical operation: a scope and a key, checked.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_KEYNAME_H
+#define IDEMPOTENCY_KEYNAME_H
+
+#include "fmgr.h"
+
+#include "compat.h"
+
+/* The longest scope or key, in characters. */
+#define KEYNAME_MAX_CHARS 255
+
+typedef struct KeyName
+{
+	text *scope;
+	text *key;
+	uint64 hash; /* of both; names the lock, and shortens comparisons */
+} KeyName;
+
+extern void KeyNameFromArgs(FunctionCallInfo fcinfo, int scopeArg, KeyName *name);
+extern void KeyNameMake(text *scope, text *key, KeyName *name);
+extern text *ScopeFromArg(FunctionCallInfo fcinfo, int scopeArg);
+extern void KeyNameCopy(const KeyName *from, KeyName *to);
+extern bool KeyNameEquals(const KeyName *a, const KeyName *b);
+extern bool TextEquals(const text *a, const text *b);
+
+#endif /* IDEMPOTENCY_KEYNAME_H */

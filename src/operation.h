@@ -1,0 +1,25 @@
+/*-------------------------------------------------------------------------
+ *
+ * operation.h
+ *	  The composite idempotency.operation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_OPERATION_H
+#define IDEMPOTENCY_OPERATION_H
+
+#include "fmgr.h"
+
+#include "store.h"
+
+typedef enum Outcome
+{
+	OUTCOME_CLAIMED,
+	OUTCOME_REPLAYED,
+	OUTCOME_IN_PROGRESS,
+	OUTCOME_MISMATCHED
+} Outcome;
+
+extern Datum OperationDatum(FunctionCallInfo fcinfo, Outcome outcome, const StoredOutcome *stored);
+
+#endif /* IDEMPOTENCY_OPERATION_H */

@@ -1,0 +1,24 @@
+/*-------------------------------------------------------------------------
+ *
+ * timing.h
+ *	  How long to wait, and how long to remember.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_TIMING_H
+#define IDEMPOTENCY_TIMING_H
+
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+
+typedef struct Retention
+{
+	bool forever;
+	Interval length;
+} Retention;
+
+extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
+extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg);
+extern TimestampTz RetentionEnd(const Retention *retention);
+
+#endif /* IDEMPOTENCY_TIMING_H */

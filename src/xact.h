@@ -1,0 +1,42 @@
+/*-------------------------------------------------------------------------
+ *
+ * xact.h
+ *	  What the current transaction has claimed.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_XACT_H
+#define IDEMPOTENCY_XACT_H
+
+#include "lib/ilist.h"
+
+#include "keyname.h"
+#include "store.h"
+#include "timing.h"
+
+/* A claim that this transaction holds and has not finished. */
+typedef struct OpenClaim
+{
+	dlist_node node;
+	KeyName name;
+	bytea *fingerprint; /* NULL: the request was not given */
+	Retention retention;
+	KeyVersion seen; /* the expired row to overwrite, if any */
+	SubTransactionId openedIn;
+	SubTransactionId closedIn; /* invalid while open */
+} OpenClaim;
+
+extern OpenClaim *OpenClaimFind(const KeyName *name);
+extern void OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *retention,
+						 const KeyVersion *seen);
+extern void OpenClaimClose(OpenClaim *claim);
+
+extern void ScopeMark(const text *scope, const text *key, bool granted);
+extern bool ScopeGranted(const char *pattern, bool *asked);
+extern const text *ScopeCurrentKey(const text *scope);
+
+extern void DoomTransaction(const KeyName *name);
+
+extern void TransactionStateInit(void);
+
+#endif /* IDEMPOTENCY_XACT_H */
