@@ -26,6 +26,7 @@
 #include "utils/memutils.h"
 
 #include "canonical.h"
+#include "compat.h"
 #include "number.h"
 
 PG_FUNCTION_INFO_V1(idempotency_canonical);

@@ -1,0 +1,198 @@
+--
+-- canonical(): RFC 8785, but with exact numbers
+--
+SET client_encoding = 'UTF8';
+
+--
+-- The reference vectors of RFC 8785 (those of its author's test suite, and the
+-- example of its section 3.2.3)
+--
+CREATE TEMP TABLE vector (name text, input text, expected text);
+INSERT INTO vector VALUES
+('arrays', $$[
+  56,
+  {
+    "d": true,
+    "10": null,
+    "1": [ ]
+  }
+]$$, $$[56,{"1":[],"10":null,"d":true}]$$),
+('french', $${
+  "peach": "This sorting order",
+  "péché": "is wrong according to French",
+  "pêche": "but canonicalization MUST",
+  "sin":   "ingnore locale"
+}$$, $${"peach":"This sorting order","péché":"is wrong according to French","pêche":"but canonicalization MUST","sin":"ingnore locale"}$$),
+('structures', $${
+  "1": {"f": {"f": "hi","F": 5} ,"\n": 56.0},
+  "10": { },
+  "": "empty",
+  "a": { },
+  "111": [ {"e": "yes","E": "no" } ],
+  "A": { }
+}$$, $${"":"empty","1":{"\n":56,"f":{"F":5,"f":"hi"}},"10":{},"111":[{"E":"no","e":"yes"}],"A":{},"a":{}}$$),
+('unicode', $${
+  "Unnormalized Unicode":"A\u030a"
+}$$, E'{"Unnormalized Unicode":"A\u030a"}'),
+('unicode, another', $${
+  "Unnormalized Unicode":"\u1e0d\u0307"
+}$$, E'{"Unnormalized Unicode":"\u1e0d\u0307"}'),
+('values', $${
+  "numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
+  "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/",
+  "literals": [null, true, false]
+}$$, $${"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],"string":"€$\u000f\nA'B\"\\\\\"/"}$$),
+('weird', $${
+  "\u20ac": "Euro Sign",
+  "\r": "Carriage Return",
+  "\u000a": "Newline",
+  "1": "One",
+  "\u0080": "Control\u007f",
+  "\ud83d\ude02": "Smiley",
+  "\u00f6": "Latin Small Letter O With Diaeresis",
+  "\ufb33": "Hebrew Letter Dalet With Dagesh",
+  "</script>": "Browser Challenge"
+}$$, E'{"\\n":"Newline","\\r":"Carriage Return","1":"One","</script>":"Browser Challenge","\u0080":"Control\u007f",'
+	'"\u00f6":"Latin Small Letter O With Diaeresis","\u20ac":"Euro Sign","\U0001f602":"Smiley",'
+	'"\ufb33":"Hebrew Letter Dalet With Dagesh"}'),
+('section 3.2.3', $${
+  "\u20ac": "Euro Sign",
+  "\r": "Carriage Return",
+  "\ufb33": "Hebrew Letter Dalet With Dagesh",
+  "1": "One",
+  "\ud83d\ude00": "Emoji: Grinning Face",
+  "\u0080": "Control",
+  "\u00f6": "Latin Small Letter O With Diaeresis"
+}$$, E'{"\\r":"Carriage Return","1":"One","\u0080":"Control","\u00f6":"Latin Small Letter O With Diaeresis",'
+	'"\u20ac":"Euro Sign","\U0001f600":"Emoji: Grinning Face","\ufb33":"Hebrew Letter Dalet With Dagesh"}');
+
+-- The one vector that differs by our number rule is "values": it has
+-- 333333333.33333329, which RFC 8785 rounds to the nearest double.
+SELECT name, idempotency.canonical(input) = expected AS as_rfc_8785,
+	CASE WHEN idempotency.canonical(input) IS DISTINCT FROM expected THEN idempotency.canonical(input) END AS instead
+FROM vector;
+SELECT name, idempotency.canonical(input) = replace(expected, '333333333.3333333', '333333333.33333329') AS as_expected
+FROM vector WHERE name = 'values';
+
+-- what is canonical stays as it is
+SELECT count(*) FROM vector
+WHERE idempotency.canonical(idempotency.canonical(input)) IS DISTINCT FROM idempotency.canonical(input);
+
+--
+-- Numbers
+--
+
+-- RFC 8785, appendix B: these are their own canonical form
+SELECT number, idempotency.canonical(number) AS instead
+FROM unnest(ARRAY['0', '5e-324', '-5e-324', '1.7976931348623157e+308', '-1.7976931348623157e+308',
+	'9007199254740992', '-9007199254740992', '295147905179352830000', '9.999999999999997e+22', '1e+23',
+	'1.0000000000000001e+23', '999999999999999700000', '999999999999999900000', '1e+21',
+	'9.999999999999997e-7', '0.000001', '333333333.3333332', '333333333.33333325', '333333333.3333333',
+	'333333333.3333334', '333333333.33333343', '-0.0000033333333333333333', '1424953923781206.2']) AS number
+WHERE idempotency.canonical(number) IS DISTINCT FROM number;
+
+-- numbers.csv holds 12,000 doubles as ECMAScript prints them; no difference
+\set numbers `cat "$PG_ABS_SRCDIR/test/vectors/numbers.csv"`
+CREATE TEMP TABLE sample AS
+SELECT split_part(line, ',', 1) AS input, split_part(line, ',', 2) AS expected
+FROM string_to_table(:'numbers', E'\n') AS line;
+SELECT count(*), count(DISTINCT input) AS distinct,
+	count(*) FILTER (WHERE idempotency.canonical(input) IS DISTINCT FROM expected) AS different,
+	count(*) FILTER (WHERE idempotency.canonical(expected) IS DISTINCT FROM expected) AS not_stable
+FROM sample;
+SELECT input, expected, idempotency.canonical(input) FROM sample
+WHERE idempotency.canonical(input) IS DISTINCT FROM expected LIMIT 10;
+
+-- one value, one text, however it is written
+SELECT input, idempotency.canonical(input)
+FROM unnest(ARRAY['1', '1.0', '10e-1', '0.1e1', '1.000000000000000000000000000000', '-0', '-0.0', '0e5', '100', '1e2',
+	'0.1', '1E-1', '1e20', '1e21', '1000000000000000000000', '0.000001', '1e-6', '0.0000001', '-1.50e-7',
+	'123456789012345678901', '0.12e-5']) AS input;
+
+-- where ECMAScript would print another value, all digits stay
+SELECT input, idempotency.canonical(input)
+FROM unnest(ARRAY['333333333.33333329', '9007199254740993', '0.10000000000000000000001', '12345678901234567890.1',
+	'9.999999999999999e22', '100000000000000000000001', '1.00000000000000001e-7', '-123456789.123456789e-17']) AS input;
+SELECT input, length(idempotency.canonical(input)), idempotency.canonical(input) !~ 'e' AS plain,
+	idempotency.canonical(input)::numeric = input::numeric AS same_value
+FROM unnest(ARRAY['2e-324', '3e-324', '4.9e-324', '-5.1e-324', '2.47e-324', '1.7976931348623159e308', '1e309', '-1e400',
+	'1e-330', '1e131071', '1e-16383']) AS input;
+
+-- beyond what numeric holds
+\set VERBOSITY sqlstate
+SELECT idempotency.canonical('1e131072');
+SELECT idempotency.canonical('1e-16384');
+\set VERBOSITY default
+
+--
+-- Strings
+--
+SELECT idempotency.canonical(json_build_array(string_agg(chr(i), '' ORDER BY i))) FROM generate_series(1, 126) AS i;
+SELECT idempotency.canonical('["\u00e9\ud83d\ude02", "é😂", "\/", "\u003c\u0022\u005c"]') = '["é😂","é😂","/","<\"\\"]' AS fewest_escapes;
+SELECT idempotency.canonical('"\u007f"') = E'"\u007f"' AS delete_stays, idempotency.canonical('"\u2028"') = E'"\u2028"' AS separator_stays;
+
+--
+-- Objects: sorted by UTF-16 code units, of equal names the last one stays
+--
+SELECT idempotency.canonical('{"b":1, "a":2, "aa":3, "":4, "B":5, "10":6, "9":7}');
+SELECT idempotency.canonical('{"a":1, "b":2, "a":3}');
+SELECT idempotency.canonical('{"a":{"z":1,"z":2}, "a":{"y":{"d":1,"c":[{"f":1,"e":2}]}}}');
+SELECT idempotency.canonical('{"\uffff":8, "\ud83d\ude02":5, "\ue000":6, "\uefff":6.5, "\uf000":7, "\ud7ff":3, "\ud800\udc00":4,
+	"\u00ff":2, "z":1, "\udbff\udfff":5.5}')
+	= E'{"z":1,"\u00ff":2,"\ud7ff":3,"\U00010000":4,"\U0001f602":5,"\U0010ffff":5.5,"\ue000":6,"\uefff":6.5,"\uf000":7,"\uffff":8}'
+	AS sorted;
+SELECT idempotency.canonical('{"\ud83d\ude02b":2, "\ud83d\ude02":1, "\ud83d\ude02\ue000":4, "\ud83d\ude02\ud83d\ude02":3}')
+	= E'{"\U0001f602":1,"\U0001f602b":2,"\U0001f602\U0001f602":3,"\U0001f602\ue000":4}' AS sorted;
+
+--
+-- Scalars, empty containers, white space, every type that is taken for JSON
+--
+SELECT idempotency.canonical(' null ') AS null, idempotency.canonical('true') AS true, idempotency.canonical('"x"') AS string,
+	idempotency.canonical('[ ]') AS array, idempotency.canonical(E'\n{\t}\r\n') AS object, idempotency.canonical('[[[]],{},[1]]') AS nested;
+SELECT idempotency.canonical('{"b": 1.0, "a": 2}'::json) AS json, idempotency.canonical('{"b": 1.0, "a": 2}'::jsonb) AS jsonb,
+	idempotency.canonical('{"b": 1.0, "a": 2}'::text) AS text, idempotency.canonical('{"b": 1.0, "a": 2}'::varchar) AS varchar,
+	idempotency.canonical(NULL) IS NULL AS strict;
+
+--
+-- What is no JSON, or not for jsonb
+--
+\set VERBOSITY sqlstate
+SELECT idempotency.canonical('');
+SELECT idempotency.canonical('{"a":1,}');
+SELECT idempotency.canonical('NaN');
+SELECT idempotency.canonical('"\u0000"');
+SELECT idempotency.canonical('{"\u0000":1}'::json);
+SELECT idempotency.canonical('"\ud800"');
+\set VERBOSITY default
+
+--
+-- Deep: right, or refused by the server's own limit
+--
+CREATE FUNCTION pg_temp.deep(beginning text, middle text, ending text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	document text := repeat(beginning, 10000) || middle || repeat(ending, 10000);
+BEGIN
+	RETURN CASE WHEN idempotency.canonical(document) = document THEN 'right' ELSE 'wrong' END;
+EXCEPTION WHEN statement_too_complex THEN
+	RETURN 'refused';
+END
+$$;
+SELECT pg_temp.deep('[', '', ']') IN ('right', 'refused') AS arrays,
+	pg_temp.deep('{"a":', '1', '}') IN ('right', 'refused') AS objects,
+	pg_temp.deep('[{"a":', '[]', ',"b":null}]') IN ('right', 'refused') AS both;
+SET max_stack_depth = '100kB';
+SELECT pg_temp.deep('[', '', ']') AS arrays, pg_temp.deep('{"a":', '1', '}') AS objects;
+RESET max_stack_depth;
+SELECT idempotency.canonical(repeat('[', 500) || repeat(']', 500)) = repeat('[', 500) || repeat(']', 500) AS right;
+
+--
+-- Wide: 100,000 members, in the opposite order
+--
+SELECT idempotency.canonical('{' || string_agg(format('"%s": %s', lpad(i::text, 6, '0'), i), ', ' ORDER BY i DESC) || '}')
+	= '{' || string_agg(format('"%s":%s', lpad(i::text, 6, '0'), i), ',' ORDER BY i) || '}' AS right
+FROM generate_series(0, 99999) AS i;
+
+-- more open levels than fit the first stack, several times over
+SELECT idempotency.canonical('[' || string_agg(repeat('[', 40) || i || repeat(']', 40), ' , ' ORDER BY i) || ']')
+	= '[' || string_agg(repeat('[', 40) || i || repeat(']', 40), ',' ORDER BY i) || ']' AS right
+FROM generate_series(1, 100) AS i;

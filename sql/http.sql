@@ -1,0 +1,66 @@
+--
+-- parse_header() and problem()
+--
+SET client_encoding = 'UTF8';
+
+--
+-- parse_header: a String of RFC 8941; parameters are checked and ignored
+--
+SELECT header, idempotency.parse_header(header)
+FROM unnest(ARRAY['"8e03978e-40d5-43dd-bc93-6894a57f9324"', '"a b"', '  "a"  ', '"a\"b\\c"', '"\\"', '"''/;,="', '" "', '"a";x', '"a";x=1',
+	'"a"; x=-999999999999999;y=123456789012.123', '"a";a=?0;b=?1;*=*tok/en:1;k_-.*9="s\"";e=:aGVsbG8=:;f=::', '"a";   x',
+	'"a";x;x', '"a";x="\\"']) AS header;
+SELECT idempotency.parse_header('"' || string_agg(CASE WHEN chr(i) IN ('"', '\') THEN '\' ELSE '' END || chr(i), '' ORDER BY i) || '"')
+	= string_agg(chr(i), '' ORDER BY i) AS all_of_ascii
+FROM generate_series(32, 126) AS i;
+
+-- Refused prints why a header is.
+CREATE FUNCTION pg_temp.refused(header text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	detail text;
+BEGIN
+	RETURN 'accepted: ' || idempotency.parse_header(header);
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+	RETURN concat_ws(' ', SQLSTATE, SQLERRM, '|', detail);
+END
+$$;
+
+SELECT header, pg_temp.refused(header)
+FROM unnest(ARRAY[NULL, '', '   ', '""', '  "";x', 'token', '8e03978e', '1', '?1', ':YQ==:', '''a''', '"a', '"', 'a"', '"a\', '"a\b"', '"a\\', '"a\"', '"é"', '"aé"', 'é',
+	'"a"é', '"a" "b"', '"a", "b"', '"a";x=1, "b"', '"a",', ',', '("a" "b")', '"a"b', '"a" ;x', '"a";', '"a"; ', '"a";X', '"a";1', '"a";x =1', '"a";x=',
+	'"a";x= 1', '"a";x=-', '"a";x=1.', '"a";x=.5', '"a";x=1.2345', '"a";x=1234567890123456', '"a";x=1234567890123.1', '"a";x=?2', '"a";x=?', '"a";x=:a',
+	'"a";x=:a b:', '"a";x="b', '"a";x="é"', '"a";x=(1)', '"a";x=@1', '"a";x=1;', '"a";x=tok,en', '"a"; x;;y', '“a”']) AS header;
+
+-- control characters, DEL among them, and a tab is no space
+SELECT i, pg_temp.refused('"a' || chr(i) || '"') FROM unnest(ARRAY[1, 9, 10, 13, 31, 127, 128]) AS i;
+SELECT pg_temp.refused(E'\t"a"'), pg_temp.refused(E'"a"\t'), pg_temp.refused(E'"a"\r\n');
+
+-- 255 characters are a key, 256 are not; what counts is the key, not the header
+SELECT length(idempotency.parse_header('"' || repeat('x', 255) || '"')), length(idempotency.parse_header('"' || repeat('\\', 255) || '"')),
+	pg_temp.refused('"' || repeat('x', 256) || '"');
+SELECT length(idempotency.parse_header('"a";x="' || repeat('y', 1000) || '"'));
+
+-- with its hints
+SELECT idempotency.parse_header('8e03978e-40d5-43dd-bc93-6894a57f9324');
+SELECT idempotency.parse_header(NULL);
+SELECT idempotency.parse_header('"' || repeat('x', 300) || '"');
+
+--
+-- problem: RFC 9457 for the outcomes that are errors
+--
+SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, false, NULL)::idempotency.operation) AS problem
+FROM unnest(ARRAY['in_progress', 'mismatched', 'claimed', 'replayed', 'IN_PROGRESS', '', NULL]) AS outcome;
+SELECT outcome, problem ->> 'type' AS type, problem ->> 'title' AS title, problem -> 'status' AS status, problem ->> 'detail' AS detail
+FROM unnest(ARRAY['in_progress', 'mismatched']) AS outcome
+CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 201, '{}', '{"id":1}', false, now())::idempotency.operation) AS problem;
+SELECT idempotency.problem(NULL) IS NULL AS strict;
+
+-- a stored failure is the handler's answer, and replayed as it is
+SELECT idempotency.problem(ROW('replayed', true, 422, NULL, '{"title":"declined"}', true, now())::idempotency.operation) IS NULL AS none;
+
+-- of a real operation: the same key twice in one transaction
+BEGIN;
+SELECT outcome FROM idempotency.try_claim('http', 'twice');
+SELECT idempotency.problem(idempotency.try_claim('http', 'twice'));
+ROLLBACK;
