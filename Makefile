@@ -9,6 +9,7 @@ MODULE_big = idempotency
 OBJS = \
 	src/canonical.o \
 	src/claim.o \
+	src/document.o \
 	src/errors.o \
 	src/fingerprint.o \
 	src/guard.o \
@@ -50,6 +51,9 @@ all install installcheck clean:
 	@echo "No PGXS found; try: tools/prerequisites demo" >&2; exit 1
 endif
 
+# A header may change the layout that every room was compiled with.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+
 # The targets below are for people; `make help` prints them from here.
 export PG_CONFIG
 
@@ -67,7 +71,7 @@ demo: ## see it work: install what is missing, build, play the scenes of example
 	@tools/build
 	@tools/server run -- examples/payments-demo/run
 
-test: ## run every test; ONLY="regress isolation tap pgtap stress", TESTS="name ..."
+test: ## run every test; ONLY="regress isolation tap pgtap docs stress", TESTS="name ..."
 	@tools/prerequisites test
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 -- test/run

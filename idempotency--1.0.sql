@@ -39,8 +39,12 @@ CREATE TYPE idempotency.document (
 );
 COMMENT ON TYPE idempotency.document IS 'a JSON argument: json, jsonb, text or an untyped literal';
 
+CREATE FUNCTION idempotency.document(pg_catalog.jsonb) RETURNS idempotency.document
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_from_jsonb';
+COMMENT ON FUNCTION idempotency.document(pg_catalog.jsonb) IS 'cast';
+
 CREATE CAST (pg_catalog.json AS idempotency.document) WITHOUT FUNCTION AS IMPLICIT;
-CREATE CAST (pg_catalog.jsonb AS idempotency.document) WITH INOUT AS IMPLICIT;
+CREATE CAST (pg_catalog.jsonb AS idempotency.document) WITH FUNCTION idempotency.document(pg_catalog.jsonb) AS IMPLICIT;
 CREATE CAST (pg_catalog.text AS idempotency.document) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.varchar AS idempotency.document) WITH INOUT AS IMPLICIT;
 CREATE CAST (idempotency.document AS pg_catalog.json) WITHOUT FUNCTION AS IMPLICIT;
@@ -212,18 +216,18 @@ COMMENT ON FUNCTION idempotency.try_claim(text, text, idempotency.document, inte
 CREATE FUNCTION idempotency.complete(
 	scope text, key text, response idempotency.document DEFAULT NULL,
 	status integer DEFAULT 200, headers idempotency.document DEFAULT NULL)
-	RETURNS void
+	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_complete';
 COMMENT ON FUNCTION idempotency.complete(text, text, idempotency.document, integer, idempotency.document) IS
-	'store the success of a claimed operation';
+	'store the success of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.fail(
 	scope text, key text, response idempotency.document,
 	status integer, headers idempotency.document DEFAULT NULL)
-	RETURNS void
+	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_fail';
 COMMENT ON FUNCTION idempotency.fail(text, text, idempotency.document, integer, idempotency.document) IS
-	'store the final failure of a claimed operation';
+	'store the final failure of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.release(scope text, key text)
 	RETURNS void
@@ -292,6 +296,7 @@ BEGIN
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
 	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
+		idempotency.document(jsonb),
 		idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 		idempotency.release, idempotency.run, idempotency.peek, idempotency.current_key,
 		idempotency.require_claim,

@@ -54,9 +54,9 @@ typedef enum Attempt
  * LookUnderLock makes sure that nothing is stored under "name" and that
  * nobody else can store anything: it looks, takes the key's lock (waiting for
  * at most waitMs), and looks again, since the owner may have come and gone
- * between the look and the lock.  ATTEMPT_CLAIMED means that the lock is held
- * to the end of the transaction, and "seen" is the expired row, if any.
- * Throws what KeyStoreProbe() and KeyLockAcquire() do.
+ * between the look and the lock; unless nobody at all has.  ATTEMPT_CLAIMED means that the lock is
+ * held to the end of the transaction, and "seen" is the expired row, if any. Throws what
+ * KeyStoreProbe() and KeyLockAcquire() do.
  */
 static Attempt
 LookUnderLock(const KeyName *name, int waitMs, KeyVersion *seen, StoredOutcome *stored)
@@ -67,7 +67,7 @@ LookUnderLock(const KeyName *name, int waitMs, KeyVersion *seen, StoredOutcome *
 		return ATTEMPT_STORED;
 	if (!KeyLockAcquire(name, waitMs))
 		return ATTEMPT_HELD_ELSEWHERE;
-	if (KeyStoreProbe(name, stored, seen) == KEY_STORED)
+	if (!KeyStoreUnchanged(seen) && KeyStoreProbe(name, stored, seen) == KEY_STORED)
 	{
 		/* Let the other waiters through: they will find it too. */
 		KeyLockRelease(name);
@@ -301,8 +301,9 @@ ClaimFinish(const KeyName *name, StoredOutcome *outcome)
 /*
  * FinishFromArgs does what complete() and fail() share: scope, key, response,
  * status, headers.  A NULL status is defaultStatus, or 22023 where that is 0.
+ * Returns the response, so that the first answer can be what is replayed.
  */
-static void
+static Datum
 FinishFromArgs(FunctionCallInfo fcinfo, bool failed, int defaultStatus)
 {
 	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
@@ -315,28 +316,30 @@ FinishFromArgs(FunctionCallInfo fcinfo, bool failed, int defaultStatus)
 	if (!PG_ARGISNULL(4))
 		outcome.headers = PG_GETARG_TEXT_PP(4);
 	ClaimFinish(&name, &outcome);
+
+	if (outcome.response == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(outcome.response);
 }
 
 /*
- * complete(scope, key, response, status, headers)
+ * complete(scope, key, response, status, headers) RETURNS json: the response
  */
 Datum
 idempotency_complete(PG_FUNCTION_ARGS)
 {
 	PreventCommandIfReadOnly("idempotency.complete()");
-	FinishFromArgs(fcinfo, false, 200);
-	PG_RETURN_VOID();
+	return FinishFromArgs(fcinfo, false, 200);
 }
 
 /*
- * fail(scope, key, response, status, headers)
+ * fail(scope, key, response, status, headers) RETURNS json: the response
  */
 Datum
 idempotency_fail(PG_FUNCTION_ARGS)
 {
 	PreventCommandIfReadOnly("idempotency.fail()");
-	FinishFromArgs(fcinfo, true, 0);
-	PG_RETURN_VOID();
+	return FinishFromArgs(fcinfo, true, 0);
 }
 
 /*

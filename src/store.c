@@ -105,12 +105,14 @@ KeyState
 KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 {
 	Relation table = KeyTableOpen(RowExclusiveLock);
-	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot latest = GetLatestSnapshot();
 	TupleTableSlot *slot = table_slot_create(table, NULL);
 	KeyState state = KEY_ABSENT;
 
 	ItemPointerSetInvalid(&version->tid);
 	version->xmin = InvalidTransactionId;
+	version->asOf = latest->snapXactCompletionCount;
+	latest = RegisterSnapshot(latest);
 
 	if (FindVersion(table, name, latest, slot))
 	{
@@ -126,6 +128,17 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 	UnregisterSnapshot(latest);
 	table_close(table, NoLock);
 	return state;
+}
+
+/*
+ * KeyStoreUnchanged tells whether a look now would surely find what the one
+ * that filled "seen" found: no transaction has ended since.  The server reuses
+ * snapshots by the same rule.
+ */
+bool
+KeyStoreUnchanged(const KeyVersion *seen)
+{
+	return GetLatestSnapshot()->snapXactCompletionCount == seen->asOf;
 }
 
 /*

@@ -28,6 +28,7 @@ typedef struct KeyVersion
 {
 	ItemPointerData tid; /* invalid: there was no row */
 	TransactionId xmin;
+	uint64 asOf; /* how many transactions had ended when we looked */
 } KeyVersion;
 
 /* What is remembered; a NULL pointer is an SQL NULL. */
@@ -45,6 +46,7 @@ typedef struct StoredOutcome
 typedef struct KeyStoreBatch KeyStoreBatch;
 
 extern KeyState KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version);
+extern bool KeyStoreUnchanged(const KeyVersion *seen);
 extern bool KeyStoreRead(const KeyName *name, StoredOutcome *outcome);
 extern void KeyStoreWrite(const KeyName *name, const KeyVersion *seen,
 						  const StoredOutcome *outcome);
