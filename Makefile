@@ -23,6 +23,7 @@ OBJS = \
 	src/keytable.o \
 	src/number.o \
 	src/operation.o \
+	src/prefix.o \
 	src/run.o \
 	src/store.o \
 	src/timing.o \

@@ -7,7 +7,7 @@
  * longer than 255 characters, or with a control character in it.  A scope is
  * held to the same, and to the login role's idempotency.scope_prefix.
  *
- * Takes no locks, touches no tables.
+ * Takes no locks, touches no tables (prefix.c does, once a session).
  *
  *-------------------------------------------------------------------------
  */
@@ -18,8 +18,8 @@
 #include "mb/pg_wchar.h"
 
 #include "errors.h"
-#include "guc.h"
 #include "keyname.h"
+#include "prefix.h"
 
 /*
  * ControlCharacterAt returns the position (from 1) of the first control
@@ -67,21 +67,6 @@ CheckName(const text *value, const char *what)
 	position = ControlCharacterAt(s, bytes);
 	if (position > 0)
 		ErrorControlCharacter(what, position);
-}
-
-/*
- * CheckScopePrefix throws 42501 unless the scope begins with the prefix that
- * a superuser set for the login role.
- */
-static void
-CheckScopePrefix(const text *scope)
-{
-	size_t bytes = strlen(ScopePrefix);
-
-	if (bytes == 0)
-		return;
-	if (VARSIZE_ANY_EXHDR(scope) < bytes || memcmp(VARDATA_ANY(scope), ScopePrefix, bytes) != 0)
-		ErrorScopeForbidden(scope, ScopePrefix);
 }
 
 /*
