@@ -1,0 +1,72 @@
+-- What docs/reference.md has to say about the extension: a heading, and a line
+-- that stands under it.
+
+LOAD 'idempotency'; -- for its settings
+
+BEGIN;
+
+CREATE ROLE docs_client;
+CREATE ROLE docs_operator;
+SELECT idempotency.grant_client('docs_client') \g /dev/null
+SELECT idempotency.grant_operator('docs_operator') \g /dev/null
+
+-- Functions: the line that says what is true of the function as a whole.
+SELECT
+	p.proname AS heading,
+	pg_catalog.format('%s, parallel %s. For %s.',
+		CASE p.provolatile WHEN 'i' THEN 'Immutable' WHEN 's' THEN 'Stable' ELSE 'Volatile' END,
+		CASE p.proparallel WHEN 's' THEN 'safe' WHEN 'r' THEN 'restricted' ELSE 'unsafe' END,
+		CASE
+			WHEN client AND operator THEN 'clients and operators'
+			WHEN client THEN 'clients'
+			WHEN operator THEN 'operators'
+			ELSE 'superusers'
+		END) AS line
+FROM pg_catalog.pg_proc AS p,
+	pg_catalog.has_function_privilege('docs_client', p.oid, 'EXECUTE') AS client,
+	pg_catalog.has_function_privilege('docs_operator', p.oid, 'EXECUTE') AS operator
+WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
+	AND NOT EXISTS (
+		SELECT
+		FROM pg_catalog.pg_type AS t
+		WHERE p.oid IN (t.typinput, t.typoutput, t.typreceive, t.typsend))
+
+UNION ALL
+
+-- Columns of tables, views and composite types.
+SELECT
+	c.relname,
+	pg_catalog.format('| `%s` | `%s` |', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace
+	AND c.relkind IN ('r', 'p', 'v', 'm', 'c', 'f')
+	AND a.attnum > 0 AND NOT a.attisdropped
+
+UNION ALL
+
+-- Types that are no row type.
+SELECT t.typname, ''
+FROM pg_catalog.pg_type AS t
+WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace
+	AND t.typtype <> 'c' AND t.typelem = 0
+
+UNION ALL
+
+-- Sequences.
+SELECT c.relname, ''
+FROM pg_catalog.pg_class AS c
+WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind = 'S'
+
+UNION ALL
+
+-- Settings, with their defaults.
+SELECT
+	s.name,
+	coalesce('Default: `' || nullif(pg_catalog.current_setting(s.name), '') || '`.', 'Default: empty.')
+FROM pg_catalog.pg_settings AS s
+WHERE s.name LIKE 'idempotency.%'
+
+ORDER BY heading, line;
+
+ROLLBACK;

@@ -1,0 +1,17 @@
+-- The signatures of all functions that people call, as docs/reference.md writes
+-- them: names of the schema unqualified, defaults without their type.
+
+SELECT
+	pg_catalog.format('%s(%s) RETURNS %s', p.proname,
+		pg_catalog.regexp_replace(
+			pg_catalog.replace(pg_catalog.pg_get_function_arguments(p.oid), 'idempotency.', ''),
+			'::[^,]+', '', 'g'),
+		pg_catalog.replace(pg_catalog.pg_get_function_result(p.oid), 'idempotency.', ''))
+	COLLATE "C" AS signature
+FROM pg_catalog.pg_proc AS p
+WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
+	AND NOT EXISTS (
+		SELECT
+		FROM pg_catalog.pg_type AS t
+		WHERE p.oid IN (t.typinput, t.typoutput, t.typreceive, t.typsend))
+ORDER BY signature;

@@ -1,0 +1,118 @@
+-- The public contract: every function, as callers and the planner see it.  A
+-- function that is new, gone or changed fails here until the contract, the
+-- reference and the upgrade script say the same.
+
+BEGIN;
+
+SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamespace::text, true)
+FROM pg_catalog.pg_extension AS e
+WHERE e.extname = 'pgtap' \g /dev/null
+
+SELECT plan(7);
+
+CREATE TEMPORARY VIEW function AS
+	SELECT
+		p.*,
+		l.lanname AS language,
+		pg_catalog.format('%s(%s)', p.proname, pg_catalog.pg_get_function_arguments(p.oid)) AS signature
+	FROM pg_catalog.pg_proc AS p
+	JOIN pg_catalog.pg_language AS l ON l.oid = p.prolang
+	WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace;
+
+SELECT set_eq(
+	$$
+		SELECT
+			signature,
+			pg_catalog.pg_get_function_result(oid) AS result,
+			language::text,
+			CASE provolatile WHEN 'i' THEN 'immutable' WHEN 's' THEN 'stable' ELSE 'volatile' END AS volatility,
+			CASE proparallel WHEN 's' THEN 'safe' WHEN 'r' THEN 'restricted' ELSE 'unsafe' END AS parallel,
+			proisstrict AS strict
+		FROM pg_temp.function
+	$$,
+	$$ VALUES
+		-- keys
+		('claim(scope text, key text, request idempotency.document DEFAULT NULL::idempotency.document, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval, fingerprint bytea DEFAULT NULL::bytea)',
+			'idempotency.operation', 'c', 'volatile', 'unsafe', false),
+		('try_claim(scope text, key text, request idempotency.document DEFAULT NULL::idempotency.document, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval, fingerprint bytea DEFAULT NULL::bytea)',
+			'idempotency.operation', 'c', 'volatile', 'unsafe', false),
+		('complete(scope text, key text, response idempotency.document DEFAULT NULL::idempotency.document, status integer DEFAULT 200, headers idempotency.document DEFAULT NULL::idempotency.document)',
+			'json', 'c', 'volatile', 'unsafe', false),
+		('fail(scope text, key text, response idempotency.document, status integer, headers idempotency.document DEFAULT NULL::idempotency.document)',
+			'json', 'c', 'volatile', 'unsafe', false),
+		('release(scope text, key text)', 'void', 'c', 'volatile', 'unsafe', false),
+		('run(scope text, key text, request idempotency.document, handler regprocedure, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval)',
+			'idempotency.operation', 'c', 'volatile', 'unsafe', false),
+		('peek(scope text, key text)', 'idempotency.operation', 'c', 'stable', 'unsafe', false),
+		('forget(scope text, key text)', 'boolean', 'c', 'volatile', 'unsafe', false),
+		('once(scope text, key text, retention interval DEFAULT NULL::interval)',
+			'boolean', 'c', 'volatile', 'unsafe', false),
+		('once(scope text, keys text[], retention interval DEFAULT NULL::interval)',
+			'SETOF text', 'c', 'volatile', 'unsafe', false),
+
+		-- guards
+		('require_claim()', 'trigger', 'c', 'volatile', 'unsafe', false),
+		('current_key(scope text)', 'text', 'c', 'volatile', 'unsafe', false),
+
+		-- helpers
+		('canonical(document idempotency.document)', 'text', 'c', 'immutable', 'safe', true),
+		('fingerprint(document idempotency.document)', 'bytea', 'c', 'immutable', 'safe', true),
+		('fingerprint(method text, path text, body idempotency.document)',
+			'bytea', 'c', 'immutable', 'safe', false),
+		('derive_key(scope text, key text, step text)', 'uuid', 'c', 'immutable', 'safe', true),
+		('natural_key(VARIADIC parts text[])', 'text', 'c', 'immutable', 'safe', false),
+		('uuidv7()', 'uuid', 'c', 'volatile', 'safe', false),
+		('parse_header(value text)', 'text', 'c', 'immutable', 'safe', false),
+		('problem(operation idempotency.operation)', 'json', 'c', 'immutable', 'safe', true),
+
+		-- rights
+		('grant_client(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
+		('grant_operator(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
+
+		-- the I/O of type document, and a cast
+		('document(jsonb)', 'idempotency.document', 'c', 'immutable', 'safe', true),
+		('document_in(cstring)', 'idempotency.document', 'internal', 'immutable', 'safe', true),
+		('document_out(idempotency.document)', 'cstring', 'internal', 'immutable', 'safe', true),
+		('document_recv(internal)', 'idempotency.document', 'internal', 'immutable', 'safe', true),
+		('document_send(idempotency.document)', 'bytea', 'internal', 'immutable', 'safe', true)
+	$$,
+	'these functions, with these results, languages, volatilities, parallel safeties and strictnesses, and no other');
+
+SELECT is_empty(
+	'SELECT signature FROM pg_temp.function WHERE prosecdef',
+	'no function runs with the rights of its owner');
+
+SELECT is_empty(
+	'SELECT signature FROM pg_temp.function WHERE proleakproof',
+	'no function promises not to leak its arguments');
+
+SELECT is_empty(
+	$$
+		SELECT signature FROM pg_temp.function
+		WHERE language NOT IN ('c', 'internal')
+			AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)
+	$$,
+	'every function that is not C pins its search path, temporary schema last');
+
+SELECT isnt_empty(
+	$$ SELECT signature FROM pg_temp.function WHERE language NOT IN ('c', 'internal') $$,
+	'there are such functions');
+
+SELECT is_empty(
+	$$ SELECT signature FROM pg_temp.function WHERE language = 'c' AND probin <> '$libdir/idempotency' $$,
+	'every C function comes from the library of the extension, wherever that is installed');
+
+SELECT set_eq(
+	$$ SELECT oid FROM pg_temp.function $$,
+	$$
+		SELECT d.objid
+		FROM pg_catalog.pg_depend AS d
+		JOIN pg_catalog.pg_extension AS e ON e.oid = d.refobjid
+		WHERE e.extname = 'idempotency' AND d.deptype = 'e'
+			AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+			AND d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+	$$,
+	'the functions of the schema are those of the extension');
+
+SELECT * FROM finish();
+ROLLBACK;

@@ -1,0 +1,268 @@
+-- The public contract: every object of the extension that is no function, its
+-- comment, and what pg_dump has to know.
+
+BEGIN;
+
+SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamespace::text, true)
+FROM pg_catalog.pg_extension AS e
+WHERE e.extname = 'pgtap' \g /dev/null
+
+SELECT plan(20);
+
+-- What CREATE EXTENSION made, without what comes with these by itself: array
+-- types, row types of relations, indexes, rules and constraints.
+CREATE TEMPORARY VIEW member AS
+	SELECT
+		d.classid,
+		d.objid,
+		o.type,
+		pg_catalog.replace(o.identity, 'pg_catalog.', '') AS identity
+	FROM pg_catalog.pg_extension AS e
+	JOIN pg_catalog.pg_depend AS d
+		ON d.refobjid = e.oid AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+	CROSS JOIN LATERAL pg_catalog.pg_identify_object(d.classid, d.objid, 0) AS o
+	WHERE e.extname = 'idempotency' AND d.deptype = 'e';
+
+CREATE TEMPORARY VIEW relation AS
+	SELECT c.*
+	FROM pg_catalog.pg_class AS c
+	WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace;
+
+CREATE TEMPORARY VIEW relation_column AS
+	SELECT
+		c.relname,
+		c.relkind,
+		a.attrelid,
+		a.attnum,
+		a.attname::text COLLATE "default" AS attname,
+		a.attnotnull,
+		a.attcollation,
+		pg_catalog.format_type(a.atttypid, a.atttypmod) AS type
+	FROM pg_temp.relation AS c
+	JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+	WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind <> 'i';
+
+-- The extension itself.
+
+SELECT has_extension('idempotency');
+
+SELECT is(extversion, '1.0', 'the version is that of the control file')
+FROM pg_catalog.pg_extension WHERE extname = 'idempotency';
+
+SELECT is(extrelocatable, false, 'the schema is fixed')
+FROM pg_catalog.pg_extension WHERE extname = 'idempotency';
+
+SELECT set_eq(
+	$$ SELECT type, identity FROM pg_temp.member WHERE type <> 'function' $$,
+	$$ VALUES
+		('schema', 'idempotency'),
+		('type', 'idempotency.document'),
+		('type', 'idempotency.operation'),
+		('table', 'idempotency.key'),
+		('view', 'idempotency.keys'),
+		('cast', '(json AS idempotency.document)'),
+		('cast', '(jsonb AS idempotency.document)'),
+		('cast', '(text AS idempotency.document)'),
+		('cast', '(character varying AS idempotency.document)'),
+		('cast', '(idempotency.document AS json)'),
+		('cast', '(idempotency.document AS jsonb)')
+	$$,
+	'these objects, besides the functions, and no other');
+
+SELECT set_eq(
+	$$
+		SELECT c.oid FROM pg_temp.relation AS c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+	$$,
+	$$
+		SELECT objid FROM pg_temp.member WHERE classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+	$$,
+	'the relations of the schema are those of the extension');
+
+-- pg_dump: a key that a restore loses is a double charge.
+
+SELECT set_eq(
+	$$
+		SELECT config.oid
+		FROM pg_catalog.pg_extension AS e
+		CROSS JOIN LATERAL pg_catalog.unnest(e.extconfig) AS config(oid)
+		WHERE e.extname = 'idempotency'
+	$$,
+	$$ SELECT c.oid FROM pg_temp.relation AS c WHERE c.relkind IN ('r', 'p', 'S') $$,
+	'every table and sequence is registered for pg_dump');
+
+SELECT is_empty(
+	$$
+		SELECT condition
+		FROM pg_catalog.pg_extension AS e
+		CROSS JOIN LATERAL pg_catalog.unnest(e.extcondition) AS condition
+		WHERE e.extname = 'idempotency' AND condition <> ''
+	$$,
+	'with all of its rows');
+
+-- Comments.
+
+SELECT is_empty(
+	$$
+		SELECT type, identity FROM pg_temp.member
+		WHERE pg_catalog.obj_description(objid, classid::pg_catalog.regclass::name) IS NULL
+	$$,
+	'every object of the extension has a comment');
+
+SELECT is_empty(
+	$$
+		SELECT relname, attname FROM pg_temp.relation_column
+		WHERE pg_catalog.col_description(attrelid, attnum) IS NULL
+	$$,
+	'every column has a comment');
+
+SELECT is_empty(
+	$$
+		SELECT relname FROM pg_temp.relation
+		WHERE relkind = 'i' AND pg_catalog.obj_description(oid, 'pg_class') IS NULL
+	$$,
+	'every index has a comment');
+
+-- The composite that every call returns: callers rely on its order, too.
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'operation' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('outcome', 'text'),
+		('replayed', 'boolean'),
+		('status', 'integer'),
+		('headers', 'json'),
+		('response', 'json'),
+		('failed', 'boolean'),
+		('expires_at', 'timestamp with time zone')
+	$$,
+	'the columns of operation');
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'keys' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('scope', 'text'),
+		('key', 'text'),
+		('state', 'text'),
+		('status', 'integer'),
+		('age', 'interval'),
+		('expires_in', 'interval'),
+		('response_size', 'text'),
+		('fingerprint', 'text'),
+		('created_at', 'timestamp with time zone'),
+		('expires_at', 'timestamp with time zone')
+	$$,
+	'the columns of keys: no response in it');
+
+-- The table that decides who won.
+
+SELECT results_eq(
+	$$
+		SELECT attname, type, attnotnull, collname::text COLLATE "default"
+		FROM pg_temp.relation_column
+		LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = attcollation
+		WHERE relname = 'key' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('created_at', 'timestamp with time zone', true, NULL),
+		('expires_at', 'timestamp with time zone', true, NULL),
+		('status', 'integer', false, NULL),
+		('failed', 'boolean', true, NULL),
+		('scope', 'text', true, 'C'),
+		('key', 'text', true, 'C'),
+		('fingerprint', 'bytea', false, NULL),
+		('headers', 'json', false, NULL),
+		('response', 'json', false, NULL)
+	$$,
+	'the columns of key');
+
+SELECT results_eq(
+	$$
+		SELECT pg_catalog.pg_get_indexdef(i.indexrelid), i.indisprimary, i.indisvalid
+		FROM pg_catalog.pg_index AS i
+		WHERE i.indrelid = 'idempotency.key'::pg_catalog.regclass
+	$$,
+	$$ VALUES
+		('CREATE UNIQUE INDEX key_pkey ON idempotency.key USING btree (scope, key)', true, true)
+	$$,
+	'one index, the primary key');
+
+SELECT results_eq(
+	$$
+		SELECT c.relkind::text, c.relpersistence::text, am.amname = 'heap', c.relrowsecurity, c.relhastriggers, c.relhasrules
+		FROM pg_temp.relation AS c
+		JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
+		WHERE c.relname = 'key'
+	$$,
+	$$ VALUES ('r', 'p', true, false, false, false) $$,
+	'it is a plain permanent heap');
+
+SELECT is_empty(
+	$$ SELECT 1 FROM pg_catalog.pg_attrdef WHERE adrelid = 'idempotency.key'::pg_catalog.regclass $$,
+	'without defaults');
+
+-- The one input type for JSON.
+
+SELECT results_eq(
+	$$
+		SELECT typlen, typbyval, typalign::text, typstorage::text, typcollation
+		FROM pg_catalog.pg_type WHERE oid = 'idempotency.document'::pg_catalog.regtype
+	$$,
+	$$
+		SELECT typlen, typbyval, typalign::text, typstorage::text, typcollation
+		FROM pg_catalog.pg_type WHERE oid = 'pg_catalog.json'::pg_catalog.regtype
+	$$,
+	'document is stored as json is');
+
+SELECT set_eq(
+	$$
+		SELECT
+			pg_catalog.format_type(castsource, NULL) AS source,
+			pg_catalog.format_type(casttarget, NULL) AS target,
+			castcontext::text,
+			castmethod::text
+		FROM pg_catalog.pg_cast
+		WHERE 'idempotency.document'::pg_catalog.regtype IN (castsource, casttarget)
+	$$,
+	$$ VALUES
+		('json', 'idempotency.document', 'i', 'b'),
+		('jsonb', 'idempotency.document', 'i', 'f'),
+		('text', 'idempotency.document', 'i', 'i'),
+		('character varying', 'idempotency.document', 'i', 'i'),
+		('idempotency.document', 'json', 'i', 'b'),
+		('idempotency.document', 'jsonb', 'i', 'i')
+	$$,
+	'everything a caller has at hand casts to it, implicitly');
+
+-- The settings.
+
+LOAD 'idempotency';
+
+SELECT set_eq(
+	$$
+		SELECT name, boot_val, unit, vartype, context, min_val, max_val
+		FROM pg_catalog.pg_settings WHERE name LIKE 'idempotency.%'
+	$$,
+	$$ VALUES
+		('idempotency.retention', '86400', 's', 'integer', 'user', '-1', '2147483647'),
+		('idempotency.wait', '5000', 'ms', 'integer', 'user', '0', '2147483647'),
+		('idempotency.max_response_size', '1048576', 'B', 'integer', 'user', '1024', '536870911'),
+		('idempotency.scope_prefix', '', NULL, 'string', 'superuser', NULL, NULL),
+		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL)
+	$$,
+	'these settings, with these defaults, units and ranges, and no other');
+
+SELECT is_empty(
+	$$
+		SELECT name FROM pg_catalog.pg_settings
+		WHERE name LIKE 'idempotency.%' AND coalesce(short_desc, '') = ''
+	$$,
+	'every setting says what it is');
+
+SELECT * FROM finish();
+ROLLBACK;

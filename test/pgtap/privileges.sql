@@ -1,0 +1,283 @@
+-- The public contract: who may do what.  Three roles look at every object: one
+-- that was granted nothing, a client and an operator.  A new object fails here
+-- until somebody says who may use it.
+
+BEGIN;
+
+SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamespace::text, true)
+FROM pg_catalog.pg_extension AS e
+WHERE e.extname = 'pgtap' \g /dev/null
+
+SELECT plan(36);
+
+CREATE ROLE idempotency_plain;
+CREATE ROLE idempotency_client;
+CREATE ROLE idempotency_operator;
+CREATE ROLE "idempotency ""odd"", role";
+SELECT idempotency.grant_client('idempotency_client') \g /dev/null
+SELECT idempotency.grant_operator('idempotency_operator') \g /dev/null
+SELECT idempotency.grant_client('"idempotency ""odd"", role"') \g /dev/null
+
+CREATE TEMPORARY VIEW looker AS
+	SELECT *
+	FROM (VALUES
+		('plain', 'idempotency_plain'),
+		('client', 'idempotency_client'),
+		('operator', 'idempotency_operator')) AS l (who, role);
+
+-- Every access list of the extension, the server's default where none is set.
+-- The access list of an array type is that of its elements.
+CREATE TEMPORARY VIEW access AS
+	SELECT 'schema ' || n.nspname AS object, a.*
+	FROM pg_catalog.pg_namespace AS n
+	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(n.nspacl, pg_catalog.acldefault('n', n.nspowner))) AS a
+	WHERE n.nspname = 'idempotency'
+	UNION ALL
+	SELECT 'function ' || p.oid::pg_catalog.regprocedure, a.*
+	FROM pg_catalog.pg_proc AS p
+	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
+	WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
+	UNION ALL
+	SELECT 'relation ' || c.relname, a.*
+	FROM pg_catalog.pg_class AS c
+	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(c.relacl,
+		pg_catalog.acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", c.relowner))) AS a
+	WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind NOT IN ('i', 'I', 'c')
+	UNION ALL
+	SELECT 'column ' || c.relname || '.' || t.attname, a.*
+	FROM pg_catalog.pg_class AS c
+	JOIN pg_catalog.pg_attribute AS t ON t.attrelid = c.oid
+	CROSS JOIN LATERAL pg_catalog.aclexplode(t.attacl) AS a
+	WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace
+	UNION ALL
+	SELECT 'type ' || t.typname, a.*
+	FROM pg_catalog.pg_type AS t
+	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner))) AS a
+	WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace AND t.typcategory <> 'A';
+
+-- The lists as a whole.
+
+SELECT is_empty(
+	$$ SELECT object, privilege_type FROM pg_temp.access WHERE grantee = 0 $$,
+	'nothing is granted to PUBLIC');
+
+SELECT is_empty(
+	$$
+		SELECT object, privilege_type FROM pg_temp.access
+		WHERE is_grantable AND grantee::pg_catalog.regrole::text LIKE '%idempotency_%'
+	$$,
+	'nobody may grant what he was granted');
+
+SELECT set_eq(
+	$$
+		SELECT DISTINCT pg_catalog.split_part(object, ' ', 1) AS kind FROM pg_temp.access
+	$$,
+	$$ VALUES ('schema'), ('function'), ('relation'), ('type') $$,
+	'the lists of all kinds of objects were looked at, and no column has one');
+
+SELECT is_empty(
+	$$
+		SELECT d.oid
+		FROM pg_catalog.pg_default_acl AS d
+		WHERE d.defaclnamespace = 'idempotency'::pg_catalog.regnamespace
+	$$,
+	'no default privileges lie in wait in the schema');
+
+-- Functions: who may execute what.
+
+SELECT set_eq(
+	$$
+		SELECT p.oid::pg_catalog.regprocedure::text AS function, coalesce(
+			pg_catalog.string_agg(l.who, ' ' ORDER BY l.who), '') AS may_execute
+		FROM pg_catalog.pg_proc AS p
+		LEFT JOIN pg_temp.looker AS l ON pg_catalog.has_function_privilege(l.role, p.oid, 'EXECUTE')
+		WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
+		GROUP BY p.oid
+	$$,
+	$$ VALUES
+		('idempotency.claim(text,text,idempotency.document,interval,interval,bytea)', 'client'),
+		('idempotency.try_claim(text,text,idempotency.document,interval,interval,bytea)', 'client'),
+		('idempotency.complete(text,text,idempotency.document,integer,idempotency.document)', 'client'),
+		('idempotency.fail(text,text,idempotency.document,integer,idempotency.document)', 'client'),
+		('idempotency.release(text,text)', 'client'),
+		('idempotency.run(text,text,idempotency.document,regprocedure,interval,interval)', 'client'),
+		('idempotency.peek(text,text)', 'client operator'),
+		('idempotency.forget(text,text)', 'operator'),
+		('idempotency.once(text,text,interval)', 'client'),
+		('idempotency.once(text,text[],interval)', 'client'),
+		('idempotency.require_claim()', 'client'),
+		('idempotency.current_key(text)', 'client'),
+		('idempotency.canonical(idempotency.document)', 'client'),
+		('idempotency.fingerprint(idempotency.document)', 'client'),
+		('idempotency.fingerprint(text,text,idempotency.document)', 'client'),
+		('idempotency.derive_key(text,text,text)', 'client'),
+		('idempotency.natural_key(text[])', 'client'),
+		('idempotency.uuidv7()', 'client'),
+		('idempotency.parse_header(text)', 'client'),
+		('idempotency.problem(idempotency.operation)', 'client'),
+		('idempotency.grant_client(regrole)', ''),
+		('idempotency.grant_operator(regrole)', ''),
+		('idempotency.document(jsonb)', 'client'),
+		('idempotency.document_in(cstring)', ''),
+		('idempotency.document_out(idempotency.document)', ''),
+		('idempotency.document_recv(internal)', ''),
+		('idempotency.document_send(idempotency.document)', '')
+	$$,
+	'functions: nothing for a plain role, the set of clients, the set of operators');
+
+-- Relations, types, the schema.
+
+SELECT set_eq(
+	$$
+		SELECT c.relname::text AS relation, l.who, pg_catalog.string_agg(p.privilege, ' ' ORDER BY p.privilege) AS may
+		FROM pg_catalog.pg_class AS c
+		CROSS JOIN pg_temp.looker AS l
+		CROSS JOIN pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER'])
+			AS p (privilege)
+		WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace
+			AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+			AND (pg_catalog.has_table_privilege(l.role, c.oid, p.privilege)
+				OR p.privilege IN ('SELECT', 'INSERT', 'UPDATE', 'REFERENCES')
+					AND pg_catalog.has_any_column_privilege(l.role, c.oid, p.privilege))
+		GROUP BY c.relname, l.who
+	$$,
+	$$ VALUES ('keys', 'operator', 'SELECT') $$,
+	'relations: an operator reads the view, and that is all');
+
+SELECT is_empty(
+	$$
+		SELECT c.relname, l.who
+		FROM pg_catalog.pg_class AS c
+		CROSS JOIN pg_temp.looker AS l
+		WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind = 'S'
+			AND pg_catalog.has_sequence_privilege(l.role, c.oid, 'USAGE, SELECT, UPDATE')
+	$$,
+	'sequences: nothing for anybody');
+
+SELECT set_eq(
+	$$
+		SELECT t.typname::text AS type, coalesce(pg_catalog.string_agg(l.who, ' ' ORDER BY l.who), '') AS may_use
+		FROM pg_catalog.pg_type AS t
+		LEFT JOIN pg_temp.looker AS l ON pg_catalog.has_type_privilege(l.role, t.oid, 'USAGE')
+		WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace AND t.typcategory <> 'A'
+		GROUP BY t.oid
+	$$,
+	$$ VALUES
+		('document', 'client operator'),
+		('operation', 'client operator'),
+		('key', ''),
+		('keys', '')
+	$$,
+	'types: those of arguments and results, for clients and operators');
+
+SELECT set_eq(
+	$$
+		SELECT l.who, p.privilege
+		FROM pg_temp.looker AS l
+		CROSS JOIN (VALUES ('USAGE'), ('CREATE')) AS p (privilege)
+		WHERE pg_catalog.has_schema_privilege(l.role, 'idempotency', p.privilege)
+	$$,
+	$$ VALUES ('client', 'USAGE'), ('operator', 'USAGE') $$,
+	'the schema: clients and operators use it, and create nothing in it');
+
+SELECT results_eq(
+	$$
+		SELECT pg_catalog.count(*)
+		FROM pg_temp.access
+		WHERE grantee = '"idempotency ""odd"", role"'::pg_catalog.regrole
+	$$,
+	$$
+		SELECT pg_catalog.count(*)
+		FROM pg_temp.access
+		WHERE grantee = 'idempotency_client'::pg_catalog.regrole
+	$$,
+	'a role whose name needs quotes gets the same rights');
+
+-- The rights at work.  What a role may not do fails before it looks at its
+-- arguments.
+
+CREATE FUNCTION pg_temp.as_role(role text, statement text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE pg_catalog.format('SET LOCAL ROLE %I', role);
+	EXECUTE statement;
+	RESET ROLE;
+END $$;
+
+CREATE FUNCTION pg_temp.refused(role text, statement text) RETURNS text
+LANGUAGE sql AS $$
+	SELECT throws_ok(
+		pg_catalog.format('SELECT pg_temp.as_role(%L, %L)', role, statement),
+		'42501', NULL, pg_catalog.format('%s may not: %s', role, statement))
+$$;
+
+CREATE FUNCTION pg_temp.allowed(role text, statement text) RETURNS text
+LANGUAGE sql AS $$
+	SELECT lives_ok(
+		pg_catalog.format('SELECT pg_temp.as_role(%L, %L)', role, statement),
+		pg_catalog.format('%s may: %s', role, statement))
+$$;
+
+SELECT pg_temp.refused('idempotency_plain', $$SELECT idempotency.claim('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_plain', $$SELECT idempotency.once('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_plain', $$SELECT idempotency.peek('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_plain', $$SELECT idempotency.canonical('{}')$$);
+SELECT pg_temp.refused('idempotency_plain', $$SELECT * FROM idempotency.keys$$);
+SELECT pg_temp.refused('idempotency_plain', $$SELECT * FROM idempotency.key$$);
+
+SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.claim('s', 'k', jsonb_build_object('a', 1))$$);
+SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.complete('s', 'k', '{"done": true}', 201)$$);
+SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.peek('s', 'k')$$);
+SELECT pg_temp.allowed('idempotency_client', $$SELECT * FROM idempotency.once('s', ARRAY['a', 'b'])$$);
+SELECT pg_temp.allowed('idempotency_client',
+	$$SELECT idempotency.problem(idempotency.try_claim('s', 'k', '{"a": 2}'))$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT idempotency.forget('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.keys$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.key$$);
+SELECT pg_temp.refused('idempotency_client', $$DELETE FROM idempotency.key$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT idempotency.grant_client('idempotency_plain')$$);
+SELECT pg_temp.refused('idempotency_client', $$CREATE TABLE idempotency.mine ()$$);
+
+SELECT pg_temp.allowed('idempotency_operator', $$SELECT * FROM idempotency.keys$$);
+SELECT pg_temp.allowed('idempotency_operator', $$SELECT idempotency.peek('s', 'k')$$);
+SELECT pg_temp.allowed('idempotency_operator', $$SELECT idempotency.forget('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.claim('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_operator', $$SELECT * FROM idempotency.key$$);
+SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.grant_operator('idempotency_plain')$$);
+
+-- A guard asks nothing of whoever writes to the table: he is refused for want
+-- of a claim, not of a right.
+
+CREATE SCHEMA shop;
+CREATE TABLE shop.charge (customer integer);
+CREATE TRIGGER charge_needs_a_claim
+	BEFORE INSERT ON shop.charge
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('charge.create');
+GRANT USAGE ON SCHEMA shop TO idempotency_plain;
+GRANT INSERT ON shop.charge TO idempotency_plain;
+
+SELECT throws_ok(
+	$$ SELECT pg_temp.as_role('idempotency_plain', 'INSERT INTO shop.charge VALUES (1)') $$,
+	'IK403', NULL, 'a plain role meets the guard of a table');
+
+-- A right that is lent by a procedure ends with it.
+
+CREATE FUNCTION shop.charge_create(p_key text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	op idempotency.operation := idempotency.claim('charge.create', p_key);
+BEGIN
+	IF NOT op.replayed THEN
+		INSERT INTO shop.charge VALUES (1);
+		PERFORM idempotency.complete('charge.create', p_key);
+	END IF;
+	RETURN op.replayed;
+END $$;
+
+SELECT pg_temp.allowed('idempotency_plain', $$SELECT shop.charge_create('order-1')$$);
+SELECT results_eq(
+	'SELECT customer FROM shop.charge', ARRAY[1],
+	'a procedure with the rights of its owner works for a plain role');
+
+SELECT * FROM finish();
+ROLLBACK;
