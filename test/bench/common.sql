@@ -1,0 +1,184 @@
+-- What all suites of test/bench share: samples, and what the report makes of
+-- them.  A suite adds rows to bench.figure; its driver adds samples.
+
+CREATE SCHEMA bench;
+
+-- What is measured.  Contestants are compared with "hand", in the same round.
+-- "above_floor": the contestant "floor" is what the work costs in any case, and
+-- is subtracted from the others before they are compared.
+CREATE TABLE bench.figure (
+	position integer GENERATED ALWAYS AS IDENTITY,
+	figure text PRIMARY KEY,
+	title text NOT NULL,
+	unit text NOT NULL,
+	above_floor boolean NOT NULL DEFAULT false,
+	contestants text[] NOT NULL,
+	-- the extension's ratio to hand, or its value where that is absolute
+	target numeric,
+	aim numeric,
+	absolute boolean NOT NULL DEFAULT false
+);
+
+-- What was measured.  There may be several samples in a round.
+CREATE TABLE bench.sample (
+	round integer NOT NULL,
+	figure text NOT NULL REFERENCES bench.figure,
+	contestant text NOT NULL,
+	value double precision NOT NULL
+);
+
+-- What a backend had used up when a contestant's turn was over; the next mark is
+-- the end of the next turn.
+CREATE TABLE bench.mark (
+	position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	pid integer NOT NULL,
+	turn integer NOT NULL,
+	cpu double precision NOT NULL
+);
+
+-- The CPU time in microseconds, user and system, that the calling backend has
+-- used.  The scheduler's own count is exact to the backend's last sleep, which
+-- is when the client sent this query; without it, /proc/self/stat counts ticks.
+CREATE FUNCTION bench.cpu() RETURNS double precision
+LANGUAGE plpgsql AS $$
+DECLARE
+	precise text := pg_read_file('/proc/self/schedstat', 0, 100, true);
+	ticks text[];
+BEGIN
+	IF precise IS NOT NULL THEN
+		RETURN split_part(precise, ' ', 1)::double precision / 1000;
+	END IF;
+	-- the name of the process may contain anything but ends at the last bracket
+	ticks := string_to_array(regexp_replace(pg_read_file('/proc/self/stat'), '^.*\) ', ''), ' ');
+	RETURN (ticks[12]::double precision + ticks[13]::double precision) * 10000;
+END $$;
+
+CREATE FUNCTION bench.mark(p_turn integer) RETURNS void
+LANGUAGE sql
+BEGIN ATOMIC
+	INSERT INTO bench.mark (pid, turn, cpu) VALUES (pg_backend_pid(), p_turn, bench.cpu());
+END;
+
+-- Turns the marks of one backend into samples, one for each turn, so that a
+-- disturbance spoils one sample and not the round.
+CREATE PROCEDURE bench.sample_marks(
+	p_round integer, p_figure text, p_contestants text[], p_operations integer)
+LANGUAGE plpgsql AS $$
+BEGIN
+	IF (SELECT count(DISTINCT pid) <> 1 OR count(*) < 2 FROM bench.mark) THEN
+		RAISE 'there are no marks, or marks of several backends';
+	END IF;
+
+	INSERT INTO bench.sample
+	SELECT p_round, p_figure, p_contestants[turn + 1], used / p_operations
+	FROM (SELECT turn, cpu - lag(cpu) OVER (ORDER BY position) AS used FROM bench.mark) AS turns
+	WHERE used IS NOT NULL;
+	TRUNCATE bench.mark;
+END $$;
+
+-- Waits until no other client is connected: a session counts in the statistics
+-- what it has done at the latest when it leaves, which is after its client did.
+CREATE PROCEDURE bench.wait_until_alone()
+LANGUAGE plpgsql AS $$
+DECLARE
+	deadline timestamptz := clock_timestamp() + interval '30 seconds';
+BEGIN
+	WHILE EXISTS (
+		SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid())
+	LOOP
+		IF clock_timestamp() > deadline THEN
+			RAISE 'another session does not leave';
+		END IF;
+		PERFORM pg_sleep(0.01), pg_stat_clear_snapshot();
+	END LOOP;
+END $$;
+
+-- The dead tuples of a table that has got p_rows rows since it was empty.
+CREATE FUNCTION bench.dead_tuples(p_table regclass, p_rows bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+	IF pg_stat_get_live_tuples(p_table) <> p_rows THEN
+		RAISE '% has % rows, not %', p_table, pg_stat_get_live_tuples(p_table), p_rows;
+	END IF;
+	RETURN pg_stat_get_dead_tuples(p_table);
+END $$;
+
+-- What should have been measured and was not.
+CREATE FUNCTION bench.missing(p_rounds integer) RETURNS SETOF text
+LANGUAGE sql
+BEGIN ATOMIC
+	SELECT format('%s of %s in round %s', f.figure, c.contestant, r.round)
+	FROM bench.figure AS f
+	CROSS JOIN LATERAL unnest(f.contestants) AS c(contestant)
+	CROSS JOIN LATERAL generate_series(1, p_rounds) AS r(round)
+	WHERE NOT EXISTS (
+		SELECT FROM bench.sample AS s
+		WHERE s.figure = f.figure AND s.contestant = c.contestant AND s.round = r.round);
+END;
+
+-- The median of each round, with the floor's taken off where that is asked for.
+CREATE VIEW bench.net AS
+	WITH median AS (
+		SELECT round, figure, contestant, percentile_cont(0.5) WITHIN GROUP (ORDER BY value) AS value
+		FROM bench.sample
+		GROUP BY round, figure, contestant
+	)
+	SELECT m.round, m.figure, m.contestant,
+		m.value - CASE WHEN f.above_floor AND m.contestant <> 'floor' THEN floor.value ELSE 0 END AS value
+	FROM median AS m
+	JOIN bench.figure AS f USING (figure)
+	LEFT JOIN median AS floor
+		ON floor.figure = m.figure AND floor.contestant = 'floor' AND floor.round = m.round;
+
+-- The median of all rounds.  A ratio is the median of the ratios of each round,
+-- so that a machine that is slow for a while is slow for both.
+CREATE VIEW bench.result AS
+	SELECT n.figure, n.contestant,
+		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value) AS value,
+		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value / nullif(hand.value, 0))
+			FILTER (WHERE n.contestant <> 'floor' OR NOT f.above_floor) AS ratio,
+		min(n.value / nullif(hand.value, 0)) AS least,
+		max(n.value / nullif(hand.value, 0)) AS most
+	FROM bench.net AS n
+	JOIN bench.figure AS f USING (figure)
+	JOIN bench.net AS hand ON hand.figure = n.figure AND hand.contestant = 'hand' AND hand.round = n.round
+	GROUP BY n.figure, n.contestant;
+
+CREATE VIEW bench.csv AS
+	SELECT f.figure, c.contestant,
+		round(m.value::numeric, 3) AS value, f.unit, round(m.ratio::numeric, 3) AS ratio_to_hand
+	FROM bench.figure AS f
+	CROSS JOIN LATERAL unnest(f.contestants) WITH ORDINALITY AS c(contestant, position)
+	JOIN bench.result AS m ON m.figure = f.figure AND m.contestant = c.contestant
+	ORDER BY f.position, c.position;
+
+-- One line a figure: what the contestants took, the extension's ratio to hand
+-- with its spread over the rounds, and whether that is what it should be.
+CREATE VIEW bench.report AS
+	SELECT f.title AS "median", f.unit,
+		max(v.shown) FILTER (WHERE v.contestant = 'floor') AS floor,
+		max(v.shown) FILTER (WHERE v.contestant = 'hand') AS hand,
+		max(v.shown) FILTER (WHERE v.contestant = 'idempotency') AS idempotency,
+		max(v.ratio) FILTER (WHERE v.contestant = 'idempotency') AS ratio,
+		max(v.spread) FILTER (WHERE v.contestant = 'idempotency') AS spread,
+		CASE
+			WHEN f.target IS NULL THEN NULL
+			WHEN f.absolute THEN f.target::text
+			ELSE '<= ' || f.target || coalesce(', aim ' || f.aim, '')
+		END AS target,
+		max(CASE
+			WHEN f.target IS NULL THEN NULL
+			WHEN (CASE WHEN f.absolute THEN v.value ELSE v.exact END) <= f.target THEN 'reached'
+			ELSE 'missed'
+		END) FILTER (WHERE v.contestant = 'idempotency') AS verdict
+	FROM bench.figure AS f
+	JOIN LATERAL (
+		SELECT m.contestant, m.value, m.ratio AS exact,
+			round(m.value::numeric, CASE WHEN m.value < 100 THEN 2 ELSE 0 END)::text AS shown,
+			round(m.ratio::numeric, 2)::text AS ratio,
+			round(m.least::numeric, 2) || ' to ' || round(m.most::numeric, 2) AS spread
+		FROM bench.result AS m
+		WHERE m.figure = f.figure
+	) AS v ON true
+	GROUP BY f.position, f.title, f.unit, f.target, f.aim, f.absolute
+	ORDER BY f.position;
