@@ -1,0 +1,133 @@
+-- A small payments service, whose clients retry.
+--
+-- Everything a client calls is one function: it claims the idempotency key,
+-- does its work and completes the key, and all of that is one transaction.
+-- The key and the charge commit together or not at all.
+
+CREATE EXTENSION IF NOT EXISTS idempotency;
+
+CREATE SCHEMA payments;
+
+CREATE TABLE payments.account (
+	customer integer PRIMARY KEY,
+	balance numeric(12, 2) NOT NULL
+);
+
+-- idempotency_key fills itself in: each charge can be traced to the request
+-- that made it.
+CREATE TABLE payments.charge (
+	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	customer integer NOT NULL REFERENCES payments.account,
+	amount numeric(12, 2) NOT NULL CHECK (amount > 0),
+	currency text NOT NULL,
+	idempotency_key text NOT NULL DEFAULT idempotency.current_key('charge.create')
+);
+
+-- No charge without a claimed key: whoever writes here, and by whatever way,
+-- gets IK403 unless this transaction has claimed a key in scope charge.create.
+CREATE TRIGGER charge_needs_a_claim
+	BEFORE INSERT OR UPDATE OR DELETE ON payments.charge
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('charge.create');
+
+-- The books are kept by currency.  A currency without a partition cannot be
+-- booked, and whoever tries gets an error from PostgreSQL.
+CREATE TABLE payments.ledger (
+	charge bigint NOT NULL,
+	currency text NOT NULL,
+	amount numeric(12, 2) NOT NULL
+) PARTITION BY LIST (currency);
+
+CREATE TABLE payments.ledger_eur PARTITION OF payments.ledger FOR VALUES IN ('EUR');
+
+-- Takes money off an account.  An account that has not enough is a final
+-- answer, not an accident, so it has an SQLSTATE of its own.
+CREATE FUNCTION payments.debit(p_customer integer, p_amount numeric) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	UPDATE payments.account SET balance = balance - p_amount
+	WHERE customer = p_customer AND balance >= p_amount;
+
+	IF NOT FOUND THEN
+		RAISE EXCEPTION 'insufficient funds' USING ERRCODE = 'PY402';
+	END IF;
+END $$;
+
+-- Charges a customer, once, however often it is called with the same key.
+--
+--	* A retry of a finished request gets the stored answer, byte for byte.
+--	* The same key with another customer, amount or currency is IK422.
+--	* A declined card is an answer too, and is stored.  The work stands in an
+--	  inner block, so that it is rolled back while the claim stays.  That block
+--	  catches the one condition it knows to be final, and never OTHERS.
+--	* Any other error ends the transaction: nothing is stored, and the next
+--	  retry does the work.
+CREATE FUNCTION payments.charge_create(p_key text, p_customer integer, p_amount numeric,
+	p_currency text DEFAULT 'EUR') RETURNS json
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	op idempotency.operation;
+	new_id bigint;
+BEGIN
+	op := idempotency.claim('charge.create', p_key,
+		jsonb_build_object('customer', p_customer, 'amount', p_amount, 'currency', p_currency));
+	IF op.replayed THEN
+		RETURN op.response;
+	END IF;
+
+	BEGIN
+		INSERT INTO payments.charge (customer, amount, currency)
+		VALUES (p_customer, p_amount, p_currency)
+		RETURNING id INTO new_id;
+
+		INSERT INTO payments.ledger (charge, currency, amount)
+		VALUES (new_id, p_currency, p_amount);
+
+		PERFORM payments.debit(p_customer, p_amount);
+	EXCEPTION WHEN SQLSTATE 'PY402' THEN
+		RETURN idempotency.fail('charge.create', p_key,
+			json_build_object('error', 'card_declined', 'at', clock_timestamp()), 402);
+	END;
+
+	RETURN idempotency.complete('charge.create', p_key,
+		json_build_object('charge', new_id, 'amount', p_amount, 'currency', p_currency,
+			'at', clock_timestamp()), 201);
+END $$;
+
+-- The same in a hurry: its author forgot to complete the key.  The transaction
+-- that calls it cannot commit (IK428), so the mistake is found by the first
+-- test and not by the first retry.
+CREATE FUNCTION payments.charge_create_hastily(p_key text, p_customer integer, p_amount numeric)
+	RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	op idempotency.operation;
+	new_id bigint;
+BEGIN
+	op := idempotency.claim('charge.create', p_key);
+	IF op.replayed THEN
+		RETURN (op.response ->> 'charge')::bigint;
+	END IF;
+
+	INSERT INTO payments.charge (customer, amount, currency)
+	VALUES (p_customer, p_amount, 'EUR')
+	RETURNING id INTO new_id;
+	RETURN new_id;
+END $$;
+
+-- The other side: a consumer of a queue that delivers every message at least
+-- once, here to hand out a loyalty point for each.  Nothing has to be
+-- answered, so once() is enough: it is true the first time only.
+CREATE TABLE payments.loyalty_point (
+	message integer NOT NULL
+);
+
+CREATE FUNCTION payments.point_earned(p_message integer) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF NOT idempotency.once('loyalty', p_message::text) THEN
+		RETURN false;
+	END IF;
+
+	INSERT INTO payments.loyalty_point (message) VALUES (p_message);
+	RETURN true;
+END $$;
