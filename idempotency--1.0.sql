@@ -296,7 +296,7 @@ BEGIN
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
 	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
-		idempotency.document(jsonb),
+		idempotency.document(jsonb), idempotency.document_in, idempotency.document_out,
 		idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 		idempotency.release, idempotency.run, idempotency.peek, idempotency.current_key,
 		idempotency.require_claim,

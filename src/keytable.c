@@ -14,10 +14,12 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -112,6 +114,39 @@ CheckColumns(Relation table)
 }
 
 /*
+ * KeyTableIsKeyIndex tells whether an open index of the table keeps (scope,
+ * key) unique, bytewise: the primary key does, and while REINDEX CONCURRENTLY replaces
+ * it, so does the index that comes or goes.
+ */
+bool
+KeyTableIsKeyIndex(Relation index)
+{
+	Form_pg_index form = index->rd_index;
+
+	return form->indisunique && form->indnkeyatts == 2 && form->indkey.values[0] == COL_SCOPE &&
+		   form->indkey.values[1] == COL_KEY && index->rd_indcollation[0] == C_COLLATION_OID &&
+		   index->rd_indcollation[1] == C_COLLATION_OID && RelationGetIndexPredicate(index) == NIL;
+}
+
+/*
+ * HasKeyIndex tells whether the primary key is the one that we scan.
+ */
+static bool
+HasKeyIndex(Relation table)
+{
+	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
+	Relation index;
+	bool fits;
+
+	if (!OidIsValid(primaryKey))
+		return false;
+	index = index_open(primaryKey, AccessShareLock);
+	fits = KeyTableIsKeyIndex(index);
+	index_close(index, AccessShareLock);
+	return fits;
+}
+
+/*
  * CheckTable throws 55000 unless the table is the plain local heap that the
  * extension made.  (A table distributed by Citus bears triggers.)
  */
@@ -137,8 +172,8 @@ CheckTable(Relation table)
 		ErrorStoreAltered("key", "It has triggers, rules or foreign keys, or is distributed.",
 						  "Drop them; put triggers on your own tables.");
 	CheckColumns(table);
-	if (!OidIsValid(RelationGetPrimaryKeyIndexCompat(table)))
-		ErrorStoreAltered("key", "It has no valid primary key.",
+	if (!HasKeyIndex(table))
+		ErrorStoreAltered("key", "Its primary key is not (scope, key) COLLATE \"C\".",
 						  "Add PRIMARY KEY (scope, key) again.");
 }
 

@@ -15,6 +15,7 @@
 #include "store.h"
 
 extern Relation KeyTableOpen(LOCKMODE lockmode);
+extern bool KeyTableIsKeyIndex(Relation index);
 extern void KeyTableInit(void);
 
 extern void KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome);

@@ -173,6 +173,7 @@ typedef struct Writer
 	Relation table;
 	EState *estate;
 	ResultRelInfo *relinfo;
+	List *keyIndexes; /* OIDs of those that keep (scope, key) unique */
 	TupleTableSlot *slot;
 } Writer;
 
@@ -188,6 +189,14 @@ WriterOpen(Writer *writer, bool speculative)
 	writer->relinfo = makeNode(ResultRelInfo);
 	InitResultRelInfo(writer->relinfo, writer->table, 0, NULL, 0);
 	ExecOpenIndices(writer->relinfo, speculative);
+	writer->keyIndexes = NIL;
+	for (int i = 0; i < writer->relinfo->ri_NumIndices; i++)
+	{
+		Relation index = writer->relinfo->ri_IndexRelationDescs[i];
+
+		if (KeyTableIsKeyIndex(index))
+			writer->keyIndexes = lappend_oid(writer->keyIndexes, RelationGetRelid(index));
+	}
 	writer->slot = table_slot_create(writer->table, NULL);
 }
 
@@ -197,16 +206,17 @@ WriterClose(Writer *writer)
 	ExecDropSingleTupleTableSlot(writer->slot);
 	ExecCloseIndices(writer->relinfo);
 	FreeExecutorState(writer->estate);
+	list_free(writer->keyIndexes);
 	pfree(writer->relinfo);
 	table_close(writer->table, NoLock);
 }
 
 /*
- * IsPrimaryKeyViolation tells whether "error" is a duplicate in the primary
- * key.  It looks at open relations only, as befits an error handler.
+ * IsDuplicateKey tells whether "error" is a duplicate of (scope, key).  It
+ * looks at open relations only, as befits an error handler.
  */
 static bool
-IsPrimaryKeyViolation(const ErrorData *error, const ResultRelInfo *relinfo)
+IsDuplicateKey(const ErrorData *error, const List *keyIndexes, const ResultRelInfo *relinfo)
 {
 	if (error->sqlerrcode != ERRCODE_UNIQUE_VIOLATION || error->constraint_name == NULL)
 		return false;
@@ -215,15 +225,16 @@ IsPrimaryKeyViolation(const ErrorData *error, const ResultRelInfo *relinfo)
 	{
 		Relation index = relinfo->ri_IndexRelationDescs[i];
 
-		if (index->rd_index->indisprimary)
-			return strcmp(error->constraint_name, RelationGetRelationName(index)) == 0;
+		if (list_member_oid(keyIndexes, RelationGetRelid(index)) &&
+			strcmp(error->constraint_name, RelationGetRelationName(index)) == 0)
+			return true;
 	}
 	return false;
 }
 
 /*
- * InsertIndexEntries adds the row in the slot to the indexes.  A duplicate in
- * the primary key means that somebody slipped past the key's lock; it is
+ * InsertIndexEntries adds the row in the slot to the indexes.  A duplicate of
+ * (scope, key) means that somebody slipped past the key's lock; it is
  * reported as 40001, so that clients retry.  Any other error stays as it is.
  */
 static void
@@ -242,7 +253,7 @@ InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySu
 
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
-		if (!IsPrimaryKeyViolation(error, writer->relinfo))
+		if (!IsDuplicateKey(error, writer->keyIndexes, writer->relinfo))
 			PG_RE_THROW();
 		FlushErrorState();
 		ErrorConcurrentChange(name);
@@ -351,7 +362,6 @@ struct KeyStoreBatch
 {
 	Writer writer;
 	TupleTableSlot *scratch;
-	List *arbiters; /* the primary key */
 };
 
 /*
@@ -364,13 +374,12 @@ KeyStoreBatchBegin(void)
 
 	WriterOpen(&batch->writer, true);
 	batch->scratch = table_slot_create(batch->writer.table, NULL);
-	batch->arbiters = list_make1_oid(RelationGetPrimaryKeyIndexCompat(batch->writer.table));
 	return batch;
 }
 
 /*
- * TryInsert inserts the row in the writer's slot unless the primary key has
- * one like it.  Returns false if another transaction came first after the
+ * TryInsert inserts the row in the writer's slot unless an index of (scope,
+ * key) has one like it.  Returns false if another transaction came first after the
  * check before; nothing is left of the attempt then.
  */
 static bool
@@ -385,7 +394,7 @@ TryInsert(KeyStoreBatch *batch)
 	table_tuple_insert_speculative(writer->table, writer->slot, GetCurrentCommandId(true), 0, NULL,
 								   token);
 	recheck = ExecInsertIndexTuplesCompat(writer->relinfo, writer->slot, writer->estate, false,
-										  true, &conflict, batch->arbiters, false);
+										  true, &conflict, writer->keyIndexes, false);
 	table_tuple_complete_speculative(writer->table, writer->slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
 	list_free(recheck);
@@ -436,7 +445,7 @@ KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, TimestampTz expir
 		ItemPointerSetInvalid(&conflict);
 
 		if (ExecCheckIndexConstraintsCompat(writer->relinfo, writer->slot, writer->estate,
-											&conflict, batch->arbiters))
+											&conflict, writer->keyIndexes))
 		{
 			if (TryInsert(batch))
 				return true;
@@ -455,7 +464,6 @@ KeyStoreBatchEnd(KeyStoreBatch *batch)
 {
 	ExecDropSingleTupleTableSlot(batch->scratch);
 	WriterClose(&batch->writer);
-	list_free(batch->arbiters);
 	pfree(batch);
 	CommandCounterIncrement();
 }
