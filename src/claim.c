@@ -153,7 +153,8 @@ ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored)
  * request that was passed, or NULL.  Throws IK400 for both, or for no digest.
  */
 static bytea *
-FingerprintFromArgs(FunctionCallInfo fcinfo, int requestArg, int fingerprintArg)
+FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name, int requestArg,
+					int fingerprintArg)
 {
 	bytea *fingerprint;
 	int bytes;
@@ -162,12 +163,12 @@ FingerprintFromArgs(FunctionCallInfo fcinfo, int requestArg, int fingerprintArg)
 		return PG_ARGISNULL(requestArg) ? NULL
 										: FingerprintOfDocument(PG_GETARG_TEXT_PP(requestArg));
 	if (!PG_ARGISNULL(requestArg))
-		ErrorRequestAndFingerprint();
+		ErrorRequestAndFingerprint(name);
 
 	fingerprint = PG_GETARG_BYTEA_PP(fingerprintArg);
 	bytes = VARSIZE_ANY_EXHDR(fingerprint);
 	if (bytes < 16 || bytes > 64)
-		ErrorFingerprintLength(bytes);
+		ErrorFingerprintLength(name, bytes);
 	return fingerprint;
 }
 
@@ -183,7 +184,7 @@ RequestFromArgs(FunctionCallInfo fcinfo, int defaultWaitMs)
 	KeyNameFromArgs(fcinfo, 0, &request.name);
 	request.waitMs = WaitFromArg(fcinfo, 3, defaultWaitMs);
 	request.retention = RetentionFromArg(fcinfo, 4);
-	request.fingerprint = FingerprintFromArgs(fcinfo, 2, 5);
+	request.fingerprint = FingerprintFromArgs(fcinfo, &request.name, 2, 5);
 	return request;
 }
 
@@ -393,10 +394,14 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	PreventCommandIfReadOnly("idempotency.forget()");
 	if (OpenClaimFind(&name) != NULL)
 		ErrorClaimedHere(&name);
+
+	/* Look first, as a claim does, so that both take their locks in one order. */
+	state = KeyStoreProbe(&name, NULL, &seen);
 	if (!KeyLockAcquire(&name, DefaultWait))
 		ErrorInProgress(&name);
+	if (!KeyStoreUnchanged(&seen))
+		state = KeyStoreProbe(&name, NULL, &seen);
 
-	state = KeyStoreProbe(&name, NULL, &seen);
 	if (state == KEY_ABSENT)
 		KeyLockRelease(&name);
 	else

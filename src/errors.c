@@ -69,22 +69,24 @@ ErrorControlCharacter(const char *what, int position)
  * ErrorRequestAndFingerprint reports a claim that brings both.
  */
 void
-ErrorRequestAndFingerprint(void)
+ErrorRequestAndFingerprint(const KeyName *name)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("request and fingerprint are both given"),
-			 errhint("Pass the request, or a fingerprint that you computed of it.")));
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+					errmsg("request and fingerprint are both given"), DetailName(name),
+					errhint("Pass the request, or a fingerprint that you computed of it.")));
 }
 
 /*
  * ErrorFingerprintLength reports a fingerprint that is no digest.
  */
 void
-ErrorFingerprintLength(int bytes)
+ErrorFingerprintLength(const KeyName *name, int bytes)
 {
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("fingerprint has %d bytes", bytes),
-					errdetail("A fingerprint has 16 to 64 bytes."),
-					errhint("Use a cryptographic digest, as idempotency.fingerprint() does.")));
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("fingerprint has %d bytes", bytes),
+			 DetailName(name),
+			 errhint("Pass a cryptographic digest of 16 to 64 bytes, as idempotency.fingerprint() "
+					 "makes.")));
 }
 
 /*

@@ -63,6 +63,20 @@ CheckPrefix(char **newval, void **extra, GucSource source)
 }
 
 /*
+ * TrimSpaces returns "s" without the spaces around it; it cuts off the ones at
+ * the end in place.
+ */
+static char *
+TrimSpaces(char *s)
+{
+	char *end = s + strlen(s);
+
+	while (end > s && end[-1] == ' ')
+		*--end = '\0';
+	return s + strspn(s, " ");
+}
+
+/*
  * ParseSqlState turns five characters into a SQLSTATE, or returns 0 and says
  * why in the check's detail.
  */
@@ -76,6 +90,7 @@ ParseSqlState(const char *token)
 	}
 	for (int i = 0; transientClasses[i] != NULL; i++)
 	{
+		/* IKFIN is the one code of ours that tells of the request. */
 		if (strncmp(token, transientClasses[i], 2) == 0 && strcmp(token, "IKFIN") != 0)
 		{
 			GUC_check_errdetail(
@@ -87,36 +102,38 @@ ParseSqlState(const char *token)
 }
 
 /*
- * CheckFinalErrors parses a comma-separated list of SQLSTATEs into "extra".
+ * CheckFinalErrors parses a comma-separated list of SQLSTATEs into "extra":
+ * their count, and then they.  An empty list is no error final.
  */
 static bool
 CheckFinalErrors(char **newval, void **extra, GucSource source)
 {
 	char *list = pstrdup(*newval);
-	int *parsed = guc_malloc(LOG, (strlen(list) / 2 + 2) * sizeof(int));
-	char *rest = NULL;
+	char *rest = list;
+	int *parsed = guc_malloc(LOG, (strlen(list) + 2) * sizeof(int));
+	bool valid = true;
+	char *token;
 
 	if (parsed == NULL)
 		return false;
+
 	parsed[0] = 0;
-
-	for (char *token = strtok_r(list, ", \t\n", &rest); token != NULL;
-		 token = strtok_r(NULL, ", \t\n", &rest))
+	if (list[strspn(list, " ")] == '\0')
+		rest = NULL;
+	while (valid && (token = strsep(&rest, ",")) != NULL)
 	{
-		int sqlstate = ParseSqlState(token);
+		int sqlstate = ParseSqlState(TrimSpaces(token));
 
-		if (sqlstate == 0)
-		{
-			guc_free(parsed);
-			pfree(list);
-			return false;
-		}
 		parsed[++parsed[0]] = sqlstate;
+		valid = sqlstate != 0;
 	}
-
 	pfree(list);
-	*extra = parsed;
-	return true;
+
+	if (valid)
+		*extra = parsed;
+	else
+		guc_free(parsed);
+	return valid;
 }
 
 static void

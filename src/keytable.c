@@ -49,16 +49,17 @@ static const struct
 {
 	const char *name;
 	Oid type;
+	bool notNull;
 } keyColumns[KEY_COLUMNS] = {
-	{"created_at", TIMESTAMPTZOID},
-	{"expires_at", TIMESTAMPTZOID},
-	{"status", INT4OID},
-	{"failed", BOOLOID},
-	{"scope", TEXTOID},
-	{"key", TEXTOID},
-	{"fingerprint", BYTEAOID},
-	{"headers", JSONOID},
-	{"response", JSONOID},
+	{"created_at", TIMESTAMPTZOID, true},
+	{"expires_at", TIMESTAMPTZOID, true},
+	{"status", INT4OID, false},
+	{"failed", BOOLOID, true},
+	{"scope", TEXTOID, true},
+	{"key", TEXTOID, true},
+	{"fingerprint", BYTEAOID, false},
+	{"headers", JSONOID, false},
+	{"response", JSONOID, false},
 };
 
 /* The table, once found, and whether it was checked since its last change. */
@@ -102,6 +103,7 @@ CheckColumns(Relation table)
 		Form_pg_attribute column = TupleDescAttr(desc, i);
 
 		same = !column->attisdropped && column->atttypid == keyColumns[i].type &&
+			   column->attnotnull == keyColumns[i].notNull &&
 			   strcmp(NameStr(column->attname), keyColumns[i].name) == 0;
 	}
 	if (!same)

@@ -58,7 +58,8 @@ PrefixInSettings(HeapTuple row, TupleDesc desc)
 	{
 		char *assignment = TextDatumGetCString(setting);
 
-		if (strncmp(assignment, wanted, strlen(wanted)) == 0)
+		/* the server does not mind the case of a setting's name */
+		if (pg_strncasecmp(assignment, wanted, strlen(wanted)) == 0)
 			return assignment + strlen(wanted);
 	}
 	return NULL;
@@ -66,7 +67,9 @@ PrefixInSettings(HeapTuple row, TupleDesc desc)
 
 /*
  * ApplyPrefixOf applies the prefix that the catalog has for a database and a
- * role, either of which may be 0 for all.
+ * role, either of which may be 0 for all.  Throws 22023 for a prefix without
+ * an end: it was stored before the library could check it, and to ignore it
+ * would open every scope.
  */
 static void
 ApplyPrefixOf(Relation catalog, Oid database, Oid role, GucSource source)
@@ -87,7 +90,7 @@ ApplyPrefixOf(Relation catalog, Oid database, Oid role, GucSource source)
 
 		if (prefix != NULL)
 			(void) set_config_option(PREFIX_SETTING, prefix, PGC_SUSET, source, GUC_ACTION_SET,
-									 true, 0, false);
+									 true, ERROR, false);
 	}
 	systable_endscan(scan);
 }

@@ -118,8 +118,8 @@ SELECT set_eq(
 		('idempotency.grant_client(regrole)', ''),
 		('idempotency.grant_operator(regrole)', ''),
 		('idempotency.document(jsonb)', 'client'),
-		('idempotency.document_in(cstring)', ''),
-		('idempotency.document_out(idempotency.document)', ''),
+		('idempotency.document_in(cstring)', 'client'),
+		('idempotency.document_out(idempotency.document)', 'client'),
 		('idempotency.document_recv(internal)', ''),
 		('idempotency.document_send(idempotency.document)', '')
 	$$,

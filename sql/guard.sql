@@ -1,0 +1,213 @@
+--
+-- A claim cannot be forgotten: a transaction that claimed a key and neither
+-- completed, failed nor released it fails at commit, with all that it wrote.
+--
+\set SHOW_CONTEXT never
+
+CREATE TABLE charge (id int);
+
+-- At COMMIT.
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'open');
+INSERT INTO charge VALUES (1);
+COMMIT;
+\echo :SQLSTATE
+SELECT count(*) FROM charge;
+
+-- At the end of a statement that is its own transaction,
+SELECT outcome FROM idempotency.claim('guard', 'open');
+\echo :SQLSTATE
+SELECT outcome FROM idempotency.try_claim('guard', 'open');
+
+-- and of several that are sent as one.
+INSERT INTO charge VALUES (2) \; SELECT outcome FROM idempotency.claim('guard', 'open');
+SELECT count(*) FROM charge;
+SELECT outcome FROM idempotency.claim('guard', 'sent as one', '"request"') \; SELECT idempotency.complete('guard', 'sent as one', '1');
+SELECT response FROM idempotency.claim('guard', 'sent as one');
+
+-- ROLLBACK needs no outcome, and neither does an error of another kind.
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'open');
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'open');
+SELECT 1 / 0;
+COMMIT;
+
+-- The transaction after one that failed starts anew.
+BEGIN;
+INSERT INTO charge VALUES (3);
+COMMIT;
+SELECT count(*) FROM charge;
+
+-- Several open claims: the oldest is named, the others are counted.
+BEGIN;
+SELECT (idempotency.claim('guard', k)).outcome FROM unnest('{a,b,c}'::text[]) AS k;
+COMMIT;
+\echo :SQLSTATE
+BEGIN;
+SELECT (idempotency.claim('guard', k)).outcome FROM unnest('{a,b,c,d}'::text[]) AS k;
+SELECT idempotency.complete('guard', 'a');
+SELECT idempotency.release('guard', 'c');
+COMMIT;
+BEGIN;
+SELECT (idempotency.claim('guard', k)).outcome FROM unnest('{a,b,c}'::text[]) AS k;
+SELECT idempotency.complete('guard', k) FROM unnest('{a,b}'::text[]) AS k;
+COMMIT;
+SELECT count(*) FROM idempotency.key WHERE scope = 'guard' AND key IN ('a', 'b', 'c', 'd');
+
+-- Each way to finish closes it; a replay and a refusal opened nothing.
+BEGIN;
+SELECT (idempotency.claim('guard', k)).outcome FROM unnest('{x,y,z}'::text[]) AS k;
+SELECT idempotency.complete('guard', 'x'), idempotency.fail('guard', 'y', NULL, 400), idempotency.release('guard', 'z');
+COMMIT;
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'x');
+SELECT outcome FROM idempotency.try_claim('guard', 'sent as one', '"other"');
+SELECT idempotency.once('guard', 'message');
+COMMIT;
+
+-- A savepoint that is released does not hide it; one that is rolled back takes it
+-- away.
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('guard', 'open');
+RELEASE s;
+COMMIT;
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('guard', 'open');
+ROLLBACK TO s;
+COMMIT;
+
+--
+-- DO blocks and procedures
+--
+
+DO $$
+BEGIN
+	PERFORM idempotency.claim('guard', 'do');
+END
+$$;
+\echo :SQLSTATE
+
+-- COMMIT inside is guarded like any other, and what was committed before stays.
+DO $$
+BEGIN
+	PERFORM idempotency.claim('guard', 'do 1');
+	PERFORM idempotency.complete('guard', 'do 1', '"first"');
+	COMMIT;
+	PERFORM idempotency.claim('guard', 'do 2');
+	COMMIT;
+	RAISE EXCEPTION 'never reached';
+END
+$$;
+\echo :SQLSTATE
+SELECT key, response FROM idempotency.key WHERE scope = 'guard' AND key LIKE 'do%' ORDER BY key;
+
+CREATE PROCEDURE charge_many(p_forget int) LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1..3 LOOP
+		PERFORM idempotency.claim('guard.many', i::text);
+		INSERT INTO charge VALUES (100 + i);
+		IF i <> p_forget THEN
+			PERFORM idempotency.complete('guard.many', i::text, to_json(i));
+		END IF;
+		COMMIT;
+	END LOOP;
+END
+$$;
+CALL charge_many(p_forget => 2);
+\echo :SQLSTATE
+SELECT key FROM idempotency.key WHERE scope = 'guard.many' ORDER BY key;
+SELECT id FROM charge WHERE id > 100 ORDER BY id;
+
+-- ROLLBACK inside gives the claims up.
+CREATE PROCEDURE charge_undone() LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idempotency.claim('guard', 'undone');
+	INSERT INTO charge VALUES (200);
+	ROLLBACK;
+	PERFORM idempotency.claim('guard', 'undone');
+	INSERT INTO charge VALUES (201);
+	PERFORM idempotency.complete('guard', 'undone', '"second"');
+	COMMIT;
+END
+$$;
+CALL charge_undone();
+SELECT response FROM idempotency.claim('guard', 'undone');
+SELECT id FROM charge WHERE id >= 200;
+
+-- AND CHAIN is a commit, too.
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'chained');
+COMMIT AND CHAIN;
+\echo :SQLSTATE
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'chained');
+SELECT idempotency.complete('guard', 'chained');
+COMMIT AND CHAIN;
+SELECT outcome FROM idempotency.claim('guard', 'chained');
+COMMIT;
+
+--
+-- What runs at commit
+--
+
+-- A deferred trigger runs before the guard, and may complete what is open
+CREATE FUNCTION complete_late() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idempotency.complete('guard', NEW.key, to_json(NEW.key));
+	RETURN NULL;
+END
+$$;
+CREATE TABLE late (key text);
+CREATE CONSTRAINT TRIGGER complete_late AFTER INSERT ON late
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION complete_late();
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'late');
+INSERT INTO late VALUES ('late');
+COMMIT;
+SELECT response FROM idempotency.claim('guard', 'late');
+-- or complete what nobody claimed,
+INSERT INTO late VALUES ('never claimed');
+\echo :SQLSTATE
+-- or claim, and be held to it.
+CREATE FUNCTION claim_late() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idempotency.claim('guard', NEW.key);
+	RETURN NULL;
+END
+$$;
+DROP TRIGGER complete_late ON late;
+CREATE CONSTRAINT TRIGGER claim_late AFTER INSERT ON late
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION claim_late();
+INSERT INTO late VALUES ('claimed late');
+\echo :SQLSTATE
+SELECT count(*) FROM late;
+
+-- A cursor WITH HOLD runs at commit as well.
+BEGIN;
+DECLARE held CURSOR WITH HOLD FOR SELECT outcome FROM idempotency.claim('guard', 'cursor');
+COMMIT;
+\echo :SQLSTATE
+
+--
+-- Two-phase commit
+--
+
+-- PREPARE TRANSACTION with an open claim is refused.
+BEGIN;
+INSERT INTO charge VALUES (300);
+SELECT outcome FROM idempotency.claim('guard', 'prepared');
+PREPARE TRANSACTION 'regress_idempotency_guard';
+\echo :SQLSTATE
+BEGIN;
+SELECT (idempotency.claim('guard', k)).outcome FROM unnest('{prepared 1,prepared 2,prepared 3}'::text[]) AS k;
+PREPARE TRANSACTION 'regress_idempotency_guard';
+ROLLBACK PREPARED 'regress_idempotency_guard';
+SELECT count(*) FROM charge WHERE id = 300;
+
+DROP TABLE charge, late;
+DROP FUNCTION complete_late, claim_late;
+DROP PROCEDURE charge_many, charge_undone;

@@ -1,0 +1,149 @@
+--
+-- What CREATE EXTENSION makes, what it lets nobody do, and what DROP EXTENSION
+-- leaves behind (nothing).
+--
+\set SHOW_CONTEXT never
+
+-- A fixed schema of its own, which is no target for ALTER EXTENSION.
+SELECT e.extversion, e.extrelocatable, n.nspname
+	FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+	WHERE e.extname = 'idempotency';
+ALTER EXTENSION idempotency SET SCHEMA public;
+
+-- The objects.  (\dx+ would list row and array types as well, from 17 on.)
+CREATE TEMPORARY VIEW member AS
+	SELECT d.classid, d.objid, pg_describe_object(d.classid, d.objid, 0) AS object
+		FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+		WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+			AND e.extname = 'idempotency'
+			AND NOT EXISTS (SELECT FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
+				WHERE d.classid = 'pg_type'::regclass AND t.oid = d.objid
+					AND (t.typelem <> 0 OR c.relkind <> 'c'));
+SELECT object FROM member ORDER BY object COLLATE "C";
+
+-- How each function may be planned: nothing but the helpers may run in a parallel
+-- worker, the pure ones among them are immutable, and peek() reads as of its
+-- statement.
+SELECT p.proname, p.provolatile, p.proparallel, p.proisstrict
+	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
+	WHERE p.proname !~ '^document_'
+	ORDER BY p.proname COLLATE "C", p.oid::regprocedure::text COLLATE "C";
+
+-- The table of outcomes and the index that decides who won.
+\d idempotency.key
+
+-- Every table and sequence is dumped with its rows.
+SELECT unnest(extconfig)::regclass AS dumped, unnest(extcondition) AS condition
+	FROM pg_extension WHERE extname = 'idempotency';
+SELECT m.object AS forgotten
+	FROM member m JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
+	WHERE c.relkind IN ('r', 'p', 'S')
+		AND NOT EXISTS (SELECT FROM pg_extension e
+			WHERE e.extname = 'idempotency' AND c.oid = ANY (e.extconfig));
+
+-- Every object has a comment, and so has every column and index.
+SELECT object AS without_comment FROM member WHERE obj_description(objid, classid::regclass::name) IS NULL;
+SELECT c.relname, a.attname AS without_comment
+	FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v', 'c')
+		AND a.attnum > 0 AND NOT a.attisdropped AND col_description(c.oid, a.attnum) IS NULL;
+SELECT indexrelid::regclass AS without_comment
+	FROM pg_index
+	WHERE indrelid = 'idempotency.key'::regclass AND obj_description(indexrelid, 'pg_class') IS NULL;
+
+-- Nothing is granted to PUBLIC, neither by a GRANT nor by default.
+SELECT m.object, a.privilege_type AS granted_to_public
+	FROM member m
+		LEFT JOIN pg_namespace n ON m.classid = 'pg_namespace'::regclass AND n.oid = m.objid
+		LEFT JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
+		LEFT JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
+		LEFT JOIN pg_type t ON m.classid = 'pg_type'::regclass AND t.oid = m.objid,
+		aclexplode(CASE
+			WHEN n.oid IS NOT NULL THEN coalesce(n.nspacl, acldefault('n', n.nspowner))
+			WHEN c.oid IS NOT NULL THEN coalesce(c.relacl, acldefault('r', c.relowner))
+			WHEN p.oid IS NOT NULL THEN coalesce(p.proacl, acldefault('f', p.proowner))
+			WHEN t.oid IS NOT NULL THEN coalesce(t.typacl, acldefault('T', t.typowner))
+		END) AS a
+	WHERE a.grantee = 0;
+SELECT typname AS usable_by_public FROM pg_type
+	WHERE typnamespace = 'idempotency'::regnamespace AND has_type_privilege('public', oid, 'USAGE');
+
+-- No function runs with its owner's rights, and the search path captures none.
+SELECT p.oid::regprocedure AS security_definer
+	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
+	WHERE p.prosecdef;
+SELECT p.oid::regprocedure AS without_search_path
+	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
+		JOIN pg_language l ON l.oid = p.prolang
+	WHERE l.lanname NOT IN ('c', 'internal')
+		AND p.proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}';
+
+-- What uses the extension keeps it from being dropped.
+CREATE TABLE audited (key text DEFAULT idempotency.current_key('install'));
+DROP EXTENSION idempotency;
+DROP TABLE audited;
+
+-- DROP EXTENSION takes every trace out of the catalogs: they have as many rows
+-- as before it was made.
+CREATE TEMPORARY TABLE catalog_rows (moment text, catalog regclass, rows bigint);
+CREATE FUNCTION pg_temp.count_catalogs(moment text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	catalog regclass;
+	rows bigint;
+BEGIN
+	FOR catalog IN
+		SELECT oid FROM pg_class
+			WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind = 'r'
+				AND NOT relisshared AND relname NOT LIKE 'pg_statistic%'
+	LOOP
+		EXECUTE format('SELECT count(*) FROM %s', catalog) INTO rows;
+		INSERT INTO catalog_rows VALUES (moment, catalog, rows);
+	END LOOP;
+END
+$$;
+
+DROP EXTENSION idempotency;
+SELECT pg_temp.count_catalogs('before');
+CREATE EXTENSION idempotency;
+SELECT pg_temp.count_catalogs('installed');
+DROP EXTENSION idempotency;
+SELECT pg_temp.count_catalogs('after');
+
+SELECT count(*) > 0 AS made_something
+	FROM catalog_rows b JOIN catalog_rows i USING (catalog)
+	WHERE b.moment = 'before' AND i.moment = 'installed' AND b.rows <> i.rows;
+SELECT catalog, b.rows AS before, a.rows AS after
+	FROM catalog_rows b JOIN catalog_rows a USING (catalog)
+	WHERE b.moment = 'before' AND a.moment = 'after' AND b.rows <> a.rows;
+SELECT count(*) AS schemas FROM pg_namespace WHERE nspname = 'idempotency';
+
+-- The library without the extension says what is missing.
+CREATE FUNCTION by_hand(text, text) RETURNS text LANGUAGE c AS '$libdir/idempotency', 'idempotency_peek';
+SELECT by_hand('install', 'key');
+\echo :SQLSTATE
+DROP FUNCTION by_hand;
+
+-- A schema made beforehand, by whomever, aborts the installation: what stands
+-- in it could capture what we make.
+CREATE SCHEMA idempotency;
+CREATE EXTENSION idempotency;
+\echo :SQLSTATE
+DROP SCHEMA idempotency;
+
+-- The schema is not for choosing.
+CREATE EXTENSION idempotency SCHEMA public;
+\echo :SQLSTATE
+
+-- Only a superuser installs it: the right to create in the database is not enough.
+CREATE ROLE regress_idempotency_owner;
+SELECT current_database() AS database \gset
+GRANT CREATE ON DATABASE :"database" TO regress_idempotency_owner;
+SET ROLE regress_idempotency_owner;
+CREATE EXTENSION idempotency;
+\echo :SQLSTATE
+RESET ROLE;
+REVOKE CREATE ON DATABASE :"database" FROM regress_idempotency_owner;
+DROP ROLE regress_idempotency_owner;
+
+-- For the tests that follow.
+CREATE EXTENSION idempotency;

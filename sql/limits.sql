@@ -1,0 +1,93 @@
+--
+-- Many claims: what one transaction can hold, and that a session does not grow.
+--
+\set SHOW_CONTEXT never
+
+-- A thousand claims open at once, completed in the order in which they came.
+BEGIN;
+SELECT count(*) FROM generate_series(1, 1000) AS n, idempotency.claim('limits', 'open ' || n) WHERE outcome = 'claimed';
+SELECT count(*) AS key_locks FROM pg_locks
+	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+SELECT count(idempotency.complete('limits', 'open ' || n, to_json(n))::text) FROM generate_series(1, 1000) AS n;
+COMMIT;
+SELECT count(*) FROM idempotency.key WHERE scope = 'limits' AND key LIKE 'open%';
+
+-- Each claim holds a lock until its transaction ends, and the server has room for so
+-- many.  Beyond that it is an error that says what to do, and nothing is lost but the
+-- savepoint.
+BEGIN;
+SELECT outcome FROM idempotency.claim('limits', 'kept');
+DO $$
+DECLARE
+	message text;
+	detail text;
+	hint text;
+BEGIN
+	FOR i IN 1..10000000 LOOP
+		PERFORM idempotency.claim('limits', 'many');
+		PERFORM idempotency.release('limits', 'many');
+		PERFORM idempotency.claim('limits', 'many ' || i);
+		PERFORM idempotency.release('limits', 'many ' || i);
+	END LOOP;
+	RAISE 'never reached';
+EXCEPTION WHEN out_of_memory THEN
+	GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+	RAISE NOTICE '%: %', SQLSTATE, message;
+	RAISE NOTICE '%', regexp_replace(detail, '\d+', 'N');
+	RAISE NOTICE '%', hint;
+END
+$$;
+SELECT count(*) AS key_locks FROM pg_locks
+	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+SELECT idempotency.complete('limits', 'kept');
+COMMIT;
+SELECT outcome FROM idempotency.claim('limits', 'kept');
+
+-- A session keeps nothing of the operations that it has done, whatever their outcome.
+CREATE PROCEDURE work(p_round int, p_times int) LANGUAGE plpgsql AS $$
+DECLARE
+	name text;
+BEGIN
+	FOR i IN 1..p_times LOOP
+		name := p_round || '/' || i;
+		PERFORM idempotency.claim('limits', name, '{"a": 1}');
+		PERFORM idempotency.complete('limits', name, '{"b": 2}', 200, '{"c": 3}');
+		COMMIT;
+		PERFORM idempotency.claim('limits', name, '{"a": 1}');
+		PERFORM idempotency.try_claim('limits', name, '{"a": 2}');
+		PERFORM idempotency.try_claim('limits', name || ' rolled back');
+		PERFORM idempotency.once('limits', name || ' once');
+		ROLLBACK;
+	END LOOP;
+END
+$$;
+CREATE FUNCTION memory() RETURNS bigint LANGUAGE sql AS 'SELECT sum(used_bytes)::bigint FROM pg_backend_memory_contexts';
+CALL work(1, 500);
+SELECT memory() AS before \gset
+CALL work(2, 3000);
+SELECT memory() - :before < 65536 AS flat;
+
+-- Nor does a transaction, of those that it has finished.
+CREATE FUNCTION work_in_transaction(p_times int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1..p_times LOOP
+		PERFORM idempotency.claim('limits', 'same');
+		PERFORM idempotency.release('limits', 'same');
+		BEGIN
+			PERFORM idempotency.claim('limits', 'same');
+			PERFORM idempotency.release('limits', 'same');
+		EXCEPTION WHEN division_by_zero THEN
+			NULL;
+		END;
+	END LOOP;
+END
+$$;
+BEGIN;
+SELECT work_in_transaction(100);
+SELECT used_bytes AS before FROM pg_backend_memory_contexts WHERE name = 'TopTransactionContext' \gset
+SELECT work_in_transaction(2000);
+SELECT used_bytes - :before < 8192 AS flat FROM pg_backend_memory_contexts WHERE name = 'TopTransactionContext';
+COMMIT;
+
+DROP PROCEDURE work;
+DROP FUNCTION memory, work_in_transaction;

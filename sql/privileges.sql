@@ -1,0 +1,287 @@
+--
+-- Who may do what: a role that was granted nothing, a client, an operator; and
+-- that a hostile search path captures none of them.
+--
+\set SHOW_CONTEXT never
+
+CREATE ROLE regress_idempotency_nobody;
+CREATE ROLE regress_idempotency_client;
+CREATE ROLE regress_idempotency_operator;
+CREATE ROLE "regress idempotency ""quoted""";
+SELECT idempotency.grant_client('regress_idempotency_client');
+SELECT idempotency.grant_operator('regress_idempotency_operator');
+
+-- What a statement comes to; nothing of it stays.
+CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RAISE EXCEPTION 'undo' USING ERRCODE = 'P9999';
+EXCEPTION
+	WHEN SQLSTATE 'P9999' THEN
+		RETURN 'accepted';
+	WHEN OTHERS THEN
+		RETURN SQLSTATE || ': ' || SQLERRM;
+END
+$$;
+
+-- A call of every function, and a look at every table.
+CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
+CREATE TEMPORARY TABLE door (n serial, statement text);
+INSERT INTO door (statement) VALUES
+	('SELECT idempotency.claim(''privileges'', ''k'')'),
+	('SELECT idempotency.try_claim(''privileges'', ''k'')'),
+	('SELECT idempotency.complete(''privileges'', ''k'')'),
+	('SELECT idempotency.fail(''privileges'', ''k'', NULL, 400)'),
+	('SELECT idempotency.release(''privileges'', ''k'')'),
+	('SELECT idempotency.run(''privileges'', ''k'', NULL, ''handler(json)'')'),
+	('SELECT idempotency.peek(''privileges'', ''k'')'),
+	('SELECT idempotency.forget(''privileges'', ''k'')'),
+	('SELECT idempotency.once(''privileges'', ''k'')'),
+	('SELECT idempotency.once(''privileges'', ''{k}''::text[])'),
+	('SELECT idempotency.current_key(''privileges'')'),
+	('SELECT idempotency.require_claim()'),
+	('SELECT idempotency.document(''{}''::jsonb)'),
+	('SELECT idempotency.canonical(''{}'')'),
+	('SELECT idempotency.fingerprint(''{}'')'),
+	('SELECT idempotency.fingerprint(''POST'', ''/'', ''{}'')'),
+	('SELECT idempotency.derive_key(''privileges'', ''k'', ''step'')'),
+	('SELECT idempotency.natural_key(''k'')'),
+	('SELECT idempotency.uuidv7()'),
+	('SELECT idempotency.parse_header(''"k"'')'),
+	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, false, NULL)::idempotency.operation)'),
+	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')'),
+	('SELECT idempotency.grant_operator(''regress_idempotency_nobody'')'),
+	('SELECT * FROM idempotency.keys'),
+	('SELECT * FROM idempotency.key'),
+	('INSERT INTO idempotency.key (created_at, expires_at, failed, scope, key) VALUES (now(), now(), false, ''s'', ''k'')'),
+	('UPDATE idempotency.key SET failed = true'),
+	('DELETE FROM idempotency.key'),
+	('TRUNCATE idempotency.key'),
+	('LOCK TABLE idempotency.key'),
+	('DELETE FROM idempotency.keys'),
+	('CREATE TABLE idempotency.mine (id int)'),
+	('CREATE FUNCTION idempotency.mine() RETURNS int LANGUAGE sql AS ''SELECT 1'''),
+	('CREATE TABLE public.mine (document idempotency.document, operation idempotency.operation)'),
+	('SELECT ''{}''::text::idempotency.document');
+-- None is missing, but the I/O functions of the type.
+SELECT proname AS not_tested FROM pg_proc
+	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^document_'
+		AND NOT EXISTS (SELECT FROM door WHERE statement LIKE '%idempotency.' || proname || '(%');
+GRANT SELECT ON door TO PUBLIC;
+SELECT has_schema_privilege('public', 'public', 'CREATE') AS public_may_create \gset
+GRANT CREATE ON SCHEMA public TO PUBLIC;
+
+--
+-- Nobody
+--
+
+-- The schema is closed,
+SET ROLE regress_idempotency_nobody;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+RESET ROLE;
+-- and where it is not, everything in it is.
+BEGIN;
+GRANT USAGE ON SCHEMA idempotency TO regress_idempotency_nobody;
+SET LOCAL ROLE regress_idempotency_nobody;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+RESET ROLE;
+ROLLBACK;
+
+--
+-- A client claims, finishes and replays
+--
+
+BEGIN;
+SET LOCAL ROLE regress_idempotency_client;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+ROLLBACK;
+SELECT p.oid::regprocedure AS client_may_call FROM pg_proc p
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^document_' AND has_function_privilege('regress_idempotency_client', p.oid, 'EXECUTE')
+	ORDER BY p.oid::regprocedure::text COLLATE "C";
+SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
+		AND has_table_privilege('regress_idempotency_client', c.oid, privilege);
+
+-- It passes JSON in every type, constant or not.
+BEGIN;
+SET LOCAL ROLE regress_idempotency_client;
+SELECT statement, pg_temp.try(statement) FROM unnest(ARRAY[
+	'SELECT idempotency.claim(''privileges'', ''k'', ''{}'')',
+	'SELECT idempotency.claim(''privileges'', ''k'', ''{}''::json)',
+	'SELECT idempotency.claim(''privileges'', ''k'', ''{}''::jsonb)',
+	'SELECT idempotency.claim(''privileges'', ''k'', ''{}''::text)',
+	'SELECT idempotency.claim(''privileges'', ''k'', ''{}''::varchar)',
+	'SELECT idempotency.claim(''privileges'', ''k'', j) FROM jsonb_build_object(''a'', 1) AS j',
+	'SELECT idempotency.claim(''privileges'', ''k'', t) FROM repeat(''1'', 3) AS t',
+	'SELECT ''{}''::idempotency.document::json, ''{}''::idempotency.document::jsonb']) AS statement;
+DO $$
+DECLARE
+	request jsonb := '{"a": 1}';
+	answer text := '{"b": 2}';
+BEGIN
+	PERFORM idempotency.claim('privileges', 'k', request);
+	PERFORM idempotency.complete('privileges', 'k', answer);
+	RAISE NOTICE '%', (idempotency.try_claim('privileges', 'k', request)).response;
+END
+$$;
+ROLLBACK;
+
+-- In a procedure with the rights of its caller, from end to end.
+CREATE TABLE charge (id int GENERATED ALWAYS AS IDENTITY, amount int, key text DEFAULT idempotency.current_key('privileges'));
+CREATE TRIGGER require_claim BEFORE INSERT ON charge FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('privileges');
+GRANT SELECT, INSERT ON charge TO regress_idempotency_client;
+CREATE PROCEDURE charge_create(p_key text, p_amount int, INOUT p_response json DEFAULT NULL) LANGUAGE plpgsql SECURITY INVOKER AS $$
+DECLARE
+	op idempotency.operation;
+BEGIN
+	op := idempotency.claim('privileges', p_key, json_build_object('amount', p_amount));
+	IF NOT op.replayed THEN
+		INSERT INTO charge (amount) VALUES (p_amount) RETURNING json_build_object('id', id) INTO p_response;
+		PERFORM idempotency.complete('privileges', p_key, p_response, 201);
+	ELSE
+		p_response := op.response;
+	END IF;
+END
+$$;
+SET ROLE regress_idempotency_client;
+CALL charge_create('k1', 100);
+CALL charge_create('k1', 100);
+SELECT * FROM charge;
+SELECT outcome, response FROM idempotency.run('privileges', 'k2', '{"a": 1}'::text, 'handler(json)');
+SELECT idempotency.once('privileges', 'm1'), idempotency.once('privileges', 'm1');
+SELECT * FROM idempotency.once('privileges', ARRAY['m1', 'm2']);
+SELECT status, response FROM idempotency.peek('privileges', 'k1');
+-- A table of its own may bear the guard and the type.
+CREATE TABLE public.mine (id int, document idempotency.document, key text DEFAULT idempotency.current_key('privileges'));
+CREATE TRIGGER require_claim BEFORE INSERT ON public.mine FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('privileges');
+SELECT pg_temp.try('INSERT INTO public.mine VALUES (1)');
+DROP TABLE public.mine;
+RESET ROLE;
+
+--
+-- An operator looks and evicts
+--
+
+SET ROLE regress_idempotency_operator;
+SELECT statement, pg_temp.try(statement) FROM door WHERE statement NOT LIKE '%::idempotency.%' ORDER BY n;
+SELECT scope, key, state, status FROM idempotency.keys WHERE scope = 'privileges' ORDER BY key;
+SELECT idempotency.forget('privileges', 'k2');
+SELECT count(*) FROM idempotency.keys WHERE scope = 'privileges' AND key = 'k2';
+RESET ROLE;
+SELECT p.oid::regprocedure AS operator_may_call FROM pg_proc p
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^document_' AND has_function_privilege('regress_idempotency_operator', p.oid, 'EXECUTE')
+	ORDER BY p.oid::regprocedure::text COLLATE "C";
+SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
+		AND has_table_privilege('regress_idempotency_operator', c.oid, privilege);
+
+-- Neither hands its rights on: no grant option.
+SELECT count(*) AS with_grant_option FROM pg_proc, aclexplode(proacl) AS a
+	WHERE pronamespace = 'idempotency'::regnamespace AND a.is_grantable AND a.grantee <> proowner;
+
+-- Any name of a role will do, and granting twice does no harm; NULL grants nothing.
+SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
+SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
+SELECT idempotency.grant_operator('"regress idempotency ""quoted"""');
+SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(text, text)', 'EXECUTE') AS client,
+	has_function_privilege('regress idempotency "quoted"', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
+SELECT idempotency.grant_client(NULL), idempotency.grant_operator(NULL);
+SELECT count(*) AS rights_of_public FROM pg_proc
+	WHERE pronamespace = 'idempotency'::regnamespace AND has_function_privilege('public', oid, 'EXECUTE');
+SELECT idempotency.grant_client('no_such_role');
+SELECT idempotency.grant_operator('public');
+
+--
+-- A hostile search path
+--
+
+-- Whoever may create a schema may put there whatever he likes: functions and
+-- operators that fit better than PostgreSQL's own, types and tables of the same
+-- names.  Each of these raises an error when it is used.
+CREATE SCHEMA regress_hostile;
+SET search_path = regress_hostile, pg_catalog;
+CREATE FUNCTION captured() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'captured'; END $$;
+CREATE FUNCTION format(text, regrole) RETURNS text LANGUAGE sql AS 'SELECT captured()::text';
+CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT captured()::text::timestamptz';
+CREATE FUNCTION date_trunc(text, interval) RETURNS interval LANGUAGE sql AS 'SELECT captured()::text::interval';
+CREATE FUNCTION isfinite(timestamptz) RETURNS boolean LANGUAGE sql AS 'SELECT captured()::text::boolean';
+CREATE FUNCTION pg_size_pretty(bigint) RETURNS text LANGUAGE sql AS 'SELECT captured()::text';
+CREATE FUNCTION pg_column_size(json) RETURNS int LANGUAGE sql AS 'SELECT captured()::text::int';
+CREATE FUNCTION encode(bytea, text) RETURNS text LANGUAGE sql AS 'SELECT captured()::text';
+CREATE FUNCTION after(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS 'SELECT captured()::text::boolean';
+CREATE FUNCTION minus(timestamptz, timestamptz) RETURNS interval LANGUAGE sql AS 'SELECT captured()::text::interval';
+CREATE FUNCTION same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT captured()::text::boolean';
+CREATE OPERATOR <= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
+CREATE OPERATOR - (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = minus);
+CREATE OPERATOR = (LEFTARG = text, RIGHTARG = text, FUNCTION = same);
+CREATE DOMAIN text AS pg_catalog.text CHECK (false);
+CREATE DOMAIN interval AS pg_catalog.interval CHECK (false);
+CREATE DOMAIN json AS pg_catalog.json CHECK (false);
+CREATE DOMAIN int8 AS pg_catalog.int8 CHECK (false);
+CREATE DOMAIN regrole AS pg_catalog.regrole CHECK (false);
+CREATE DOMAIN document AS pg_catalog.json CHECK (false);
+CREATE TYPE operation AS (outcome pg_catalog.text);
+CREATE TABLE key (captured boolean NOT NULL CHECK (false));
+CREATE VIEW keys AS SELECT captured()::pg_catalog.text AS state;
+CREATE FUNCTION claim(pg_catalog.text, pg_catalog.text) RETURNS void LANGUAGE sql AS 'SELECT captured()';
+GRANT USAGE ON SCHEMA regress_hostile TO PUBLIC;
+
+-- They do capture what does not say where it belongs.
+SELECT clock_timestamp() IS NULL;
+SELECT 'a'::pg_catalog.text = 'a'::pg_catalog.text;
+SELECT 'a'::text;
+
+-- Ours does.
+SET ROLE regress_idempotency_client;
+BEGIN;
+SELECT outcome FROM idempotency.claim('privileges', 'hostile', '{"a": 1}', wait => '1 s', retention => '1 h');
+SELECT idempotency.complete('privileges', 'hostile', '{"b": 2}', 200, '{"c": 3}');
+SELECT outcome, status, headers, response FROM idempotency.claim('privileges', 'hostile', '{"a": 1}'::pg_catalog.jsonb);
+SELECT outcome FROM idempotency.try_claim('privileges', 'hostile', '{"a": 2}'::pg_catalog.text);
+SELECT outcome FROM idempotency.try_claim('privileges', 'hostile 2');
+SELECT idempotency.fail('privileges', 'hostile 2', '"no"'::pg_catalog.varchar, 400);
+SELECT outcome FROM idempotency.try_claim('privileges', 'hostile 3');
+SELECT idempotency.release('privileges', 'hostile 3');
+SELECT outcome, response FROM idempotency.run('privileges', 'hostile 4', '{"d": 4}'::pg_catalog.json, 'public.handler(pg_catalog.json)');
+SELECT idempotency.once('privileges', 'hostile 5'), idempotency.current_key('privileges');
+SELECT idempotency.once('privileges', ARRAY['hostile 5', 'hostile 6']::pg_catalog.text[]);
+SELECT status FROM idempotency.peek('privileges', 'hostile');
+INSERT INTO public.charge (amount) VALUES (1);
+COMMIT;
+SET ROLE regress_idempotency_operator;
+SELECT key, state, status, response_size IS NOT NULL AS has_response FROM idempotency.keys
+	WHERE scope OPERATOR(pg_catalog.=) 'privileges' AND key LIKE 'hostile%' ORDER BY key;
+SELECT idempotency.forget('privileges', 'hostile');
+RESET ROLE;
+SELECT idempotency.grant_client('regress_idempotency_nobody'), idempotency.grant_operator('regress_idempotency_nobody');
+RESET search_path;
+SELECT has_function_privilege('regress_idempotency_nobody', 'idempotency.release(text, text)', 'EXECUTE') AS client,
+	has_function_privilege('regress_idempotency_nobody', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
+
+-- The same from the temporary schema, which comes first of itself for tables and
+-- types.
+CREATE TEMPORARY TABLE key (captured boolean NOT NULL CHECK (false));
+CREATE TEMPORARY TABLE keys (captured boolean NOT NULL CHECK (false));
+CREATE DOMAIN pg_temp.interval AS pg_catalog.interval CHECK (false);
+CREATE DOMAIN pg_temp.document AS pg_catalog.json CHECK (false);
+SET ROLE regress_idempotency_client;
+BEGIN;
+SELECT outcome FROM idempotency.claim('privileges', 'temporary', '{}', retention => '1 h');
+SELECT idempotency.complete('privileges', 'temporary', '{}');
+COMMIT;
+SET ROLE regress_idempotency_operator;
+SELECT state FROM idempotency.keys WHERE scope = 'privileges' AND key = 'temporary';
+RESET ROLE;
+DROP TABLE pg_temp.key, pg_temp.keys;
+
+\if :public_may_create
+\else
+REVOKE CREATE ON SCHEMA public FROM PUBLIC;
+\endif
+SET client_min_messages = warning;
+DROP SCHEMA regress_hostile CASCADE;
+DROP TABLE charge;
+DROP PROCEDURE charge_create;
+DROP FUNCTION handler;
+DROP OWNED BY regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator, "regress idempotency ""quoted""";
+DROP ROLE regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator, "regress idempotency ""quoted""";

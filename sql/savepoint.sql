@@ -1,0 +1,340 @@
+--
+-- Claims follow savepoints: rolled back with theirs, handed to the parent at
+-- release; and what a savepoint finished, its rollback opens again.
+--
+\set SHOW_CONTEXT never
+
+CREATE TABLE charge (id int PRIMARY KEY);
+
+-- What a key is to this transaction: in_progress where it holds an open claim on
+-- it, stored, or absent.  Nothing stays of the question.
+CREATE FUNCTION pg_temp.state_of(p_key text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	state text;
+BEGIN
+	BEGIN
+		state := outcome FROM idempotency.try_claim('savepoint', p_key);
+		RAISE EXCEPTION 'undo the claim' USING ERRCODE = 'P9999';
+	EXCEPTION WHEN SQLSTATE 'P9999' THEN
+		RETURN CASE state WHEN 'claimed' THEN 'absent' WHEN 'replayed' THEN 'stored' ELSE state END;
+	END;
+END
+$$;
+
+-- A claim rolled back with its savepoint is gone, and can be made again.
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('savepoint', 'rolled back');
+SELECT pg_temp.state_of('rolled back');
+ROLLBACK TO s;
+SELECT pg_temp.state_of('rolled back');
+COMMIT;
+SELECT count(*) FROM idempotency.key WHERE scope = 'savepoint';
+
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('savepoint', 'again', '{"try": 1}');
+ROLLBACK TO s;
+SELECT outcome FROM idempotency.claim('savepoint', 'again', '{"try": 2}');
+SELECT idempotency.complete('savepoint', 'again', '"second try"');
+COMMIT;
+SELECT outcome, response FROM idempotency.claim('savepoint', 'again', '{"try": 2}');
+
+-- So is its lock.
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('savepoint', 'lock');
+SELECT count(*) AS key_locks FROM pg_locks
+	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+ROLLBACK TO s;
+SELECT count(*) AS key_locks FROM pg_locks
+	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+COMMIT;
+
+-- To finish it then is IK410.
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('savepoint', 'lost');
+ROLLBACK TO s;
+SELECT idempotency.complete('savepoint', 'lost');
+\echo :SQLSTATE
+ROLLBACK;
+
+-- A claim released with its savepoint belongs to the parent: open still, to be
+-- finished there, and missed at commit.
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('savepoint', 'handed up');
+RELEASE s;
+SELECT pg_temp.state_of('handed up');
+SELECT idempotency.complete('savepoint', 'handed up', '"done above"');
+COMMIT;
+SELECT response FROM idempotency.claim('savepoint', 'handed up');
+
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('savepoint', 'forgotten');
+RELEASE s;
+COMMIT;
+\echo :SQLSTATE
+
+-- and rolled back with the parent, where that is a savepoint itself.
+BEGIN;
+SAVEPOINT outer_one;
+SAVEPOINT inner_one;
+SELECT outcome FROM idempotency.claim('savepoint', 'handed up, then rolled back');
+RELEASE inner_one;
+ROLLBACK TO outer_one;
+SELECT pg_temp.state_of('handed up, then rolled back');
+COMMIT;
+
+-- A complete() that is rolled back opens the claim again,
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'completed twice');
+SAVEPOINT s;
+SELECT idempotency.complete('savepoint', 'completed twice', '"first"');
+SELECT pg_temp.state_of('completed twice');
+ROLLBACK TO s;
+SELECT pg_temp.state_of('completed twice');
+SELECT idempotency.complete('savepoint', 'completed twice', '"second"');
+COMMIT;
+SELECT response FROM idempotency.claim('savepoint', 'completed twice');
+
+-- which is missed at commit;
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'complete undone');
+SAVEPOINT s;
+SELECT idempotency.complete('savepoint', 'complete undone');
+ROLLBACK TO s;
+COMMIT;
+\echo :SQLSTATE
+SELECT pg_temp.state_of('complete undone');
+
+-- so does a fail(), and a release().
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'fail undone');
+SELECT outcome FROM idempotency.claim('savepoint', 'release undone');
+SAVEPOINT s;
+SELECT idempotency.fail('savepoint', 'fail undone', NULL, 500);
+SELECT idempotency.release('savepoint', 'release undone');
+SELECT pg_temp.state_of('fail undone') AS failed, pg_temp.state_of('release undone') AS released;
+ROLLBACK TO s;
+SELECT pg_temp.state_of('fail undone') AS failed, pg_temp.state_of('release undone') AS released;
+SELECT idempotency.complete('savepoint', 'fail undone', '"after all"');
+SELECT idempotency.complete('savepoint', 'release undone', '"after all"');
+COMMIT;
+SELECT k, status, response, failed
+	FROM unnest('{fail undone,release undone}'::text[]) AS k, idempotency.claim('savepoint', k);
+
+-- A complete() that was released into a savepoint is undone with that one, too.
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'released, then undone');
+SAVEPOINT outer_one;
+SAVEPOINT inner_one;
+SELECT idempotency.complete('savepoint', 'released, then undone', '"inner"');
+RELEASE inner_one;
+SELECT pg_temp.state_of('released, then undone');
+ROLLBACK TO outer_one;
+SELECT pg_temp.state_of('released, then undone');
+SELECT idempotency.complete('savepoint', 'released, then undone', '"outer"');
+COMMIT;
+SELECT response FROM idempotency.claim('savepoint', 'released, then undone');
+
+-- Where the claim is rolled back with what finished it, both are gone.
+BEGIN;
+SAVEPOINT outer_one;
+SELECT outcome FROM idempotency.claim('savepoint', 'both gone');
+SAVEPOINT inner_one;
+SELECT idempotency.complete('savepoint', 'both gone');
+ROLLBACK TO outer_one;
+SELECT pg_temp.state_of('both gone');
+COMMIT;
+
+-- Claimed in a savepoint, finished in the same or in a deeper one, released: done.
+BEGIN;
+SAVEPOINT a;
+SELECT outcome FROM idempotency.claim('savepoint', 'same');
+SELECT outcome FROM idempotency.claim('savepoint', 'deeper');
+SELECT idempotency.complete('savepoint', 'same', '1');
+SAVEPOINT b;
+SELECT idempotency.complete('savepoint', 'deeper', '2');
+RELEASE a;
+COMMIT;
+SELECT k, response FROM unnest('{same,deeper}'::text[]) AS k, idempotency.claim('savepoint', k);
+
+-- Released and claimed again inside; the rollback leads back to the first claim,
+-- with its request.
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'first claim', '{"claim": 1}');
+SAVEPOINT s;
+SELECT idempotency.release('savepoint', 'first claim');
+SELECT outcome FROM idempotency.claim('savepoint', 'first claim', '{"claim": 2}');
+ROLLBACK TO s;
+SELECT idempotency.complete('savepoint', 'first claim', '"first"');
+COMMIT;
+SELECT outcome FROM idempotency.try_claim('savepoint', 'first claim', '{"claim": 1}');
+SELECT outcome FROM idempotency.try_claim('savepoint', 'first claim', '{"claim": 2}');
+
+-- Released: the second one counts.
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'second claim', '{"claim": 1}');
+SAVEPOINT s;
+SELECT idempotency.release('savepoint', 'second claim');
+SELECT outcome FROM idempotency.claim('savepoint', 'second claim', '{"claim": 2}');
+RELEASE s;
+SELECT idempotency.complete('savepoint', 'second claim', '"second"');
+COMMIT;
+SELECT outcome FROM idempotency.try_claim('savepoint', 'second claim', '{"claim": 2}');
+SELECT outcome FROM idempotency.try_claim('savepoint', 'second claim', '{"claim": 1}');
+
+-- An error other than ours undoes no less: the failed statement is rolled back
+-- with its savepoint, claims of other keys stay.
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'stays');
+SAVEPOINT s;
+SELECT outcome FROM idempotency.claim('savepoint', 'goes');
+SELECT 1 / 0;
+ROLLBACK TO s;
+SELECT pg_temp.state_of('stays') AS stays, pg_temp.state_of('goes') AS goes;
+SELECT idempotency.complete('savepoint', 'stays');
+COMMIT;
+
+-- Savepoints of the same name, rolled back many times over.
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'many times');
+SAVEPOINT s;
+SELECT idempotency.complete('savepoint', 'many times', '1');
+ROLLBACK TO s;
+SELECT idempotency.complete('savepoint', 'many times', '2');
+ROLLBACK TO s;
+SAVEPOINT s;
+SELECT idempotency.complete('savepoint', 'many times', '3');
+ROLLBACK TO s;
+RELEASE s;
+SELECT idempotency.complete('savepoint', 'many times', '4');
+COMMIT;
+SELECT response FROM idempotency.claim('savepoint', 'many times');
+
+-- A cursor claims where it is fetched from, not where it was declared.
+BEGIN;
+DECLARE c CURSOR FOR SELECT (idempotency.claim('savepoint', k)).outcome FROM unnest('{fetched before,fetched after}'::text[]) AS k;
+FETCH c;
+SAVEPOINT s;
+FETCH c;
+SELECT pg_temp.state_of('fetched before') AS before, pg_temp.state_of('fetched after') AS after;
+ROLLBACK TO s;
+SELECT pg_temp.state_of('fetched before') AS before, pg_temp.state_of('fetched after') AS after;
+SELECT idempotency.complete('savepoint', 'fetched before');
+COMMIT;
+
+--
+-- PL/pgSQL: every block with EXCEPTION is a savepoint
+--
+
+-- A claim in the inner block dies with it; the outer one claims again.
+BEGIN;
+DO $$
+DECLARE
+	op idempotency.operation;
+BEGIN
+	BEGIN
+		op := idempotency.claim('savepoint', 'block');
+		RAISE NOTICE 'inner: %', op.outcome;
+		INSERT INTO charge VALUES (1), (1);
+	EXCEPTION WHEN unique_violation THEN
+		RAISE NOTICE 'caught';
+	END;
+	op := idempotency.claim('savepoint', 'block');
+	RAISE NOTICE 'outer: %', op.outcome;
+	PERFORM idempotency.complete('savepoint', 'block', '"outer"');
+END
+$$;
+COMMIT;
+SELECT response FROM idempotency.claim('savepoint', 'block');
+
+-- The writes and complete() in the inner block fail; fail() in the outer one.
+DO $$
+BEGIN
+	PERFORM idempotency.claim('savepoint', 'inner fails');
+	BEGIN
+		INSERT INTO charge VALUES (2);
+		PERFORM idempotency.complete('savepoint', 'inner fails', '"success"');
+		INSERT INTO charge VALUES (2);
+	EXCEPTION WHEN unique_violation THEN
+		PERFORM idempotency.fail('savepoint', 'inner fails', '"failure"', 409);
+	END;
+END
+$$;
+SELECT status, response, failed FROM idempotency.claim('savepoint', 'inner fails');
+SELECT count(*) FROM charge;
+
+-- A block without an error hands its claim to the function around it.
+CREATE FUNCTION pg_temp.claim_in_block(p_key text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	BEGIN
+		BEGIN
+			RETURN outcome FROM idempotency.claim('savepoint', p_key);
+		EXCEPTION WHEN division_by_zero THEN
+			RETURN 'never';
+		END;
+	EXCEPTION WHEN division_by_zero THEN
+		RETURN 'never';
+	END;
+END
+$$;
+BEGIN;
+SELECT pg_temp.claim_in_block('block, no error');
+SELECT idempotency.complete('savepoint', 'block, no error');
+COMMIT;
+SELECT pg_temp.claim_in_block('block, forgotten');
+
+-- Deep nesting: one claim a level, 250 levels, and every hundredth fails after its
+-- complete(), and takes along what lies below.
+CREATE FUNCTION pg_temp.nest(level int, depth int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idempotency.claim('savepoint.nest', level::text);
+	BEGIN
+		INSERT INTO charge VALUES (1000 + level);
+		IF level < depth THEN
+			PERFORM pg_temp.nest(level + 1, depth);
+		END IF;
+		PERFORM idempotency.complete('savepoint.nest', level::text, to_json(level));
+		IF level % 100 = 0 THEN
+			RAISE EXCEPTION 'level %', level USING ERRCODE = 'P0100';
+		END IF;
+	EXCEPTION WHEN SQLSTATE 'P0100' THEN
+		PERFORM idempotency.fail('savepoint.nest', level::text, to_json(SQLERRM), 500);
+	END;
+END
+$$;
+SELECT pg_temp.nest(1, 250);
+-- 1 to 99 complete, 100 fails, and nothing is left of what lay below.
+SELECT count(*) FILTER (WHERE NOT failed) AS completed, count(*) FILTER (WHERE failed) AS failed,
+		max(key::int) AS deepest
+	FROM idempotency.key WHERE scope = 'savepoint.nest';
+SELECT count(*), max(id) FROM charge WHERE id > 1000;
+
+-- A thousand savepoints, half of them rolled back, on one claim.
+BEGIN;
+SELECT outcome FROM idempotency.claim('savepoint', 'a thousand');
+DO $$
+BEGIN
+	FOR i IN 1..1000 LOOP
+		BEGIN
+			PERFORM idempotency.release('savepoint', 'a thousand');
+			PERFORM idempotency.claim('savepoint', 'a thousand', to_json(i));
+			IF i % 2 = 0 THEN
+				RAISE EXCEPTION 'undo' USING ERRCODE = 'P9999';
+			END IF;
+		EXCEPTION WHEN SQLSTATE 'P9999' THEN
+			NULL;
+		END;
+	END LOOP;
+END
+$$;
+SELECT idempotency.complete('savepoint', 'a thousand');
+COMMIT;
+SELECT outcome FROM idempotency.try_claim('savepoint', 'a thousand', '999');
+SELECT outcome FROM idempotency.try_claim('savepoint', 'a thousand', '1000');
+
+DROP TABLE charge;

@@ -1,0 +1,141 @@
+--
+-- One session that outlives what it has seen: the extension dropped and created
+-- again, settings that change how strings are read, and DISCARD.
+--
+\set SHOW_CONTEXT never
+
+-- What a session may keep of the extension: prepared statements, compiled functions,
+-- a trigger.  (A variable or a parameter of a type that was dropped is PostgreSQL's
+-- own limit; the record and the text here know no type of ours.)
+CREATE FUNCTION operate(p_key text, p_answer json) RETURNS json LANGUAGE plpgsql AS $$
+DECLARE
+	op record;
+BEGIN
+	op := idempotency.claim('session', p_key, p_answer);
+	IF op.replayed THEN
+		RETURN op.response;
+	END IF;
+	PERFORM idempotency.complete('session', p_key, p_answer);
+	RETURN NULL;
+END
+$$;
+CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
+PREPARE look AS SELECT outcome, response FROM idempotency.try_claim('session', $1);
+PREPARE run(text, text) AS SELECT outcome, response FROM idempotency.run('session', $1, $2, 'handler(json)');
+
+SELECT operate('k1', '"first"');
+SELECT operate('k1', '"first"');
+EXECUTE look('k1');
+EXECUTE run('k2', '2');
+SELECT idempotency.once('session', 'm1');
+SELECT * FROM idempotency.once('session', ARRAY['m1', 'm2']);
+SELECT idempotency.forget('session', 'm2');
+CREATE TABLE guarded (id int);
+CREATE FUNCTION guard() RETURNS void LANGUAGE sql AS $$
+	CREATE TRIGGER require_claim BEFORE INSERT ON guarded
+		FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('session')
+$$;
+SELECT guard();
+INSERT INTO guarded VALUES (1);
+\echo :SQLSTATE
+DROP TRIGGER require_claim ON guarded;
+
+-- Another extension of the same name: nothing is remembered, and all goes on.
+DROP EXTENSION idempotency;
+SELECT operate('k1', '"gone"');
+CREATE EXTENSION idempotency;
+SELECT operate('k1', '"second"');
+SELECT operate('k1', '"second"');
+EXECUTE look('k1');
+EXECUTE run('k2', '22');
+EXECUTE run('k2', '22');
+SELECT idempotency.once('session', 'm1');
+SELECT * FROM idempotency.once('session', ARRAY['m1', 'm2']);
+SELECT idempotency.forget('session', 'm2');
+SELECT count(*) FROM idempotency.key;
+SELECT guard();
+INSERT INTO guarded VALUES (1);
+\echo :SQLSTATE
+DROP TABLE guarded;
+
+-- In one transaction, and taken back with it.
+BEGIN;
+DROP EXTENSION idempotency;
+CREATE EXTENSION idempotency;
+SELECT operate('k1', '"third"');
+EXECUTE look('k1');
+ROLLBACK;
+EXECUTE look('k1');
+SELECT operate('k1', '"second"');
+
+-- A claim that is open while the extension goes has nothing to be completed with.
+BEGIN;
+SELECT outcome FROM idempotency.claim('session', 'open');
+DROP EXTENSION idempotency;
+COMMIT;
+\echo :SQLSTATE
+EXECUTE look('k1');
+-- One on a key of the old table, and completed in the new one.
+BEGIN;
+SELECT outcome FROM idempotency.claim('session', 'across');
+DROP EXTENSION idempotency;
+CREATE EXTENSION idempotency;
+SELECT idempotency.complete('session', 'across', '"in the new one"');
+COMMIT;
+SELECT response FROM idempotency.claim('session', 'across');
+SELECT count(*) FROM idempotency.key;
+
+-- DISCARD leaves no state behind and takes none that is needed.
+SELECT operate('k3', '3');
+DISCARD PLANS;
+SELECT operate('k3', '3');
+DISCARD ALL;
+SELECT operate('k3', '3');
+SELECT idempotency.current_key('session');
+
+-- Strings in the old style: a backslash escapes, in what is passed to us as well.
+SET standard_conforming_strings = off;
+SET escape_string_warning = off;
+BEGIN;
+SELECT outcome FROM idempotency.claim('session', 'back\\slash', '{"a": "\\n"}');
+SELECT idempotency.complete('session', 'back\\slash', '{"path": "C:\\\\temp"}', 200, '{"X": "\\u0041"}');
+COMMIT;
+SELECT outcome, headers, response FROM idempotency.claim('session', 'back\\slash', '{"a": "\\u000A"}');
+SELECT outcome, response FROM idempotency.run('session', 'run', '{"a": "\\t"}', 'handler(json)');
+SELECT idempotency.once('session', 'quote\'d'), idempotency.once('session', 'quote''d');
+SELECT * FROM idempotency.once('session', '{"a\\\\b"}'::text[]);
+SELECT status FROM idempotency.peek('session', 'back\\slash');
+SELECT key, state FROM idempotency.keys WHERE scope = 'session' AND key ~ '[\\\\'']' ORDER BY key;
+SELECT idempotency.forget('session', 'back\\slash');
+CREATE ROLE regress_idempotency_session;
+SELECT idempotency.grant_client('regress_idempotency_session'), idempotency.grant_operator('regress_idempotency_session');
+DROP OWNED BY regress_idempotency_session;
+DROP ROLE regress_idempotency_session;
+-- The extension is installed under it as under any other.
+DROP EXTENSION idempotency;
+CREATE EXTENSION idempotency;
+SELECT operate('k4', '4');
+SELECT operate('k4', '4');
+RESET standard_conforming_strings;
+RESET escape_string_warning;
+
+-- Other settings that change what a text means.
+SET datestyle = 'German';
+SET intervalstyle = 'iso_8601';
+SET timezone = 'Asia/Kathmandu';
+SET lc_messages = 'C';
+SET bytea_output = 'escape';
+SET xmloption = 'document';
+SET transform_null_equals = on;
+SET extra_float_digits = -15;
+BEGIN;
+SELECT outcome FROM idempotency.claim('session', 'styles', '{"n": 0.1234567890123456789}', retention => 'P1DT1H');
+SELECT idempotency.complete('session', 'styles', '{"n": 0.1234567890123456789}');
+COMMIT;
+RESET ALL;
+SELECT outcome, response FROM idempotency.claim('session', 'styles', '{"n": 0.1234567890123456789}');
+SELECT outcome FROM idempotency.try_claim('session', 'styles', '{"n": 0.1234567890123456780}');
+SELECT expires_at - created_at BETWEEN interval '24 hours 59 minutes' AND interval '25 hours' AS a_day_and_an_hour
+	FROM idempotency.key WHERE scope = 'session' AND key = 'styles';
+
+DROP FUNCTION operate, handler, guard;

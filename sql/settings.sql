@@ -1,0 +1,235 @@
+--
+-- The settings idempotency.*: their defaults, their ranges, and who sets them.
+--
+\set SHOW_CONTEXT never
+
+LOAD 'idempotency';
+
+-- Defaults, in the units that a reader expects.
+SHOW idempotency.retention;
+SHOW idempotency.wait;
+SHOW idempotency.max_response_size;
+SHOW idempotency.scope_prefix;
+SHOW idempotency.final_errors;
+SELECT name, unit, context, vartype, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C";
+SELECT count(*) AS without_description FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc = '';
+
+-- Units are understood.
+SET idempotency.retention = '7d'; SHOW idempotency.retention;
+SET idempotency.retention = '90min'; SHOW idempotency.retention;
+SET idempotency.retention = 3600; SHOW idempotency.retention;
+SET idempotency.retention = -1; SHOW idempotency.retention;
+SET idempotency.wait = '2min'; SHOW idempotency.wait;
+SET idempotency.wait = 250; SHOW idempotency.wait;
+SET idempotency.wait = 0; SHOW idempotency.wait;
+SET idempotency.max_response_size = '64kB'; SHOW idempotency.max_response_size;
+SET idempotency.max_response_size = 1048577; SHOW idempotency.max_response_size;
+
+-- Out of range, or no such thing.
+\set VERBOSITY sqlstate
+SET idempotency.retention = -2;
+SET idempotency.retention = '-7d';
+SET idempotency.retention = '69y';
+SET idempotency.retention = '100000d';
+SET idempotency.retention = 'for ever';
+SET idempotency.wait = -1;
+SET idempotency.wait = '25d';
+SET idempotency.max_response_size = 1023;
+SET idempotency.max_response_size = '1GB';
+SET idempotency.max_response_size = -1;
+\set VERBOSITY default
+SET idempotency.retention = 0;
+SET idempotency.retention = '400ms';
+-- What was set before still counts.
+SHOW idempotency.retention;
+RESET ALL;
+
+-- The limits themselves are within the range.
+SET idempotency.retention = 2147483647; SHOW idempotency.retention;
+SET idempotency.retention = 1; SHOW idempotency.retention;
+SET idempotency.wait = 2147483647;
+SET idempotency.max_response_size = 1024; SHOW idempotency.max_response_size;
+RESET ALL;
+BEGIN;
+SET LOCAL idempotency.retention = 2147483647;
+SELECT outcome FROM idempotency.claim('settings', 'longest');
+SELECT idempotency.complete('settings', 'longest');
+SELECT ceil(extract(epoch FROM expires_at - created_at))::bigint AS seconds FROM idempotency.key WHERE scope = 'settings';
+ROLLBACK;
+
+-- The prefix is reserved: a misspelt setting is an error.
+SET idempotency.retentoin = '7d';
+\echo :SQLSTATE
+
+--
+-- Where the contract stands
+--
+
+-- A function may carry the retention of the operations it claims.
+CREATE FUNCTION keep(p_key text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idempotency.claim('settings', p_key);
+	PERFORM idempotency.complete('settings', p_key);
+END
+$$;
+SELECT keep('by default');
+ALTER FUNCTION keep SET idempotency.retention = '7d';
+SELECT keep('by function');
+SET idempotency.retention = '2h';
+SELECT keep('by function over session');
+ALTER FUNCTION keep RESET idempotency.retention;
+SELECT keep('by session');
+ALTER FUNCTION keep SET idempotency.retention = -1;
+SELECT keep('for ever');
+RESET idempotency.retention;
+SELECT key, ceil(extract(epoch FROM expires_at - created_at))::int AS seconds
+	FROM idempotency.key WHERE scope = 'settings' AND isfinite(expires_at) ORDER BY key;
+SELECT key, expires_at FROM idempotency.key WHERE scope = 'settings' AND NOT isfinite(expires_at);
+-- What does not fit is refused there as well.
+ALTER FUNCTION keep SET idempotency.retention = 0;
+\echo :SQLSTATE
+SELECT proconfig FROM pg_proc WHERE proname = 'keep';
+ALTER FUNCTION keep RESET idempotency.retention;
+
+-- A claim made in the function keeps its retention when it is completed outside.
+CREATE FUNCTION claim_only(p_key text) RETURNS text LANGUAGE sql SET idempotency.retention = '3h' AS
+	$$ SELECT outcome FROM idempotency.claim('settings', p_key) $$;
+BEGIN;
+SELECT claim_only('claimed inside');
+SELECT idempotency.complete('settings', 'claimed inside');
+COMMIT;
+SELECT ceil(extract(epoch FROM expires_at - created_at))::int AS seconds
+	FROM idempotency.key WHERE scope = 'settings' AND key = 'claimed inside';
+
+-- A role and a database may carry any of them; a session of theirs starts with it.
+SELECT current_database() AS database, current_user AS superuser \gset
+ALTER ROLE :"superuser" IN DATABASE :"database" SET idempotency.retention = '5h';
+ALTER DATABASE :"database" SET idempotency.wait = '7s';
+ALTER DATABASE :"database" SET idempotency.retention = '6h';
+\c -
+\set SHOW_CONTEXT never
+SELECT keep('by role');
+SHOW idempotency.retention;
+SHOW idempotency.wait;
+SELECT ceil(extract(epoch FROM expires_at - created_at))::int AS seconds FROM idempotency.key WHERE scope = 'settings' AND key = 'by role';
+ALTER ROLE :"superuser" IN DATABASE :"database" RESET idempotency.retention;
+ALTER DATABASE :"database" RESET idempotency.wait;
+ALTER DATABASE :"database" RESET idempotency.retention;
+\set VERBOSITY sqlstate
+ALTER DATABASE :"database" SET idempotency.wait = -1;
+ALTER ROLE :"superuser" SET idempotency.scope_prefix = 'no end';
+\set VERBOSITY default
+
+--
+-- The scope prefix
+--
+
+-- It ends visibly, so that "tenant1" cannot open the scopes of "tenant10".
+SET idempotency.scope_prefix = 'tenant1';
+\echo :SQLSTATE
+SET idempotency.scope_prefix = 'tenant1/ ';
+SET idempotency.scope_prefix = 'tenant1/'; SHOW idempotency.scope_prefix;
+SET idempotency.scope_prefix = 'tenant1:'; SHOW idempotency.scope_prefix;
+SET idempotency.scope_prefix = ''; SHOW idempotency.scope_prefix;
+
+-- Every scope must begin with it, whichever function it is passed to.
+CREATE FUNCTION pg_temp.sqlstate_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RAISE EXCEPTION 'undo' USING ERRCODE = 'P9999';
+EXCEPTION
+	WHEN SQLSTATE 'P9999' THEN
+		RETURN 'accepted';
+	WHEN OTHERS THEN
+		RETURN SQLSTATE;
+END
+$$;
+CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
+CREATE TEMPORARY TABLE door (n int, call text);
+INSERT INTO door VALUES
+	(1, 'claim(%L, ''k'')'),
+	(2, 'try_claim(%L, ''k'')'),
+	(3, 'complete(%L, ''k'')'),
+	(4, 'fail(%L, ''k'', NULL, 400)'),
+	(5, 'release(%L, ''k'')'),
+	(6, 'run(%L, ''k'', NULL, ''handler(json)'')'),
+	(7, 'peek(%L, ''k'')'),
+	(8, 'forget(%L, ''k'')'),
+	(9, 'once(%L, ''k'')'),
+	(10, 'once(%L, ARRAY[''k''])'),
+	(11, 'once(%L, ''{}''::text[])'),
+	(12, 'current_key(%L)');
+-- No function that takes a scope is missing there, but the pure ones.
+SELECT oid::regprocedure AS not_tested FROM pg_proc
+	WHERE pronamespace = 'idempotency'::regnamespace AND 'scope' = ANY (proargnames) AND provolatile <> 'i'
+		AND NOT EXISTS (SELECT FROM door WHERE call LIKE proname || '(%');
+BEGIN;
+SET LOCAL idempotency.scope_prefix = 'tenant1/';
+SELECT split_part(call, '(', 1) AS function,
+		pg_temp.sqlstate_of('SELECT idempotency.' || format(call, 'tenant1/charge')) AS inside,
+		pg_temp.sqlstate_of('SELECT idempotency.' || format(call, 'tenant1/')) AS prefix_itself,
+		pg_temp.sqlstate_of('SELECT idempotency.' || format(call, 'tenant2/charge')) AS outside,
+		pg_temp.sqlstate_of('SELECT idempotency.' || format(call, 'tenant1')) AS cut,
+		pg_temp.sqlstate_of('SELECT idempotency.' || format(call, 'tenant10/charge')) AS longer,
+		pg_temp.sqlstate_of('SELECT idempotency.' || format(call, 'TENANT1/charge')) AS other_case
+	FROM door ORDER BY n;
+ROLLBACK;
+BEGIN;
+SET LOCAL idempotency.scope_prefix = 'tenant1/';
+SELECT idempotency.claim('tenant2/charge', 'k');
+\echo :SQLSTATE
+ROLLBACK;
+
+-- Only a superuser sets it: not the role that is bound by it, in whatever way.
+CREATE ROLE regress_idempotency_tenant;
+SELECT idempotency.grant_client('regress_idempotency_tenant');
+SET idempotency.scope_prefix = 'tenant1/';
+SET ROLE regress_idempotency_tenant;
+SELECT pg_temp.sqlstate_of('SELECT idempotency.peek(''tenant2/charge'', ''k'')');
+SET idempotency.scope_prefix = 'tenant2/';
+\echo :SQLSTATE
+RESET idempotency.scope_prefix;
+SELECT set_config('idempotency.scope_prefix', '', false);
+ALTER ROLE regress_idempotency_tenant SET idempotency.scope_prefix = '';
+\echo :SQLSTATE
+CREATE FUNCTION pg_temp.escape() RETURNS text LANGUAGE sql SET idempotency.scope_prefix = '' AS
+	$$ SELECT (idempotency.peek('tenant2/charge', 'k')).outcome $$;
+\echo :SQLSTATE
+SHOW idempotency.scope_prefix;
+-- The others it may set for itself,
+SET idempotency.retention = '1h';
+SET idempotency.wait = '1s';
+SET idempotency.final_errors = 'P0001';
+SET idempotency.max_response_size = '2kB';
+-- and for its functions.
+CREATE FUNCTION pg_temp.short() RETURNS text LANGUAGE sql SET idempotency.retention = '1min' AS
+	$$ SELECT current_setting('idempotency.retention') $$;
+SELECT pg_temp.short();
+RESET ROLE;
+RESET ALL;
+
+-- It binds the login, so neither SET ROLE nor SECURITY DEFINER leads out of it;
+-- a session that has not loaded the library yet cannot set it beforehand either.
+CREATE FUNCTION peek_definer(scope text) RETURNS text LANGUAGE sql SECURITY DEFINER AS
+	$$ SELECT (idempotency.peek(scope, 'k')).outcome $$;
+ALTER DATABASE :"database" SET idempotency.scope_prefix = 'tenant1/';
+\c -
+\set SHOW_CONTEXT never
+SET ROLE regress_idempotency_tenant;
+SET idempotency.scope_prefix = 'tenant2/';
+SELECT idempotency.peek('tenant2/charge', 'k');
+SELECT peek_definer('tenant2/charge');
+SELECT idempotency.peek('tenant1/charge', 'k') IS NULL AS absent;
+SHOW idempotency.scope_prefix;
+RESET ALL;
+SHOW idempotency.scope_prefix;
+DISCARD ALL;
+SHOW idempotency.scope_prefix;
+RESET ROLE;
+ALTER DATABASE :"database" RESET idempotency.scope_prefix;
+\c -
+\set SHOW_CONTEXT never
+
+DROP OWNED BY regress_idempotency_tenant;
+DROP ROLE regress_idempotency_tenant;
+DROP FUNCTION keep, claim_only, handler, peek_definer;

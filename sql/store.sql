@@ -1,0 +1,240 @@
+--
+-- The table of outcomes under an administrator's hands: what it withstands, and
+-- what is refused because rows are written past the executor.
+--
+\set SHOW_CONTEXT never
+
+CREATE FUNCTION operate(p_key text, p_answer json DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	op idempotency.operation;
+BEGIN
+	op := idempotency.claim('store', p_key);
+	IF op.replayed THEN
+		RETURN 'replayed ' || coalesce(md5(op.response::text), 'nothing');
+	END IF;
+	PERFORM idempotency.complete('store', p_key, p_answer);
+	RETURN 'completed';
+END
+$$;
+
+--
+-- Large answers
+--
+
+-- An answer that compresses, and one that does not: both come back whole.
+SELECT operate('compressed', to_json(repeat('x', 1000000)));
+SELECT string_agg(md5(n::text), '') AS noise FROM generate_series(1, 10000) AS n \gset
+SELECT operate('noise', to_json(:'noise'::text));
+SELECT operate('compressed') = 'replayed ' || md5(to_json(repeat('x', 1000000))::text) AS same;
+SELECT operate('noise') = 'replayed ' || md5(to_json(:'noise'::text)::text) AS same;
+SELECT key, octet_length(response::text) AS bytes, pg_column_size(response) < 100000 AS compressed
+	FROM idempotency.key WHERE scope = 'store' ORDER BY key;
+-- Headers are no different.
+BEGIN;
+SELECT outcome FROM idempotency.claim('store', 'large headers');
+SELECT idempotency.complete('store', 'large headers', NULL, 200, json_build_object('X', :'noise'::text));
+COMMIT;
+SELECT md5(headers ->> 'X') = md5(:'noise') AS same FROM idempotency.claim('store', 'large headers');
+
+-- An expired one is overwritten and a forgotten one deleted, and what is stored of
+-- them out of line goes with them.
+SELECT format('SELECT count(DISTINCT chunk_id) FROM %s', reltoastrelid::regclass) AS out_of_line
+	FROM pg_class WHERE oid = 'idempotency.key'::regclass \gset
+SELECT (:out_of_line) AS before \gset
+BEGIN;
+SELECT outcome FROM idempotency.claim('store', 'shrinks', retention => '1 millisecond');
+SELECT octet_length(idempotency.complete('store', 'shrinks', to_json(:'noise'::text))::text);
+COMMIT;
+SELECT (:out_of_line) - :before AS more_out_of_line;
+SELECT pg_sleep(0.01);
+SELECT operate('shrinks', '"small"');
+SELECT response FROM idempotency.claim('store', 'shrinks');
+SELECT (:out_of_line) - :before AS more_out_of_line;
+SELECT idempotency.forget('store', 'noise');
+SELECT (:out_of_line) - :before AS more_out_of_line;
+SELECT operate('noise', '"small"');
+-- Nor does it matter where an answer comes from that is stored out of line itself.
+CREATE TABLE toasted (body json);
+ALTER TABLE toasted ALTER body SET STORAGE EXTERNAL;
+INSERT INTO toasted VALUES (to_json(:'noise'::text));
+BEGIN;
+SELECT outcome FROM idempotency.claim('store', 'from a table');
+SELECT octet_length(idempotency.complete('store', 'from a table', body)::text) FROM toasted;
+COMMIT;
+DROP TABLE toasted;
+SELECT md5(response #>> '{}') = md5(:'noise') AS same FROM idempotency.claim('store', 'from a table');
+
+--
+-- What it withstands, in the same session
+--
+
+SELECT operate('maintained', '"before"');
+VACUUM FULL idempotency.key;
+SELECT operate('maintained'), operate('after VACUUM FULL');
+CLUSTER idempotency.key USING key_pkey;
+ALTER TABLE idempotency.key SET WITHOUT CLUSTER;
+SELECT operate('maintained'), operate('after CLUSTER');
+REINDEX TABLE idempotency.key;
+SELECT operate('maintained'), operate('after REINDEX');
+REINDEX TABLE CONCURRENTLY idempotency.key;
+SELECT operate('maintained'), operate('after REINDEX CONCURRENTLY');
+ALTER TABLE idempotency.key SET TABLESPACE pg_default;
+SELECT operate('maintained'), operate('after SET TABLESPACE');
+ANALYZE idempotency.key;
+VACUUM (FREEZE) idempotency.key;
+SELECT operate('maintained'), operate('after VACUUM');
+ALTER TABLE idempotency.key SET (fillfactor = 70, autovacuum_enabled = off);
+SELECT operate('maintained'), operate('after SET (...)');
+ALTER TABLE idempotency.key RESET (fillfactor, autovacuum_enabled);
+ALTER TABLE idempotency.key ALTER response SET STORAGE EXTERNAL;
+SELECT operate('maintained'), operate('after SET STORAGE', to_json(:'noise'::text));
+SELECT operate('after SET STORAGE') = 'replayed ' || md5(to_json(:'noise'::text)::text) AS same;
+ALTER TABLE idempotency.key ALTER response SET STORAGE EXTENDED;
+ALTER TABLE idempotency.key REPLICA IDENTITY FULL;
+SELECT operate('maintained'), operate('after REPLICA IDENTITY');
+ALTER TABLE idempotency.key REPLICA IDENTITY DEFAULT;
+COMMENT ON TABLE idempotency.key IS 'remembered outcomes; read them through idempotency.keys';
+
+-- Indexes that an administrator adds are kept, by every way to write.
+CREATE INDEX key_expires_at ON idempotency.key (expires_at);
+CREATE INDEX key_status ON idempotency.key (status) WHERE failed;
+CREATE INDEX key_upper ON idempotency.key (upper(key));
+CREATE INDEX key_created_at ON idempotency.key USING brin (created_at);
+SELECT operate('Indexed');
+BEGIN;
+SELECT outcome FROM idempotency.claim('store', 'Indexed failure', retention => '1 millisecond');
+SELECT idempotency.fail('store', 'Indexed failure', NULL, 418);
+COMMIT;
+SELECT count(*) FROM idempotency.once('store', ARRAY['Indexed once', 'Indexed once 2']);
+SELECT idempotency.once('store', 'Indexed 3');
+SET enable_seqscan = off;
+SELECT count(*) FROM idempotency.key WHERE upper(key) LIKE 'INDEXED%' AND upper(key) >= 'INDEXED' AND upper(key) < 'INDEXEE';
+SELECT key FROM idempotency.key WHERE failed AND status = 418;
+SELECT pg_sleep(0.01);
+-- Overwritten, the row is found under its new values, and not under the old.
+SELECT operate('Indexed failure');
+SELECT key FROM idempotency.key WHERE failed AND status = 418;
+SELECT key FROM idempotency.key WHERE upper(key) = 'INDEXED FAILURE' AND NOT failed;
+SELECT key FROM idempotency.key WHERE expires_at > now() AND key = 'Indexed failure';
+SELECT idempotency.forget('store', 'Indexed');
+SELECT count(*) FROM idempotency.key WHERE upper(key) = 'INDEXED';
+RESET enable_seqscan;
+-- A unique index of his own is his own error, not taken for a duplicate key.
+CREATE UNIQUE INDEX key_one_teapot ON idempotency.key (status) WHERE status = 418;
+BEGIN;
+SELECT (idempotency.claim('store', k)).outcome FROM unnest('{teapot,another teapot}'::text[]) AS k;
+SELECT idempotency.fail('store', 'teapot', NULL, 418);
+SELECT idempotency.fail('store', 'another teapot', NULL, 418);
+\echo :SQLSTATE
+ROLLBACK;
+DROP INDEX idempotency.key_expires_at, idempotency.key_status, idempotency.key_upper, idempotency.key_created_at,
+	idempotency.key_one_teapot;
+
+-- A primary key that is rebuilt by hand: both indexes decide who won while there are
+-- two, and the new one alone after that.
+BEGIN;
+CREATE UNIQUE INDEX key_rebuilt ON idempotency.key (scope, key);
+SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same, operate('two indexes');
+SELECT * FROM idempotency.once('store', ARRAY['maintained', 'two indexes', 'two indexes, once']);
+ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY USING INDEX key_rebuilt;
+SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same, operate('two indexes'), operate('rebuilt');
+SELECT * FROM idempotency.once('store', ARRAY['maintained', 'two indexes', 'two indexes, once', 'rebuilt', 'rebuilt, once']);
+SELECT idempotency.forget('store', 'two indexes'), idempotency.forget('store', 'maintained');
+SELECT operate('two indexes');
+ROLLBACK;
+
+-- TRUNCATE forgets all of them at once.
+BEGIN;
+TRUNCATE idempotency.key;
+SELECT operate('maintained', '"after"');
+SELECT operate('maintained') = 'replayed ' || md5('"after"') AS same;
+ROLLBACK;
+SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
+
+--
+-- What is refused
+--
+
+-- What a claim, a look and a batch come to once the table was altered so.  All of
+-- it is taken back, and the table is as good as before.
+CREATE FUNCTION altered(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	result text := '';
+	detail text;
+	call text;
+BEGIN
+	PERFORM operate('maintained');
+	-- the view would keep its columns as they are
+	ALTER EXTENSION idempotency DROP VIEW idempotency.keys;
+	DROP VIEW idempotency.keys;
+	EXECUTE statement;
+	FOREACH call IN ARRAY ARRAY[
+		'SELECT operate(''altered'')',
+		'SELECT idempotency.peek(''store'', ''maintained'')',
+		'SELECT idempotency.once(''store'', ARRAY[''altered''])',
+		'SELECT idempotency.forget(''store'', ''maintained'')']
+	LOOP
+		BEGIN
+			EXECUTE call;
+			result := result || ' accepted';
+		EXCEPTION WHEN OTHERS THEN
+			GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+			result := result || ' ' || SQLSTATE;
+		END;
+	END LOOP;
+	RAISE EXCEPTION 'undo' USING ERRCODE = 'P9999';
+EXCEPTION WHEN SQLSTATE 'P9999' THEN
+	RETURN ltrim(result) || coalesce(': ' || detail, '');
+END
+$$;
+CREATE ACCESS METHOD heap_of_others TYPE TABLE HANDLER heap_tableam_handler;
+CREATE FUNCTION trigger_of_others() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TABLE others (scope text COLLATE "C", key text COLLATE "C", PRIMARY KEY (scope, key));
+CREATE TABLE partitioned (LIKE idempotency.key) PARTITION BY LIST (failed);
+SET client_min_messages = warning;
+SELECT statement, altered(statement) FROM unnest(ARRAY[
+	'SELECT ''nothing was altered''',
+	'ALTER TABLE idempotency.key SET UNLOGGED',
+	'ALTER TABLE idempotency.key SET ACCESS METHOD heap_of_others',
+	'ALTER TABLE partitioned ATTACH PARTITION idempotency.key DEFAULT',
+	'CREATE TABLE child () INHERITS (idempotency.key)',
+	'ALTER TABLE idempotency.key ENABLE ROW LEVEL SECURITY',
+	'ALTER TABLE idempotency.key FORCE ROW LEVEL SECURITY',
+	'CREATE TRIGGER t BEFORE INSERT ON idempotency.key FOR EACH ROW EXECUTE FUNCTION trigger_of_others()',
+	'CREATE TRIGGER t AFTER DELETE ON idempotency.key FOR EACH STATEMENT EXECUTE FUNCTION trigger_of_others()',
+	'CREATE RULE r AS ON DELETE TO idempotency.key DO INSTEAD NOTHING',
+	'CREATE TABLE referencing (scope text, key text, FOREIGN KEY (scope, key) REFERENCES idempotency.key)',
+	'ALTER TABLE idempotency.key ADD FOREIGN KEY (scope, key) REFERENCES others NOT VALID',
+	'ALTER TABLE idempotency.key ADD UNIQUE (created_at, scope, key) DEFERRABLE INITIALLY DEFERRED',
+	'ALTER TABLE idempotency.key ADD CHECK (status <> 418)',
+	'ALTER TABLE idempotency.key ADD COLUMN note text',
+	'ALTER TABLE idempotency.key ADD COLUMN twice int GENERATED ALWAYS AS (status * 2) STORED',
+	'ALTER TABLE idempotency.key ALTER status SET DEFAULT 200',
+	'ALTER TABLE idempotency.key RENAME COLUMN failed TO failure',
+	'ALTER TABLE idempotency.key DROP COLUMN headers',
+	'ALTER TABLE idempotency.key ALTER headers TYPE jsonb USING headers::jsonb',
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey',
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key) DEFERRABLE',
+	'ALTER TABLE idempotency.key RENAME TO renamed',
+	'ALTER TABLE idempotency.key SET SCHEMA public'
+	]) AS statement;
+-- A primary key that is another than ours finds other rows, or lets two of them
+-- stand for one key.
+SELECT statement, split_part(altered(statement), ':', 1) AS altered FROM unnest(ARRAY[
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope)',
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key, failed)',
+	'ALTER TABLE idempotency.key ALTER key TYPE text COLLATE "POSIX"'
+	]) AS statement;
+RESET client_min_messages;
+
+-- In full.
+BEGIN;
+ALTER TABLE idempotency.key ENABLE ROW LEVEL SECURITY;
+SELECT operate('altered');
+\echo :SQLSTATE
+ROLLBACK;
+SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
+
+DROP TABLE others, partitioned;
+DROP ACCESS METHOD heap_of_others;
+DROP FUNCTION altered, trigger_of_others, operate;
