@@ -1,0 +1,275 @@
+/*-------------------------------------------------------------------------
+ *
+ * call.c
+ *	  Attempts that are one call.
+ *
+ * The whole operation stands in a function in the server (schema.sql), which
+ * is how the extension is meant to be used: one statement, one transaction.
+ * Here are also the calls that must be refused, and that of the final pass.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "call.h"
+#include "ledger.h"
+#include "tally.h"
+
+/*
+ * Granted notes the answer of an owner that has committed.  The session's
+ * result is the operation.
+ */
+static void
+Granted(Attempt *attempt, int key)
+{
+	Session *session = attempt->session;
+
+	if (strcmp(Value(session, 0, 0), "released") == 0)
+		Count(TALLY_RELEASED);
+	else if (Value(session, 0, 2) == NULL)
+		Violation("[commit] attempt %lld claimed operation %d, did not complete it, and committed",
+				  (long long) attempt->number, key);
+	else
+	{
+		Pend(attempt, key, ResultAnswer(session));
+		PendingHold(attempt);
+	}
+}
+
+/* ----------------------------------------------------------------
+ * Charges
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * AskCharge calls the stored procedure.
+ */
+static bool
+AskCharge(Attempt *attempt, int key, const char *wait, const char *fate)
+{
+	bool declined = strcmp(fate, "decline") == 0;
+	Reply reply = ReplyMake(attempt->number, declined, &attempt->random);
+	const char *expected = NULL;
+	const char *begin;
+	const char *commit;
+	char request[REQUEST_TEXT];
+	char name[KEY_TEXT];
+	char nap[NAP_TEXT];
+	bool done;
+
+	if (strcmp(fate, "raise") == 0)
+		expected = "ST001";
+	else if (strcmp(fate, "forget") == 0)
+		expected = "IK428";
+	KeyText(key, name);
+	RequestText(key, false, &attempt->random, request);
+	NapText(attempt, nap);
+	Frame(attempt, &begin, &commit);
+	done = Ask(attempt->session, expected,
+			   "%s SELECT * FROM stress.charge('%s', '%s', %d, %lld, %s, '%s', %s, %d, "
+			   "nullif('%s', ''), nullif('%s', '')) %s",
+			   begin, name, request, AmountOf(key), (long long) attempt->number, wait, fate, nap,
+			   reply.status, reply.headers ? reply.headers : "",
+			   reply.response ? reply.response : "", commit);
+	ReplyFree(&reply);
+	return done;
+}
+
+/*
+ * AttemptProcedure calls the stored procedure, which succeeds, fails in some
+ * way, or does not do its duty.
+ */
+void
+AttemptProcedure(Attempt *attempt)
+{
+	static const char *const fates[] = {"succeed", "succeed", "succeed", "succeed", "undo",
+										"decline", "raise",	  "raise",	 "forget",	"release"};
+	const char *fate = fates[RandomBelow(&attempt->random, 10)];
+	int key = PickKey(attempt->number, &attempt->random);
+	char wait[32] = "NULL";
+	bool acknowledged;
+
+	if (IsInbox(key))
+		key--;
+	if (RandomPercent(&attempt->random, 50))
+		snprintf(wait, sizeof(wait), "'%d ms'", RandomBelow(&attempt->random, 15));
+	if (!Timeouts(attempt, ""))
+		return;
+	acknowledged = Acknowledged(key);
+	if (!AskCharge(attempt, key, wait, fate))
+		Refused(attempt, key, acknowledged, false);
+	else if (ReadGrant(attempt, key, acknowledged, false) == GRANT_CLAIMED)
+		Granted(attempt, key);
+}
+
+/*
+ * AttemptRun calls run(), whose handler succeeds, declines or breaks.
+ */
+void
+AttemptRun(Attempt *attempt)
+{
+	static const char *const fates[] = {"succeed", "succeed", "decline", "raise"};
+	Session *session = attempt->session;
+	const char *fate = fates[RandomBelow(&attempt->random, 4)];
+	int key = PickKey(attempt->number, &attempt->random);
+	char request[REQUEST_TEXT];
+	char name[KEY_TEXT];
+	char nap[NAP_TEXT];
+	bool acknowledged;
+	char *answer;
+
+	if (IsInbox(key))
+		key--;
+	KeyText(key, name);
+	RequestText(key, false, &attempt->random, request);
+	NapText(attempt, nap);
+	if (!Timeouts(attempt, ""))
+		return;
+	acknowledged = Acknowledged(key);
+	if (!Ask(session, strcmp(fate, "raise") == 0 ? "ST001" : NULL,
+			 "SELECT set_config('stress.attempt', '%lld', true), "
+			 "set_config('stress.fate', '%s', true), set_config('stress.nap', '%s', true); "
+			 "SELECT * FROM idempotency.run('stress/charge', '%s', '%s', "
+			 "'stress.handle(idempotency.document)')",
+			 (long long) attempt->number, fate, nap, name, request))
+	{
+		Refused(attempt, key, acknowledged, false);
+		return;
+	}
+	if (ReadGrant(attempt, key, acknowledged, false) != GRANT_CLAIMED)
+		return;
+
+	answer = ResultAnswer(session);
+	Count(strcmp(Value(session, 0, 5), "t") == 0 ? TALLY_FAILED : TALLY_COMPLETED);
+	AcknowledgeAnswer(key, answer, Value(session, 0, 6));
+	free(answer);
+}
+
+/*
+ * AttemptEach calls the procedure that commits after each key.
+ */
+void
+AttemptEach(Attempt *attempt)
+{
+	int keys[2];
+	char names[2][KEY_TEXT];
+	char requests[2][REQUEST_TEXT];
+
+	for (int i = 0; i < 2; i++)
+	{
+		keys[i] = PickKey(attempt->number, &attempt->random);
+		if (IsInbox(keys[i]))
+			keys[i]--;
+		KeyText(keys[i], names[i]);
+		RequestText(keys[i], false, &attempt->random, requests[i]);
+	}
+	if (!Ask(attempt->session, NULL,
+			 "CALL stress.charge_each(ARRAY['%s', '%s'], ARRAY['%s', '%s'], ARRAY[%d, %d], %lld)",
+			 names[0], names[1], requests[0], requests[1], AmountOf(keys[0]), AmountOf(keys[1]),
+			 (long long) attempt->number))
+		return;
+	Acknowledge(keys[0]);
+	Acknowledge(keys[1]);
+}
+
+/* ----------------------------------------------------------------
+ * What must be refused
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * AttemptAnotherRequest claims a key with another request than all others.
+ * Under a stored outcome that is a mismatch.  Otherwise it may be granted, and
+ * leaves no trace: it is not completed, and so cannot commit.
+ */
+void
+AttemptAnotherRequest(Attempt *attempt)
+{
+	Session *session = attempt->session;
+	int key = PickKey(attempt->number, &attempt->random);
+	bool inTransaction = RandomPercent(&attempt->random, 50);
+	bool try = RandomPercent(&attempt->random, 50);
+	bool acknowledged;
+	char request[REQUEST_TEXT];
+	char name[KEY_TEXT];
+
+	/* Behind the front, where something is stored. */
+	if (IsInbox(key))
+		key--;
+	if (key > 16 && RandomPercent(&attempt->random, 70))
+		key -= 16;
+	KeyText(key, name);
+	RequestText(key, true, &attempt->random, request);
+	acknowledged = Acknowledged(key);
+	if (!Ask(session, try ? "IK428" : "IK422 IK428",
+			 "%s SELECT * FROM idempotency.%s('stress/charge', '%s', '%s')",
+			 inTransaction ? "BEGIN;" : "", try ? "try_claim" : "claim", name, request))
+	{
+		Refused(attempt, key, acknowledged, try);
+		if (acknowledged && strcmp(session->state, "IK428") == 0)
+			Violation("[claims] operation %d was claimed, though it was acknowledged", key);
+	}
+	else if (ReadGrant(attempt, key, acknowledged, true) == GRANT_CLAIMED && !inTransaction)
+		Violation("[commit] attempt %lld claimed operation %d and nothing else, and committed",
+				  (long long) attempt->number, key);
+}
+
+/*
+ * AttemptWithoutClaim writes, or completes, what it has not claimed.
+ */
+void
+AttemptWithoutClaim(Attempt *attempt)
+{
+	Session *session = attempt->session;
+	int key = PickKey(attempt->number, &attempt->random);
+	char name[KEY_TEXT];
+
+	KeyText(key, name);
+	if (RandomPercent(&attempt->random, 70))
+	{
+		if (Ask(session, "IK403", "INSERT INTO %s VALUES ('%s', %d, %lld)", TableOf(key), name,
+				AmountOf(key), (long long) attempt->number))
+			Violation("[guard] attempt %lld wrote operation %d without a claim",
+					  (long long) attempt->number, key);
+	}
+	else if (Ask(session, "IK410", "SELECT idempotency.complete('%s', '%s', '{}')", ScopeOf(key),
+				 name))
+		Violation("[twice] attempt %lld completed operation %d without a claim",
+				  (long long) attempt->number, key);
+}
+
+/* ----------------------------------------------------------------
+ * The final pass
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * AttemptFinal retries an operation in the plainest way, and waits as long as
+ * it takes.  Returns whether it is done.
+ */
+bool
+AttemptFinal(Attempt *attempt, int key)
+{
+	bool acknowledged = Acknowledged(key);
+	char name[KEY_TEXT];
+
+	if (!IsInbox(key))
+	{
+		if (!AskCharge(attempt, key, "'1 minute'", "succeed"))
+			return false;
+		if (ReadGrant(attempt, key, acknowledged, false) == GRANT_CLAIMED)
+			Granted(attempt, key);
+		return Acknowledged(key);
+	}
+
+	KeyText(key, name);
+	if (!Ask(attempt->session, NULL, "SELECT stress.deliver('%s', %d, %lld, 'succeed', 0)", name,
+			 AmountOf(key), (long long) attempt->number))
+		return false;
+	if (ReadOnce(attempt, key, acknowledged, Value(attempt->session, 0, 0)[0] == 't'))
+		Pend(attempt, key, NULL);
+	PendingHold(attempt);
+	return true;
+}

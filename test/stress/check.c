@@ -1,0 +1,204 @@
+/*-------------------------------------------------------------------------
+ *
+ * check.c
+ *	  Compares keys, effects and answers.
+ *
+ * All there is to know is read from the tables into memory, one entry for each
+ * operation, and compared there, so that the judgment needs no SQL.  Nothing
+ * else may be connected.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "ledger.h"
+#include "plan.h"
+#include "tally.h"
+
+/* What the tables say about one operation. */
+typedef struct Truth
+{
+	bool stored;
+	bool failed;
+	char *answer; /* as peek() gives it */
+	int effects;
+	int64_t attempt; /* that made the last effect */
+	int amount;
+} Truth;
+
+/*
+ * ReadRecords reads the stored records through the view and peek().
+ */
+static void
+ReadRecords(Session *session, Truth *truths)
+{
+	if (!Ask(session, NULL,
+			 "SELECT p.*, r.state, r.scope, r.key FROM idempotency.keys AS r "
+			 "LEFT JOIN LATERAL idempotency.peek(r.scope, r.key) AS p ON true "
+			 "WHERE r.state <> 'expired'"))
+		return;
+
+	for (int row = 0; row < PQntuples(session->result); row++)
+	{
+		const char *state = Value(session, row, 7);
+		int key = KeyNumber(Value(session, row, 9));
+		char *answer;
+
+		if (key < 0 || strcmp(Value(session, row, 8), ScopeOf(key)) != 0)
+		{
+			Violation("[records] key %s of scope %s belongs to no operation",
+					  Value(session, row, 9), Value(session, row, 8));
+			continue;
+		}
+		answer = AnswerText(Value(session, row, 2), Value(session, row, 5), Value(session, row, 3),
+							Value(session, row, 4));
+		if (truths[key].stored)
+			Violation("[records] operation %d has two records", key);
+		truths[key].stored = true;
+		truths[key].failed = strcmp(state, "failed") == 0;
+		truths[key].answer = answer;
+		if (LedgerAnswer(key) != NULL || strcmp(state, "seen") != 0)
+			AcknowledgeAnswer(key, answer, Value(session, row, 6));
+	}
+}
+
+/*
+ * ReadEffects reads a business table.
+ */
+static void
+ReadEffects(Session *session, Truth *truths, const char *table)
+{
+	if (!Ask(session, NULL, "SELECT key, amount, attempt FROM %s", table))
+		return;
+
+	for (int row = 0; row < PQntuples(session->result); row++)
+	{
+		int key = KeyNumber(Value(session, row, 0));
+
+		if (key < 0 || strcmp(TableOf(key), table) != 0)
+		{
+			Violation("[effects] %s has key %s of no operation", table, Value(session, row, 0));
+			continue;
+		}
+		truths[key].effects++;
+		truths[key].amount = atoi(Value(session, row, 1));
+		truths[key].attempt = strtoll(Value(session, row, 2), NULL, 10);
+	}
+}
+
+/*
+ * Judge compares all that is known about one operation.
+ */
+static void
+Judge(int key, const Truth *truth, bool acknowledged, bool complete)
+{
+	int due = truth->stored && !truth->failed ? 1 : 0;
+
+	if (acknowledged && !truth->stored)
+		Violation("[records] operation %d was acknowledged and has no record", key);
+	if (complete && !truth->stored)
+		Violation("[records] operation %d has no record after the final pass", key);
+	if (truth->effects != due)
+		Violation("[effects] operation %d (%s) has %d effects, not %d", key,
+				  !truth->stored  ? "no record"
+				  : truth->failed ? "failed"
+								  : "done",
+				  truth->effects, due);
+	if (truth->effects != 1 || due != 1)
+		return;
+
+	if (truth->amount != AmountOf(key))
+		Violation("[effects] operation %d has amount %d, not %d", key, truth->amount,
+				  AmountOf(key));
+	if (AnswerAttempt(truth->answer) >= 0 && AnswerAttempt(truth->answer) != truth->attempt)
+		Violation("[effects] operation %d was done by attempt %lld, and answered: %.300s", key,
+				  (long long) truth->attempt, truth->answer);
+}
+
+/*
+ * Check compares what the tables say with what the clients were told.  After
+ * the final pass the run is complete: every operation must be done.
+ */
+void
+Check(Session *session, bool complete)
+{
+	Truth *truths = calloc(config.operations, sizeof(Truth));
+	bool *acknowledged = calloc(config.operations, sizeof(bool));
+	int records = 0;
+	int failures = 0;
+	int effects = 0;
+	int told = 0;
+
+	/* Reading the records notes their answers, which acknowledges them. */
+	for (int key = 0; key < config.operations; key++)
+		told += acknowledged[key] = Acknowledged(key);
+	ReadRecords(session, truths);
+	ReadEffects(session, truths, "stress.charges");
+	ReadEffects(session, truths, "stress.deliveries");
+
+	for (int key = 0; key < config.operations; key++)
+	{
+		Judge(key, &truths[key], acknowledged[key], complete);
+		records += truths[key].stored;
+		failures += truths[key].failed;
+		effects += truths[key].effects;
+		free(truths[key].answer);
+	}
+	printf("  %s: %d operations acknowledged, %d recorded = %d effects + %d failures\n",
+		   complete ? "after the final pass" : "before the final pass", told, records, effects,
+		   failures);
+	if (records != effects + failures)
+		Violation("[counts] %d records, but %d effects and %d failures", records, effects,
+				  failures);
+	if (complete && records != config.operations)
+		Violation("[counts] %d records of %d operations", records, config.operations);
+	free(truths);
+	free(acknowledged);
+}
+
+/*
+ * Expect reports an answer other than the one expected.
+ */
+static void
+Expect(Session *session, const char *what, const char *expected, const char *sql)
+{
+	if (Ask(session, NULL, "%s", sql) && strcmp(Value(session, 0, 0), expected) != 0)
+		Violation("[server] %s: %s, not %s", what, Value(session, 0, 0), expected);
+}
+
+/*
+ * CheckServer makes sure that nothing is left in the server, and that the
+ * index of the store is sound, as far as the server can tell.
+ */
+void
+CheckServer(Session *session)
+{
+	Expect(session, "locks left on keys", "0",
+		   "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 18756 "
+		   "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())");
+	Expect(session, "prepared transactions left", "0",
+		   "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()");
+	Expect(session, "expired records left", "0",
+		   "SELECT count(*) FROM idempotency.keys WHERE state = 'expired'");
+	Expect(session, "records through the primary key", "t",
+		   "SET enable_seqscan = off; SET enable_bitmapscan = off; "
+		   "SELECT (SELECT count(*) FROM idempotency.key WHERE scope > '') = "
+		   "(SELECT sum(n) FROM (SELECT count(*) AS n FROM stress.charges UNION ALL "
+		   "SELECT count(*) FROM stress.deliveries UNION ALL "
+		   "SELECT count(*) FROM idempotency.keys WHERE state = 'failed') AS parts)");
+
+	if (!Ask(session, NULL, "SELECT 1 FROM pg_available_extensions WHERE name = 'amcheck'") ||
+		PQntuples(session->result) == 0)
+	{
+		printf("  indexes not checked: the server has no amcheck\n");
+		return;
+	}
+	if (Ask(session, NULL, "CREATE EXTENSION IF NOT EXISTS amcheck") &&
+		Ask(session, NULL,
+			"SELECT bt_index_parent_check(indexrelid, true, true) FROM pg_index "
+			"WHERE indrelid = 'idempotency.key'::regclass AND indisvalid"))
+		printf("  indexes checked: %d\n", PQntuples(session->result));
+}

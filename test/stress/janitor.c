@@ -1,0 +1,85 @@
+/*-------------------------------------------------------------------------
+ *
+ * janitor.c
+ *	  An administrator at work on the key store, meanwhile.
+ *
+ * Vacuums, rebuilds the primary key under the clients' hands, adds an index and
+ * drops it again.  None of it may change what the clients are told.  All of it
+ * gives up where it would have to wait long.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "janitor.h"
+#include "plan.h"
+#include "session.h"
+#include "tally.h"
+
+/* What an administrator may run into beside busy clients. */
+#define EXPECTED "55P03 40P01"
+
+static atomic_bool stopping;
+
+static const char *const chores[] = {
+	"VACUUM idempotency.key",
+	"REINDEX INDEX CONCURRENTLY idempotency.key_pkey",
+	"CREATE INDEX CONCURRENTLY IF NOT EXISTS stress_expiry ON idempotency.key (expires_at)",
+	"REINDEX TABLE CONCURRENTLY idempotency.key",
+	"VACUUM FULL idempotency.key",
+	"DROP INDEX CONCURRENTLY IF EXISTS idempotency.stress_expiry",
+	"ANALYZE idempotency.key",
+};
+
+#define CHORES ((int) (sizeof(chores) / sizeof(chores[0])))
+
+/*
+ * Sweep drops an index that a rebuild left behind when it gave up.
+ */
+static void
+Sweep(Session *session)
+{
+	char name[128];
+
+	if (!Ask(session, EXPECTED,
+			 "SELECT indexrelid::regclass FROM pg_index "
+			 "WHERE indrelid = 'idempotency.key'::regclass AND NOT indisvalid") ||
+		PQntuples(session->result) == 0)
+		return;
+	snprintf(name, sizeof(name), "%s", Value(session, 0, 0));
+	(void) Ask(session, EXPECTED, "DROP INDEX %s", name);
+}
+
+/*
+ * JanitorMain is the thread that does the chores, one after the other, until
+ * it is stopped.  "argument" is its session.
+ */
+void *
+JanitorMain(void *argument)
+{
+	Session *session = argument;
+	Random random;
+	int chore = 0;
+
+	RandomSeed(&random, config.seed, UINT64_MAX - 1);
+	(void) Ask(session, NULL, "SET lock_timeout = '200ms'");
+	while (!atomic_load(&stopping))
+	{
+		SleepMicroseconds(RandomBelow(&random, 150000));
+		if (Ask(session, EXPECTED, "%s", chores[chore % CHORES]))
+			Count(TALLY_MAINTENANCE);
+		Sweep(session);
+		chore++;
+	}
+	return NULL;
+}
+
+/*
+ * JanitorStop asks the janitor to end.
+ */
+void
+JanitorStop(void)
+{
+	atomic_store(&stopping, true);
+}

@@ -1,0 +1,20 @@
+/*-------------------------------------------------------------------------
+ *
+ * ledger.h
+ *	  What the clients were told about each operation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef STRESS_LEDGER_H
+#define STRESS_LEDGER_H
+
+#include <stdbool.h>
+
+extern void LedgerMake(void);
+extern bool Acknowledged(int key);
+extern void Acknowledge(int key);
+extern void AcknowledgeAnswer(int key, const char *answer, const char *expires);
+extern const char *LedgerAnswer(int key);
+extern long long LedgerNotes(void);
+
+#endif /* STRESS_LEDGER_H */

@@ -1,0 +1,17 @@
+/*-------------------------------------------------------------------------
+ *
+ * message.h
+ *	  Attempts that take messages from an inbox, by once().
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef STRESS_MESSAGE_H
+#define STRESS_MESSAGE_H
+
+#include "attempt.h"
+
+extern void AttemptInboxTransaction(Attempt *attempt);
+extern void AttemptDeliver(Attempt *attempt);
+extern void AttemptDeliverMany(Attempt *attempt);
+
+#endif /* STRESS_MESSAGE_H */

@@ -1,0 +1,297 @@
+/*-------------------------------------------------------------------------
+ *
+ * plan.c
+ *	  The settings of a run, and what its operations are.
+ *
+ * The operations are numbered.  Three of four are charges, with the request
+ * that claim() wants; the fourth is a message in an inbox.  Attempts are
+ * numbered, too, and come to the operations with a front that moves over them
+ * once in a run: most attempts go to the few keys right behind the front, so
+ * that many clients meet at one key while nothing is stored under it, and the
+ * others go further back, where they should be given the stored answer.
+ *
+ * All of it is a function of the seed.  Needs no locks.
+ *
+ *-------------------------------------------------------------------------
+ */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan.h"
+
+/* There is one pair of operations in that many. */
+#define PAIR_DISTANCE 8
+
+Config config;
+
+/* ----------------------------------------------------------------
+ * Settings
+ * ----------------------------------------------------------------
+ */
+
+static long long
+NumberFromEnvironment(const char *name, long long ifUnset, long long least)
+{
+	const char *text = getenv(name);
+	char *end;
+	long long number;
+
+	if (text == NULL || *text == '\0')
+		return ifUnset;
+	number = strtoll(text, &end, 10);
+	if (*end != '\0' || number < least)
+	{
+		fprintf(stderr, "stress: %s must be a number from %lld on, not \"%s\"\n", name, least,
+				text);
+		exit(2);
+	}
+	return number;
+}
+
+/*
+ * ConfigRead reads the settings of the run from the environment.  Exits with
+ * 2 if one makes no sense.
+ */
+void
+ConfigRead(void)
+{
+	const char *wrong = getenv("STRESS_BREAK");
+
+	config.clients = (int) NumberFromEnvironment("CLIENTS", 8, 1);
+	config.operations = (int) NumberFromEnvironment("OPERATIONS", 20000, 16);
+	config.attempts = NumberFromEnvironment("RETRIES", 3, 1) * config.operations;
+	config.seed = (uint64_t) NumberFromEnvironment("SEED", 1, 0);
+	config.wrong = wrong != NULL && *wrong != '\0' ? wrong : NULL;
+}
+
+/*
+ * WrongOnPurpose tells whether the run is to do what "what" names wrong, so
+ * as to show that it is noticed.
+ */
+bool
+WrongOnPurpose(const char *what)
+{
+	return config.wrong != NULL && strcmp(config.wrong, what) == 0;
+}
+
+/* ----------------------------------------------------------------
+ * Operations
+ * ----------------------------------------------------------------
+ */
+
+bool
+IsInbox(int key)
+{
+	return key % 4 == 3;
+}
+
+const char *
+ScopeOf(int key)
+{
+	return IsInbox(key) ? "stress/inbox" : "stress/charge";
+}
+
+const char *
+TableOf(int key)
+{
+	return IsInbox(key) ? "stress.deliveries" : "stress.charges";
+}
+
+int
+AmountOf(int key)
+{
+	return 1 + (int) (Mix(config.seed, key) % 100000);
+}
+
+/*
+ * KeyText writes the key of the operation.  It begins with random digits, so
+ * that neighbours in time are none in the index.
+ */
+void
+KeyText(int key, char text[KEY_TEXT])
+{
+	snprintf(text, KEY_TEXT, "%016" PRIx64 "-%d", Mix(key, config.seed), key);
+}
+
+/*
+ * KeyNumber returns the operation that a key belongs to, or -1 if to none.
+ */
+int
+KeyNumber(const char *text)
+{
+	const char *dash = strchr(text, '-');
+	char expected[KEY_TEXT];
+	int key;
+
+	if (dash == NULL)
+		return -1;
+	key = atoi(dash + 1);
+	if (key < 0 || key >= config.operations)
+		return -1;
+	KeyText(key, expected);
+	return strcmp(text, expected) == 0 ? key : -1;
+}
+
+/*
+ * RequestText writes the operation's request, or another one.  It is one and
+ * the same JSON value for all attempts, but not one and the same text.
+ */
+void
+RequestText(int key, bool another, Random *random, char text[REQUEST_TEXT])
+{
+	static const char *const spaces[] = {"", " ", "  ", "\n\t"};
+	const char *space = spaces[RandomBelow(random, 4)];
+	int amount = AmountOf(key) + (another ? 1 : 0);
+	char name[KEY_TEXT];
+
+	KeyText(key, name);
+	if (RandomPercent(random, 50))
+		snprintf(text, REQUEST_TEXT, "{%s\"key\":%s\"%s\",%s\"amount\":%d%s}", space, space, name,
+				 space, amount, space);
+	else
+		snprintf(text, REQUEST_TEXT, "%s{\"amount\":%s%d.0,\"k\\u0065y\"%s:\"%s\"}", space, space,
+				 amount, space, name);
+}
+
+/*
+ * PickKey returns the operation that an attempt goes to.
+ */
+int
+PickKey(int64_t attempt, Random *random)
+{
+	int front = (int) (attempt * config.operations / config.attempts);
+	int dice = RandomBelow(random, 100);
+	int behind;
+
+	if (dice < 75)
+		behind = (int) (-log(1 - RandomUnit(random)) * 3);
+	else if (dice < 90)
+		behind = RandomBelow(random, 100);
+	else
+		behind = RandomBelow(random, front + 1);
+	return behind > front ? front : front - behind;
+}
+
+/*
+ * PickPair picks two operations, in any order.  All attempts at a pair that
+ * come one after the other get the same one, so that they cross.
+ */
+void
+PickPair(int64_t attempt, Random *random, int keys[2])
+{
+	int front = (int) (attempt * config.operations / config.attempts);
+	int first = RandomBelow(random, 2);
+
+	/* The last operation may have none behind it. */
+	keys[first] = front - front % PAIR_DISTANCE;
+	if (keys[first] + 1 == config.operations)
+		keys[first]--;
+	keys[1 - first] = keys[first] + 1;
+}
+
+/*
+ * PickInboxKey returns a message near the operation that PickKey() returns.
+ */
+int
+PickInboxKey(int64_t attempt, Random *random)
+{
+	int key = PickKey(attempt, random);
+
+	key += 3 - key % 4;
+	return key < config.operations ? key : key - 4;
+}
+
+/* ----------------------------------------------------------------
+ * Answers
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Filler returns digits, in few cases so many that a row does not hold them.
+ */
+static char *
+Filler(Random *random)
+{
+	int bytes =
+		RandomPercent(random, 2) ? 3000 + RandomBelow(random, 6000) : RandomBelow(random, 20);
+	char *filler = malloc(bytes + 1);
+
+	for (int i = 0; i < bytes; i++)
+		filler[i] = "0123456789abcdef"[RandomBelow(random, 16)];
+	filler[bytes] = '\0';
+	return filler;
+}
+
+/*
+ * ReplyMake returns what the attempt stores if it is the one that decides: an
+ * answer of its own, in bytes of its own.  ReplyFree() frees it.
+ */
+Reply
+ReplyMake(int64_t attempt, bool failed, Random *random)
+{
+	static const int good[] = {200, 201, 202, 299};
+	static const int bad[] = {402, 409, 422, 599};
+	Reply reply = {.failed = failed};
+	char *filler = Filler(random);
+	const char *space = RandomPercent(random, 50) ? " " : "";
+
+	reply.status = (failed ? bad : good)[RandomBelow(random, 4)];
+	if (RandomPercent(random, 50))
+		(void) !asprintf(&reply.headers, "{%s\"X-Attempt\":  \"%" PRId64 "\"}", space, attempt);
+	if (RandomPercent(random, 97))
+		(void) !asprintf(&reply.response,
+						 "{ \"attempt\":%s%" PRId64 ", \"attempt\":%" PRId64
+						 ",\"note\":\"\\u00e9\\/%s\"%s}",
+						 space, attempt, attempt, filler, space);
+	free(filler);
+	return reply;
+}
+
+void
+ReplyFree(Reply *reply)
+{
+	free(reply->headers);
+	free(reply->response);
+}
+
+/*
+ * AnswerText joins what a client is told into one text, to be compared byte
+ * by byte.  NULL stands for NULL.  The caller frees it.
+ */
+char *
+AnswerText(const char *status, const char *failed, const char *headers, const char *response)
+{
+	char *answer;
+
+	(void) !asprintf(&answer, "%s %s headers %s response %s", status ? status : "-",
+					 failed ? failed : "-", headers ? headers : "-", response ? response : "-");
+	return answer;
+}
+
+/*
+ * ReplyAnswer returns the answer that "reply" is.
+ */
+char *
+ReplyAnswer(const Reply *reply)
+{
+	char status[16];
+
+	snprintf(status, sizeof(status), "%d", reply->status);
+	return AnswerText(status, reply->failed ? "t" : "f", reply->headers, reply->response);
+}
+
+/*
+ * AnswerAttempt returns the attempt that made the answer, or -1 if the answer
+ * does not say.
+ */
+int64_t
+AnswerAttempt(const char *answer)
+{
+	const char *name = strcasestr(answer, "attempt\"");
+
+	return name == NULL ? -1 : strtoll(name + strcspn(name, "0123456789"), NULL, 10);
+}

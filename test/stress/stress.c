@@ -1,0 +1,309 @@
+/*-------------------------------------------------------------------------
+ *
+ * stress.c
+ *	  Many clients retry many operations while everything goes wrong; then
+ *	  the tables are compared with what the clients were told.
+ *
+ * Needs a database with schema.sql in it, that nobody else uses.  Environment:
+ *
+ *	CLIENTS			how many clients, 8
+ *	OPERATIONS		how many operations, each with its key, 20000
+ *	RETRIES			attempts for each operation before the final pass, 3
+ *	SEED			determines all attempts, 1
+ *	STRESS_BREAK	what to do wrong on purpose (see schema.sql and below)
+ *
+ * Exits with 0 if all is well, 1 for a violation, 2 if it could not run.
+ *
+ * One thread for each client, one that finishes prepared transactions, and one
+ * that does an administrator's work.  Attempts are dealt out by one counter.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "call.h"
+#include "check.h"
+#include "janitor.h"
+#include "ledger.h"
+#include "message.h"
+#include "prepared.h"
+#include "tally.h"
+#include "transaction.h"
+
+/* In percent of the operations: those that find a record that has run out. */
+#define EXPIRED_PERCENT 10
+
+#define SECONDS_TO_LEAVE 60
+
+/* The clients' sessions, and behind them the resolver's. */
+static Session *sessions;
+static atomic_llong nextAttempt;
+static atomic_int nextKey;
+
+/* ----------------------------------------------------------------
+ * Clients
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * AttemptTerminate terminates another session, whatever it is doing.
+ */
+static void
+AttemptTerminate(Attempt *attempt)
+{
+	Session *victim = &sessions[RandomBelow(&attempt->random, config.clients + 1)];
+	int pid = atomic_load(&victim->pid);
+
+	if (pid == 0 || victim == attempt->session)
+		return;
+	Count(TALLY_TERMINATIONS);
+	(void) Ask(attempt->session, NULL, "SELECT pg_terminate_backend(%d)", pid);
+}
+
+typedef void (*Shape)(Attempt *attempt);
+
+/*
+ * PickShape returns what kind of attempt this is.
+ */
+static Shape
+PickShape(Attempt *attempt)
+{
+	static const struct
+	{
+		Shape shape;
+		double percent;
+	} shapes[] = {
+		{AttemptTransaction, 36},	{AttemptProcedure, 24},		{AttemptRun, 8},
+		{AttemptDeliver, 9},		{AttemptDeliverMany, 3},	{AttemptInboxTransaction, 8},
+		{AttemptAnotherRequest, 5}, {AttemptWithoutClaim, 2.5}, {AttemptEach, 4},
+		{AttemptTerminate, 0.5},
+	};
+	const int shapeCount = sizeof(shapes) / sizeof(shapes[0]);
+	double dice = RandomUnit(&attempt->random) * 100;
+	int i = 0;
+
+	while (i < shapeCount - 1 && dice >= shapes[i].percent)
+		dice -= shapes[i++].percent;
+	return shapes[i].shape;
+}
+
+/*
+ * ClientMain is the thread of a client: it makes attempts while there are any.
+ */
+static void *
+ClientMain(void *argument)
+{
+	Session *session = argument;
+	long long number;
+
+	while ((number = atomic_fetch_add(&nextAttempt, 1)) < config.attempts)
+	{
+		Attempt attempt;
+		Shape shape;
+
+		Count(TALLY_ATTEMPTS);
+		AttemptMake(&attempt, session, number);
+		Endanger(&attempt);
+		shape = PickShape(&attempt);
+		shape(&attempt);
+		PendingForget(&attempt);
+		SessionSettle(session);
+	}
+	return NULL;
+}
+
+/*
+ * FinalMain is the thread of a client in the final pass: it retries each
+ * operation until that is done.
+ */
+static void *
+FinalMain(void *argument)
+{
+	Session *session = argument;
+	int key;
+
+	while ((key = atomic_fetch_add(&nextKey, 1)) < config.operations)
+	{
+		bool done;
+
+		do
+		{
+			Attempt attempt;
+
+			AttemptMake(&attempt, session, config.attempts + key);
+			done = AttemptFinal(&attempt, key);
+			PendingForget(&attempt);
+			SessionSettle(session);
+		} while (!done && Violations() == 0);
+	}
+	return NULL;
+}
+
+/*
+ * RunClients runs a thread of that kind for each client, and waits for all.
+ */
+static void
+RunClients(void *(*clientMain)(void *) )
+{
+	pthread_t *threads = calloc(config.clients, sizeof(pthread_t));
+
+	for (int i = 0; i < config.clients; i++)
+		pthread_create(&threads[i], NULL, clientMain, &sessions[i]);
+	for (int i = 0; i < config.clients; i++)
+		pthread_join(threads[i], NULL);
+	free(threads);
+}
+
+/* ----------------------------------------------------------------
+ * The run
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * PlantExpired leaves records that have run out under some of the keys, which
+ * must count as absent.
+ */
+static void
+PlantExpired(Session *session)
+{
+	Random random;
+
+	RandomSeed(&random, config.seed, UINT64_MAX - 2);
+	for (int key = 0; key < config.operations; key++)
+	{
+		char name[KEY_TEXT];
+
+		if (!RandomPercent(&random, EXPIRED_PERCENT))
+			continue;
+		KeyText(key, name);
+		if (Ask(session, NULL, "SELECT stress.plant('%s', '%s')", ScopeOf(key), name))
+			Count(TALLY_EXPIRED);
+	}
+}
+
+/*
+ * Unguard takes the guard off, for those mistakes that it would prevent.
+ */
+static void
+Unguard(Session *session)
+{
+	if (!WrongOnPurpose("guard") && !WrongOnPurpose("claim") && !WrongOnPurpose("inbox"))
+		return;
+	(void) Ask(session, NULL, "ALTER TABLE stress.charges DISABLE TRIGGER guard");
+	(void) Ask(session, NULL, "ALTER TABLE stress.deliveries DISABLE TRIGGER guard");
+}
+
+/*
+ * LoseRecord removes one of the records, as a restore that loses it would.
+ */
+static void
+LoseRecord(Session *session)
+{
+	if (WrongOnPurpose("record"))
+		(void) Ask(session, NULL, "DELETE FROM idempotency.key WHERE scope = 'stress/charge'");
+}
+
+/*
+ * AwaitQuiet waits until no other client is connected: those whose connection
+ * was dropped may be at work still.
+ */
+static void
+AwaitQuiet(Session *session)
+{
+	int64_t end = Microseconds() + (int64_t) SECONDS_TO_LEAVE * 1000000;
+
+	while (Ask(session, NULL,
+			   "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+			   "AND backend_type = 'client backend' AND pid <> pg_backend_pid()") &&
+		   strcmp(Value(session, 0, 0), "0") != 0)
+	{
+		if (Microseconds() > end)
+		{
+			Violation("[hang] sessions of dropped connections do not end");
+			return;
+		}
+		SleepMicroseconds(10000);
+	}
+}
+
+/*
+ * Storm lets the clients make all attempts, and returns when they are gone.
+ */
+static void
+Storm(void)
+{
+	Session janitor;
+	pthread_t resolverThread;
+	pthread_t janitorThread;
+
+	for (int i = 0; i <= config.clients; i++)
+		SessionOpen(&sessions[i], i < config.clients ? "stress client" : "stress resolver");
+	SessionOpen(&janitor, "stress janitor");
+	pthread_create(&resolverThread, NULL, ResolverMain, &sessions[config.clients]);
+	pthread_create(&janitorThread, NULL, JanitorMain, &janitor);
+
+	RunClients(ClientMain);
+	ResolverStop();
+	JanitorStop();
+	pthread_join(resolverThread, NULL);
+	pthread_join(janitorThread, NULL);
+	for (int i = 0; i <= config.clients; i++)
+		SessionClose(&sessions[i]);
+	SessionClose(&janitor);
+}
+
+/*
+ * FinalPass lets the clients retry every operation until it is done.
+ */
+static void
+FinalPass(void)
+{
+	for (int i = 0; i < config.clients; i++)
+		SessionOpen(&sessions[i], "stress client");
+	RunClients(FinalMain);
+	for (int i = 0; i < config.clients; i++)
+		SessionClose(&sessions[i]);
+}
+
+int
+main(void)
+{
+	Session session;
+	int64_t start;
+	double stormSeconds;
+
+	ConfigRead();
+	LedgerMake();
+	sessions = calloc(config.clients + 1, sizeof(Session));
+	SessionOpen(&session, "stress");
+	Unguard(&session);
+	PlantExpired(&session);
+
+	start = Microseconds();
+	Storm();
+	stormSeconds = (Microseconds() - start) / 1e6;
+	AwaitQuiet(&session);
+	LoseRecord(&session);
+	Check(&session, false);
+	FinalPass();
+	AwaitQuiet(&session);
+	Check(&session, true);
+	CheckServer(&session);
+	if (Counted(TALLY_TERMINATED) > Counted(TALLY_TERMINATIONS))
+		Violation("[server] %lld connections were lost, but %lld were terminated",
+				  Counted(TALLY_TERMINATED), Counted(TALLY_TERMINATIONS));
+	TallyCheck();
+	SessionClose(&session);
+
+	TallyPrint();
+	printf("  seed %llu: %d operations, %lld attempts by %d clients in %.1f s (%.1f s in all), "
+		   "%lld answers compared, %d violations\n",
+		   (unsigned long long) config.seed, config.operations, Counted(TALLY_ATTEMPTS),
+		   config.clients, stormSeconds, (Microseconds() - start) / 1e6, LedgerNotes(),
+		   Violations());
+	return Violations() == 0 ? 0 : 1;
+}

@@ -1,0 +1,146 @@
+/*-------------------------------------------------------------------------
+ *
+ * tally.c
+ *	  What happened how often, and what must not have happened.
+ *
+ * Any thread may count; the counters are atomic.  A lock of its own keeps the
+ * lines of violations apart.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "plan.h"
+#include "tally.h"
+
+/* Runs with fewer operations or clients need not show everything. */
+#define FULL_RUN 5000
+#define FULL_HOUSE 4
+
+/* How many violations of each check are printed, and how many checks there are. */
+#define SHOWN_VIOLATIONS 5
+#define MOST_CHECKS 32
+
+static const struct
+{
+	const char *text;
+	int least;
+} tallies[TALLY_COUNT] = {
+#define TALLY_TEXT(name, text, least) {text, least},
+	TALLY_LIST(TALLY_TEXT)
+#undef TALLY_TEXT
+};
+
+static atomic_llong counters[TALLY_COUNT];
+static atomic_int violations;
+static struct
+{
+	const char *name;
+	int count;
+} checks[MOST_CHECKS];
+
+void
+Count(Tally tally)
+{
+	atomic_fetch_add(&counters[tally], 1);
+}
+
+long long
+Counted(Tally tally)
+{
+	return atomic_load(&counters[tally]);
+}
+
+/*
+ * CountError counts an error, if it is one of those that are counted.  Their
+ * texts begin with the SQLSTATE.
+ */
+void
+CountError(const char *sqlstate)
+{
+	for (int i = 0; i < TALLY_COUNT; i++)
+	{
+		if (strncmp(tallies[i].text, sqlstate, 5) == 0)
+			Count((Tally) i);
+	}
+}
+
+/*
+ * TallyPrint prints all counters, two in a line, and the checks that failed.
+ */
+void
+TallyPrint(void)
+{
+	for (int i = 0; i < TALLY_COUNT; i++)
+		printf("%s%8lld  %-32s%s", i % 2 == 0 ? "  " : "", Counted((Tally) i), tallies[i].text,
+			   i % 2 == 1 || i == TALLY_COUNT - 1 ? "\n" : "");
+	for (int i = 0; i < MOST_CHECKS && checks[i].count > 0; i++)
+		printf("  %8d  violations of %.*s\n", checks[i].count,
+			   (int) strcspn(checks[i].name, "]") + 1, checks[i].name);
+}
+
+/*
+ * TallyCheck reports what a full run should have met and did not: it would
+ * not have tested it.
+ */
+void
+TallyCheck(void)
+{
+	if (config.operations < FULL_RUN || config.clients < FULL_HOUSE)
+		return;
+	for (int i = 0; i < TALLY_COUNT; i++)
+	{
+		if (Counted((Tally) i) < tallies[i].least)
+			Violation("[coverage] never seen: %s", tallies[i].text);
+	}
+}
+
+/*
+ * NoteCheck counts a violation for its check, whose name is what stands in the
+ * brackets at the beginning of "text".  Returns how many there are of it now.
+ */
+static int
+NoteCheck(const char *text)
+{
+	size_t length = strcspn(text, "]") + 1;
+	int i = 0;
+
+	while (i < MOST_CHECKS - 1 && checks[i].count > 0 && strncmp(checks[i].name, text, length) != 0)
+		i++;
+	checks[i].name = text;
+	return ++checks[i].count;
+}
+
+/*
+ * Violation reports something that must never happen.  The text begins with
+ * the name of the check, in brackets.  Few of each check are printed.
+ */
+void
+Violation(const char *format, ...)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	va_list arguments;
+
+	atomic_fetch_add(&violations, 1);
+	pthread_mutex_lock(&lock);
+	if (NoteCheck(format) <= SHOWN_VIOLATIONS)
+	{
+		fputs("VIOLATION ", stdout);
+		va_start(arguments, format);
+		vprintf(format, arguments);
+		va_end(arguments);
+		fputc('\n', stdout);
+		fflush(stdout);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+int
+Violations(void)
+{
+	return atomic_load(&violations);
+}

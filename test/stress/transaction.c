@@ -1,0 +1,270 @@
+/*-------------------------------------------------------------------------
+ *
+ * transaction.c
+ *	  Attempts that claim in one statement and complete in another.
+ *
+ * The client claims, writes and completes in statements of its own, with naps
+ * in between, at any isolation level, on one key or two; it uses savepoints and
+ * takes back what it did in them; it may give up at any step; and it makes the
+ * mistakes that the extension must refuse.  Every step may be its last.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ledger.h"
+#include "step.h"
+#include "tally.h"
+#include "transaction.h"
+
+/* ----------------------------------------------------------------
+ * Claiming
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Claim asks for the key in one of the ways there are.
+ */
+static Grant
+Claim(Attempt *attempt, Part *part)
+{
+	static const char *const functions[] = {"claim", "claim", "try_claim", "try_claim"};
+	Session *session = attempt->session;
+	int way = attempt->patient ? 0 : RandomBelow(&attempt->random, 4);
+	bool acknowledged = Acknowledged(part->key);
+	char request[REQUEST_TEXT];
+	char wait[32] = "";
+
+	RequestText(part->key, false, &attempt->random, request);
+	if (way % 2 == 1)
+		snprintf(wait, sizeof(wait), ", '%d ms'", RandomBelow(&attempt->random, 15));
+	if (!Ask(session, NULL, "SELECT * FROM idempotency.%s('%s', '%s', '%s'%s)", functions[way],
+			 ScopeOf(part->key), part->name, request, wait))
+	{
+		Refused(attempt, part->key, acknowledged, way >= 2);
+		return GRANT_ERROR;
+	}
+	return ReadGrant(attempt, part->key, acknowledged, false);
+}
+
+/*
+ * ClaimInSavepoint claims, and perhaps writes and completes, and takes all of
+ * it back; after which it may not write, unless it owns another key.  Returns
+ * false if the transaction is lost.
+ */
+static bool
+ClaimInSavepoint(Attempt *attempt, Part *part)
+{
+	Session *session = attempt->session;
+
+	if (!Ask(session, NULL, "SAVEPOINT claiming"))
+		return false;
+	if (Claim(attempt, part) == GRANT_CLAIMED && RandomPercent(&attempt->random, 60) &&
+		Insert(attempt, part, 1, NULL) && RandomPercent(&attempt->random, 60))
+		(void) Ask(session, NULL, "SELECT idempotency.complete('%s', '%s', '{\"undone\": true}')",
+				   ScopeOf(part->key), part->name);
+	if (session->lost || !RollBackTo(attempt, "claiming"))
+		return false;
+	if (!attempt->owner && RandomPercent(&attempt->random, 10))
+		return WriteWithoutGrant(attempt, part) != GRANT_ERROR;
+	return true;
+}
+
+/*
+ * AskAgain asks for a key that this transaction has claimed, which must be in
+ * progress, or, if "answer" is not NULL, has finished, which must replay it.
+ */
+static bool
+AskAgain(Attempt *attempt, const Part *part, const char *answer)
+{
+	Session *session = attempt->session;
+	const char *expected = answer == NULL ? "in_progress" : "replayed";
+	char *told;
+
+	if (!RandomPercent(&attempt->random, 5))
+		return true;
+	if (!Ask(session, NULL, "SELECT * FROM idempotency.try_claim('%s', '%s')", ScopeOf(part->key),
+			 part->name))
+		return false;
+
+	told = ResultAnswer(session);
+	if (strcmp(Value(session, 0, 0), expected) != 0 ||
+		(answer != NULL && strcmp(told, answer) != 0))
+		Violation("[again] attempt %lld, which owns operation %d, was told %s: %.300s",
+				  (long long) attempt->number, part->key, Value(session, 0, 0), told);
+	free(told);
+	return true;
+}
+
+static Fate
+PickFate(Attempt *attempt)
+{
+	int dice = RandomBelow(&attempt->random, 100);
+
+	if (dice < 70)
+		return FATE_SUCCEED;
+	if (dice < 85)
+		return FATE_DECLINE;
+	if (dice < 90)
+		return FATE_RELEASE;
+	return dice < 95 ? FATE_FORGET : FATE_TWICE;
+}
+
+/*
+ * BeginPart claims an operation and, if it is granted, does its work.
+ */
+static Grant
+BeginPart(Attempt *attempt, Part *part)
+{
+	bool done;
+
+	if (RandomPercent(&attempt->random, 12) && !ClaimInSavepoint(attempt, part))
+		return GRANT_ERROR;
+	part->grant = Claim(attempt, part);
+	if (part->grant == GRANT_NOT && RandomPercent(&attempt->random, 6))
+		return WriteWithoutGrant(attempt, part);
+	if (part->grant != GRANT_CLAIMED)
+		return part->grant;
+
+	attempt->owner = true;
+	part->fate = PickFate(attempt);
+	done = Nap(attempt);
+	if (done && part->fate == FATE_DECLINE)
+		done = WriteAndFail(attempt, part);
+	else if (done && part->fate != FATE_RELEASE)
+		done = Write(attempt, part);
+	return done && AskAgain(attempt, part, NULL) ? GRANT_CLAIMED : GRANT_ERROR;
+}
+
+/* ----------------------------------------------------------------
+ * Finishing
+ * ----------------------------------------------------------------
+ */
+
+static bool
+Store(Attempt *attempt, const Part *part, const Reply *reply, const char *expected)
+{
+	const char *quote = reply->headers == NULL ? "" : "'";
+	const char *quoteResponse = reply->response == NULL ? "" : "'";
+
+	return Ask(attempt->session, expected, "SELECT idempotency.%s('%s', '%s', %s%s%s, %d, %s%s%s)",
+			   reply->failed ? "fail" : "complete", ScopeOf(part->key), part->name, quoteResponse,
+			   reply->response ? reply->response : "NULL", quoteResponse, reply->status, quote,
+			   reply->headers ? reply->headers : "NULL", quote);
+}
+
+/*
+ * StoreAndUndo stores the reply in a savepoint and takes it back, so that the
+ * claim is open again.
+ */
+static bool
+StoreAndUndo(Attempt *attempt, const Part *part, const Reply *reply)
+{
+	if (!Ask(attempt->session, NULL, "SAVEPOINT storing"))
+		return false;
+	return Store(attempt, part, reply, NULL) && RollBackTo(attempt, "storing");
+}
+
+/*
+ * StoreTwice stores a reply once more, which must be refused, and dooms the
+ * transaction although the error is taken back.
+ */
+static bool
+StoreTwice(Attempt *attempt, const Part *part, const Reply *reply)
+{
+	if (!Ask(attempt->session, NULL, "SAVEPOINT again"))
+		return false;
+	if (Store(attempt, part, reply, "IK410"))
+		Violation("[twice] attempt %lld completed operation %d twice", (long long) attempt->number,
+				  part->key);
+	else if (strcmp(attempt->session->state, "IK410") != 0)
+		return false;
+	attempt->refusal = "IK410";
+	return RollBackTo(attempt, "again");
+}
+
+/*
+ * FinishPart brings a claimed operation to the end that it is fated to.
+ */
+static bool
+FinishPart(Attempt *attempt, const Part *part)
+{
+	Reply reply;
+	char *answer;
+	bool done;
+
+	if (part->fate == FATE_FORGET)
+	{
+		if (attempt->refusal == NULL)
+			attempt->refusal = "IK428";
+		return true;
+	}
+	if (part->fate == FATE_RELEASE)
+		return Ask(attempt->session, NULL, "SELECT idempotency.release('%s', '%s')",
+				   ScopeOf(part->key), part->name);
+
+	reply = ReplyMake(attempt->number, part->fate == FATE_DECLINE, &attempt->random);
+	answer = ReplyAnswer(&reply);
+	done = !RandomPercent(&attempt->random, 10) || StoreAndUndo(attempt, part, &reply);
+	done = done && Store(attempt, part, &reply, NULL) && AskAgain(attempt, part, answer);
+	if (done && part->fate == FATE_TWICE)
+		done = StoreTwice(attempt, part, &reply);
+	ReplyFree(&reply);
+	Pend(attempt, part->key, answer);
+	return done;
+}
+
+/* ----------------------------------------------------------------
+ * The transaction
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * AttemptTransaction makes a transaction that claims one key or two, in any
+ * order, and finishes them in any order.
+ */
+void
+AttemptTransaction(Attempt *attempt)
+{
+	Part parts[2];
+	int keys[2];
+	int count = RandomPercent(&attempt->random, 25) ? 2 : 1;
+	int first;
+
+	if (count == 2)
+		PickPair(attempt->number, &attempt->random, keys);
+	else
+		keys[0] = PickKey(attempt->number, &attempt->random);
+	for (int i = 0; i < count; i++)
+	{
+		PartFill(&parts[i], keys[i]);
+		attempt->plain &= !IsInbox(keys[i]);
+	}
+	attempt->patient = count == 2;
+
+	if (!Begin(attempt))
+		return;
+	for (int i = 0; i < count; i++)
+	{
+		if (GivesUp(attempt) || BeginPart(attempt, &parts[i]) == GRANT_ERROR || !Nap(attempt))
+			return;
+	}
+
+	first = RandomBelow(&attempt->random, count);
+	for (int i = 0; i < count; i++)
+	{
+		Part *part = &parts[(first + i) % count];
+
+		if (GivesUp(attempt) || (part->grant == GRANT_CLAIMED && !FinishPart(attempt, part)))
+			return;
+	}
+	if (!Nap(attempt) || !End(attempt))
+		return;
+	for (int i = 0; i < count; i++)
+	{
+		if (parts[i].grant == GRANT_CLAIMED && parts[i].fate == FATE_RELEASE)
+			Count(TALLY_RELEASED);
+	}
+}
