@@ -20,6 +20,7 @@
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -96,7 +97,7 @@ static void
 CheckColumns(Relation table)
 {
 	TupleDesc desc = RelationGetDescr(table);
-	bool same = desc->natts == KEY_COLUMNS;
+	bool same = desc->natts >= KEY_COLUMNS;
 
 	for (int i = 0; same && i < KEY_COLUMNS; i++)
 	{
@@ -106,6 +107,10 @@ CheckColumns(Relation table)
 			   column->attnotnull == keyColumns[i].notNull &&
 			   strcmp(NameStr(column->attname), keyColumns[i].name) == 0;
 	}
+
+	/* A column that was added and dropped again has left nothing but its place. */
+	for (int i = KEY_COLUMNS; same && i < desc->natts; i++)
+		same = TupleDescAttr(desc, i)->attisdropped;
 	if (!same)
 		ErrorStoreAltered("key", "Its columns were changed.",
 						  "Restore the columns that CREATE EXTENSION made.");
@@ -157,7 +162,9 @@ CheckTable(Relation table)
 {
 	Form_pg_class form = table->rd_rel;
 
-	if (form->relkind != RELKIND_RELATION || form->relispartition || form->relhassubclass)
+	/* relhassubclass outlives the last child */
+	if (form->relkind != RELKIND_RELATION || form->relispartition ||
+		(form->relhassubclass && find_inheritance_children(RelationGetRelid(table), NoLock) != NIL))
 		ErrorStoreAltered("key", "It is partitioned, foreign, or inherited from.",
 						  "Move its rows into a plain table.");
 	if (form->relam != HEAP_TABLE_AM_OID)
@@ -275,6 +282,7 @@ void
 KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outcome)
 {
 	ExecClearTuple(slot);
+	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts * sizeof(bool));
 	memset(slot->tts_isnull, false, KEY_COLUMNS * sizeof(bool));
 	slot->tts_values[COL_CREATED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	slot->tts_values[COL_EXPIRES_AT - 1] = TimestampTzGetDatum(outcome->expiresAt);

@@ -1,0 +1,166 @@
+# 005_logical.pl
+#
+# Proves that keys take part in logical decoding as ordinary rows do: an outcome
+# is one INSERT, an overwritten expired one is one UPDATE, a batch is as many
+# INSERTs as it has new keys, a claim alone is nothing; and that a subscriber
+# that gets them answers and claims as its publisher does.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $publisher = new_node('publisher', init => { allows_streaming => 'logical' },
+	conf => "max_prepared_transactions = 5\n");
+my $subscriber = new_node('subscriber', init => { allows_streaming => 'logical' });
+
+# ----------------------------------------------------------------
+# What test_decoding makes of each call
+# ----------------------------------------------------------------
+
+$publisher->safe_psql('postgres', q{
+	CREATE TABLE charge (key text);
+	CREATE FUNCTION handler(json) RETURNS json LANGUAGE sql AS $$ SELECT '{"done" :true}'::json $$;
+	CREATE FUNCTION final(json) RETURNS json LANGUAGE plpgsql AS
+		$$ BEGIN INSERT INTO charge VALUES ('undone'); RAISE EXCEPTION USING ERRCODE = 'IKFIN'; END $$;
+	SELECT pg_create_logical_replication_slot('slot', 'test_decoding')});
+
+# decodes runs SQL, and compares the kinds of changes that are decoded then.
+sub decodes
+{
+	my ($sql, $expected, $name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$publisher->safe_psql('postgres', $sql);
+	my $changes = $publisher->safe_psql('postgres', q{
+		SELECT data FROM pg_logical_slot_get_changes('slot', NULL, NULL,
+			'include-xids', '0', 'skip-empty-xacts', '1')});
+	my @seen;
+	foreach (split /^(?=BEGIN|COMMIT|table|PREPARE)/m, $changes)
+	{
+		push @seen, lc $_ if s/^(BEGIN|COMMIT)\s*\z/$1/;
+		push @seen, "$1 $2 $3" if /^table (\S+): (\w+):.* key\[text\]:'([^']*)'/s;
+		die "cannot read $_" unless /^(begin|commit|table)/i;
+	}
+	is(join(', ', @seen), $expected, $name) or diag $changes;
+	return $changes;
+}
+
+my $changes = decodes(q{BEGIN; SELECT idempotency.claim('l', 'a', '{"n":1}', retention => '-1 second');
+	SELECT idempotency.complete('l', 'a', '{"n" :  1}', 201, '{"A": "b"}'); COMMIT},
+	'begin, idempotency.key INSERT a, commit', 'complete is one INSERT');
+like($changes, qr/ expires_at\[timestamp with time zone\]:'infinity' status\[integer\]:201 failed\[boolean\]:false /,
+	'with all columns');
+like($changes, qr/ headers\[json\]:'\{"A": "b"\}' response\[json\]:'\{"n" :  1\}'$/m, 'byte for byte');
+
+decodes(q{BEGIN; INSERT INTO charge VALUES ('b'); SELECT idempotency.claim('l', 'b', retention => '1 microsecond');
+	INSERT INTO charge VALUES ('b'); SELECT idempotency.complete('l', 'b', '1'); COMMIT},
+	'begin, public.charge INSERT b, public.charge INSERT b, idempotency.key INSERT b, commit',
+	'in order with the effects');
+decodes(q{BEGIN; SELECT idempotency.claim('l', 'b'); SELECT idempotency.fail('l', 'b', '2', 422); COMMIT},
+	'begin, idempotency.key UPDATE b, commit', 'overwriting an expired key is one UPDATE');
+decodes(q{BEGIN; SELECT idempotency.claim('l', 'c'); SELECT idempotency.complete('l', 'c'); ROLLBACK;
+	BEGIN; SELECT idempotency.claim('l', 'c'); SELECT idempotency.release('l', 'c'); COMMIT;
+	BEGIN; SAVEPOINT s; SELECT idempotency.claim('l', 'c'); SELECT idempotency.complete('l', 'c');
+	ROLLBACK TO s; COMMIT;
+	SELECT idempotency.claim('l', 'a')}, '', 'what came to nothing, and a replay, are nothing');
+
+decodes(q{SELECT idempotency.once('l', 'o', '1 microsecond')},
+	'begin, idempotency.key INSERT o, commit', 'once is one INSERT');
+decodes(q{SELECT idempotency.once('l', array['z', 'y', 'x', 'y'])},
+	'begin, idempotency.key INSERT x, idempotency.key INSERT y, idempotency.key INSERT z, commit',
+	'a batch is an INSERT for each key');
+decodes(q{SELECT idempotency.once('l', array['z', 'o', 'w', 'y'])},
+	'begin, idempotency.key UPDATE o, idempotency.key INSERT w, commit',
+	'a batch is an UPDATE for an expired key, and nothing for a known one');
+decodes(q{SELECT idempotency.run('l', 'r', '{}', 'handler(json)'), idempotency.run('l', 'r', '{}', 'handler(json)'),
+	idempotency.run('l', 'f', '{}', 'final(json)')},
+	'begin, idempotency.key INSERT r, idempotency.key INSERT f, commit',
+	'run is one INSERT, and shows nothing of what was undone');
+$changes = decodes(q{SELECT idempotency.forget('l', 'w')}, 'begin, idempotency.key DELETE w, commit',
+	'forget is one DELETE');
+like($changes, qr/DELETE: scope\[text\]:'l' key\[text\]:'w'$/m, 'which names the key');
+
+decodes(q{BEGIN; SELECT idempotency.claim('l', 'p'); SELECT idempotency.complete('l', 'p');
+	PREPARE TRANSACTION 'p'}, '', 'a prepared outcome is nothing yet');
+decodes(q{COMMIT PREPARED 'p'}, 'begin, idempotency.key INSERT p, commit', 'until it is committed');
+
+my $body = q{(SELECT '"' || substr(string_agg(md5(i::text), ''), 1, 1000000) || '"' FROM generate_series(1, 32000) AS i)};
+$changes = decodes(qq{BEGIN; SELECT idempotency.claim('l', 'large');
+	SELECT idempotency.complete('l', 'large', $body); COMMIT},
+	'begin, idempotency.key INSERT large, commit', 'a large response is one INSERT');
+my ($digits) = $changes =~ /response\[json\]:'"([0-9a-f]*)"'$/m;
+is(length $digits, 1000000, 'whole');
+$publisher->safe_psql('postgres', q{SELECT pg_drop_replication_slot('slot')});
+
+# ----------------------------------------------------------------
+# A subscriber
+# ----------------------------------------------------------------
+
+# same waits for the subscriber, and compares whole rows and answers.
+sub same
+{
+	my ($name) = @_;
+	$publisher->wait_for_catchup('keys');
+	ok(keys_of($subscriber) eq keys_of($publisher), "$name: the same rows");
+	ok(answers_of($subscriber) eq answers_of($publisher), "$name: the same answers");
+}
+
+# Rows that are there before are copied, later ones streamed.
+$publisher->safe_psql('postgres', 'CREATE PUBLICATION keys FOR TABLE idempotency.key');
+my $connstr = $publisher->connstr . ' dbname=postgres';
+$subscriber->safe_psql('postgres', "CREATE SUBSCRIPTION keys CONNECTION '$connstr' PUBLICATION keys");
+$subscriber->wait_for_subscription_sync($publisher, 'keys');
+like(answers_of($subscriber), qr/^l\|a\|replayed\|t\|201\|/m, 'the subscriber has copied keys');
+same('copied');
+
+$publisher->safe_psql('postgres', qq{
+	BEGIN; SELECT idempotency.claim('l', 'new', '{"n": 1}');
+	SELECT idempotency.complete('l', 'new', '{"n" :\t1}', 201, '{ }'); COMMIT;
+	BEGIN; SELECT idempotency.claim('l', 'new large'); SELECT idempotency.complete('l', 'new large', $body); COMMIT;
+	BEGIN; SELECT idempotency.claim('l', 'expiring', retention => '1 microsecond');
+	SELECT idempotency.complete('l', 'expiring', '1'); COMMIT;
+	SELECT idempotency.once('l', array['b 1', 'b 2', 'b 3']);
+	BEGIN; SELECT idempotency.claim('l', 'expiring'); SELECT idempotency.fail('l', 'expiring', '2', 402); COMMIT;
+	SELECT idempotency.forget('l', 'y')});
+same('streamed');
+
+# An open session of the subscriber sees what arrives.
+my $session = open_session($subscriber);
+my $look = q{SELECT coalesce(response::text, 'nothing') FROM idempotency.peek('l', 'late')};
+is($session->query_safe($look), 'nothing', 'not yet there');
+$publisher->safe_psql('postgres', q{BEGIN; SELECT idempotency.claim('l', 'late', retention => '1 microsecond');
+	SELECT idempotency.complete('l', 'late', '1'); COMMIT; SELECT pg_sleep(0.001);
+	BEGIN; SELECT idempotency.claim('l', 'late'); SELECT idempotency.complete('l', 'late', '{ }'); COMMIT});
+same('overwritten');
+is($session->query_safe($look), '{ }', 'an open session sees it come');
+
+# The subscriber replays what came, and claims what did not.
+is( $session->query_safe(q{SELECT outcome, status, headers, response FROM idempotency.claim('l', 'new', '{"n":1.0}')}),
+	qq{replayed|201|{ }|{"n" :\t1}}, 'the subscriber replays');
+session_fails($session, q{SELECT idempotency.claim('l', 'new', '{"n":2}')}, 'IK422',
+	'the subscriber refuses another request');
+is($session->query_safe(q{SELECT idempotency.once('l', array['b 1', 'b 4', 'y'])}), "b 4\ny",
+	'the subscriber has seen the messages that are remembered');
+is( $session->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('l', 'own');
+		SELECT idempotency.complete('l', 'own', '1'); COMMIT;
+		SELECT outcome FROM idempotency.claim('l', 'own')}), "claimed\n1\nreplayed", 'the subscriber claims');
+
+# A key that is claimed there while its row arrives: the unique index decides.
+$session->query_safe(q{BEGIN; SELECT idempotency.claim('l', 'race')});
+$publisher->safe_psql('postgres', q{BEGIN; SELECT idempotency.claim('l', 'race');
+	SELECT idempotency.complete('l', 'race', '"publisher"'); COMMIT});
+$publisher->wait_for_catchup('keys');
+session_fails($session, q{SELECT idempotency.complete('l', 'race', '"subscriber"')}, '40001',
+	'a claim that was overtaken by replication must be retried');
+$session->query_safe('ROLLBACK');
+is($session->query_safe(q{SELECT response FROM idempotency.claim('l', 'race')}), '"publisher"',
+	'and the retry replays');
+
+$session->quit;
+$subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION keys');
+$subscriber->stop;
+$publisher->stop;
+done_testing();

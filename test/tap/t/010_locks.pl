@@ -1,0 +1,156 @@
+# 010_locks.pl
+#
+# Proves that the shared lock table bears what the extension asks of it: a batch
+# of ten thousand keys takes no lock for each of them, a replay none at all, a
+# claim one; and where claims do fill the table, the error says what to do, and
+# the transaction, the session and all others go on.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# As small a lock table as there is: about ten locks a session.
+my $node = new_node('main', conf => q{
+max_locks_per_transaction = 10
+max_connections = 10
+max_worker_processes = 2
+max_prepared_transactions = 2
+log_statement = none
+});
+my $session = open_session($node);
+$session->query_safe(q{
+	CREATE TABLE charge (key text);
+	CREATE FUNCTION locks(OUT all_locks int, OUT of_keys int) LANGUAGE sql AS $$
+		SELECT count(*), count(*) FILTER (WHERE locktype = 'advisory' AND objsubid = 18756)
+		FROM pg_locks WHERE pid = pg_backend_pid() AND locktype <> 'virtualxid' $$;
+	SELECT idempotency.peek('warm', 'up')});
+
+# held returns the locks that the session has now, all of them and those of
+# keys, beyond those that it takes for looking.
+my ($idle) = split /\|/, $session->query_safe('SELECT * FROM locks()');
+sub held
+{
+	my ($all, $of_keys) = split /\|/, $session->query_safe('SELECT * FROM locks()');
+	return ($all - $idle, $of_keys);
+}
+
+# few_locks checks that a transaction holds locks on the table, its index and
+# itself, and so many on keys.
+sub few_locks
+{
+	my ($expected, $name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($all, $of_keys) = held();
+	is($of_keys, $expected, "$name: locks of keys");
+	cmp_ok($all, '<=', $expected + 4, "$name: and few others");
+}
+
+my $batch = q{SELECT count(*) FROM idempotency.once('l', array(SELECT 'message ' || i FROM generate_series(%d, %d) AS i))};
+
+# ----------------------------------------------------------------
+# Batches, replays, claims
+# ----------------------------------------------------------------
+
+is($session->query_safe('BEGIN; ' . sprintf($batch, 1, 10_000)), 10_000, 'ten thousand keys are new');
+few_locks(0, 'a batch of ten thousand');
+is($session->query_safe(sprintf $batch, 5_001, 15_000), 5_000, 'five thousand of the next');
+few_locks(0, 'a second batch');
+is($session->query_safe(q{SAVEPOINT s; } . sprintf($batch, 15_001, 25_000) . q{; ROLLBACK TO s; }
+	. sprintf($batch, 15_001, 25_000)), "10000\n10000", 'and a third, twice');
+few_locks(0, 'with savepoints');
+$session->query_safe('COMMIT');
+is(join('|', held()), '0|0', 'after commit there is none');
+is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT key) FROM idempotency.key'), '25000|25000',
+	'all keys are stored');
+
+# A batch that overwrites as many expired keys.
+is( $session->query_safe(q{SELECT count(*) FROM idempotency.once('x', array(SELECT i::text FROM generate_series(1, 10000) AS i),
+		'1 microsecond'); BEGIN; SELECT count(*) FROM idempotency.once('x', array(SELECT i::text FROM generate_series(1, 10000) AS i))}),
+	"10000\n10000", 'ten thousand expired keys are new again');
+few_locks(0, 'a batch of expired keys');
+$session->query_safe('COMMIT');
+
+$session->query_safe(q{BEGIN; SELECT count(idempotency.claim('l', 'message ' || i)) FROM generate_series(1, 10000) AS i});
+few_locks(0, 'ten thousand replays');
+$session->query_safe(q{SELECT count(idempotency.once('l', 'message ' || i)), count(idempotency.peek('l', 'message ' || i)),
+	count(idempotency.try_claim('l', 'message ' || i)), bool_or(idempotency.forget('l', 'absent ' || i))
+	FROM generate_series(1, 10000) AS i});
+few_locks(0, 'and as many known messages, looks, and keys forgotten in vain');
+$session->query_safe('COMMIT');
+
+$session->query_safe(q{BEGIN; SELECT idempotency.claim('l', 'claim ' || i) FROM generate_series(1, 20) AS i});
+few_locks(20, 'twenty claims');
+$session->query_safe(q{SELECT idempotency.complete('l', 'claim ' || i) FROM generate_series(1, 10) AS i;
+	SELECT idempotency.release('l', 'claim ' || i) FROM generate_series(11, 20) AS i});
+few_locks(20, 'which stay until commit, completed or released');
+$session->query_safe(q{SAVEPOINT s; SELECT idempotency.claim('l', 'more ' || i) FROM generate_series(1, 10) AS i; ROLLBACK TO s});
+few_locks(20, 'those of a savepoint go with it');
+$session->query_safe('COMMIT');
+is(join('|', held()), '0|0', 'after commit there is none');
+
+# ----------------------------------------------------------------
+# A full lock table
+# ----------------------------------------------------------------
+
+my $hint = qr/^HINT:  .*idempotency\.once\(\).*array.*max_locks_per_transaction/m;
+my $flood = q{SELECT count(idempotency.%s('l', 'flood ' || i)) FROM generate_series(1, 100000) AS i};
+
+# goes_on checks that the session, and another one, can do all there is to do.
+sub goes_on
+{
+	my ($after) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is(join('|', held()), '0|0', "$after: no lock is left");
+	is($session->query(q{BEGIN; INSERT INTO charge VALUES ('after'); SELECT outcome FROM idempotency.claim('l', 'after');
+			SELECT idempotency.complete('l', 'after', '1'); COMMIT; SELECT outcome FROM idempotency.claim('l', 'after');
+			SELECT idempotency.forget('l', 'after')}),
+		"claimed\n1\nreplayed\nt", "$after: the session goes on");
+	is($node->safe_psql('postgres', q{SELECT idempotency.once('l', 'flood 1'), idempotency.forget('l', 'flood 1'),
+			(SELECT count(*) FROM idempotency.key WHERE key LIKE 'flood%')}), 't|t|0', "$after: so do others");
+}
+
+foreach my $call (qw(claim try_claim once))
+{
+	session_fails($session, sprintf($flood, $call), '53200', "too many of $call", $hint);
+	goes_on("after too many of $call");
+	session_fails($session, 'BEGIN; ' . sprintf($flood, $call) . '; COMMIT', '53200',
+		"too many of $call in a transaction", qr/too many idempotency claims at once.*^DETAIL:  Scope "l", key "flood \d+"/ms);
+	goes_on("after too many of $call in a transaction");
+}
+
+# Others get the same error, not a wrong answer, while the table is full.
+my $filler = open_session($node);
+$filler->query_safe(q{BEGIN; DO $$BEGIN FOR i IN 1 .. 100000 LOOP PERFORM pg_advisory_xact_lock(1, i); END LOOP;
+	EXCEPTION WHEN out_of_memory THEN NULL; END$$});
+$filler->query_safe(q{DO $$BEGIN FOR i IN 1 .. 100000 LOOP
+	BEGIN PERFORM pg_advisory_xact_lock(1, i); EXCEPTION WHEN out_of_memory THEN EXIT; END; END LOOP; END$$});
+$session->query_safe('BEGIN');
+session_fails($session, q{SELECT idempotency.claim('l', 'other')}, '53200', 'one claim more, with the table filled by another', $hint);
+$session->query_safe('ROLLBACK');
+$filler->query_safe('ROLLBACK');
+goes_on('after the table was full');
+$filler->quit;
+
+# Caught, the transaction goes on with the claims that it had.
+is( $session->query(q{BEGIN; SELECT outcome FROM idempotency.claim('l', 'kept');
+		DO $$BEGIN PERFORM count(idempotency.claim('l', 'flood ' || i)) FROM generate_series(1, 100000) AS i;
+			EXCEPTION WHEN out_of_memory THEN INSERT INTO charge VALUES ('caught'); END$$;
+		SELECT outcome FROM idempotency.claim('l', 'another');
+		SELECT idempotency.complete('l', 'kept', '1'), idempotency.complete('l', 'another', '2'); COMMIT}),
+	"claimed\nclaimed\n1|2", 'an error that is caught leaves the transaction whole');
+is( $node->safe_psql('postgres', q{SELECT (SELECT array_agg(response::text ORDER BY key) FROM idempotency.key WHERE key IN
+		('kept', 'another')), (SELECT array_agg(key) FROM charge WHERE key = 'caught'),
+		(SELECT count(*) FROM idempotency.key WHERE key LIKE 'flood%')}), '{2,1}|{caught}|0', 'and its outcomes are stored');
+goes_on('after an error that was caught');
+
+# A batch does what the claims cannot.
+is($session->query_safe(sprintf $batch, 100_001, 200_000), 100_000, 'a batch of a hundred thousand fits');
+is($session->query_safe('SELECT * FROM locks()'), "$idle|0", 'and leaves no lock');
+
+$session->quit;
+$node->stop;
+done_testing();

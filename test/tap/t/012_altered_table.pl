@@ -1,0 +1,170 @@
+# 012_altered_table.pl
+#
+# Proves that a key table which is not as the extension made it is refused with
+# 55000 and a hint, by every function that writes to it, in sessions old and
+# new; that it works again, with all its keys, once it is repaired; and that
+# what an administrator may change is not refused.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('main', conf => 'log_statement = none');
+$node->safe_psql('postgres', q{
+	CREATE ACCESS METHOD heap2 TYPE TABLE HANDLER heap_tableam_handler;
+	CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';
+	CREATE FUNCTION handler(json) RETURNS json LANGUAGE sql AS 'SELECT $1';
+	CREATE TABLE parent (LIKE idempotency.key) PARTITION BY LIST (scope)});
+
+# afresh makes a table that nobody has altered, and stores a key in it.
+sub afresh
+{
+	$node->safe_psql('postgres', q{DROP EXTENSION idempotency CASCADE; CREATE EXTENSION idempotency;
+		BEGIN; SELECT idempotency.claim('a', 'old', '1'); SELECT idempotency.complete('a', 'old', '"old"'); COMMIT});
+}
+
+# A session that has used the table, and knows it, before each change.
+my $session = open_session($node);
+
+# is_refused checks every function that writes.
+sub is_refused
+{
+	my ($what, $hint) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	session_fails($session, qq{BEGIN; SELECT idempotency.$_; ROLLBACK}, '55000', "$what: $_",
+		qr/table "idempotency\.key" is not as the extension made it.*^DETAIL: .*^HINT:  [^\n]*$hint/ms)
+	  foreach q{claim('a', 'new')}, q{claim('a', 'old')}, q{try_claim('a', 'new')}, q{once('a', 'new')},
+	  q{once('a', array['new'])}, q{forget('a', 'old')}, q{run('a', 'new', '1', 'handler(json)')};
+	fails_with($node, q{SELECT idempotency.claim('a', 'new')}, '55000', "$what: a new session");
+}
+
+# works checks that the table is good: old keys replay, new ones are stored.
+my $number = 0;
+sub works
+{
+	my ($what) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $key = 'k' . ++$number;
+	$session->{stderr} = '';
+	my $out = $session->query(qq{SELECT response FROM idempotency.claim('a', 'old', '1');
+		BEGIN; SELECT outcome FROM idempotency.claim('a', '$key', '1');
+		SELECT idempotency.complete('a', '$key', '"$key"'); COMMIT;
+		SELECT outcome, response FROM idempotency.claim('a', '$key', '1');
+		SELECT idempotency.once('a', 'once $key'), idempotency.once('a', array['once $key', 'batch $key']);
+		SELECT idempotency.forget('a', 'batch $key')});
+	is($out, qq("old"\nclaimed\n"$key"\nreplayed|"$key"\nt|batch $key\nt), $what) or diag $session->{stderr};
+	$session->{stderr} = '';
+	my (undef, $new) = $node->psql('postgres', qq{SELECT outcome FROM idempotency.claim('a', '$key');
+		SELECT count(*) FROM idempotency.key WHERE scope = 'a' AND key = '$key'});
+	is($new, "replayed\n1", "$what, also in a new session, and the key is there once");
+}
+
+afresh();
+works('as it was made');
+
+# What the table may not be, what the hint says, and how it is repaired.
+my $t = 'idempotency.key';
+my @alterations = (
+	[ 'a trigger', "CREATE TRIGGER t BEFORE INSERT ON $t FOR EACH ROW EXECUTE FUNCTION nothing()",
+		"DROP TRIGGER t ON $t", 'triggers' ],
+	[ 'a trigger of statements', "CREATE TRIGGER t AFTER UPDATE ON $t EXECUTE FUNCTION nothing()",
+		"DROP TRIGGER t ON $t", 'triggers' ],
+	[ 'a disabled trigger', "CREATE TRIGGER t BEFORE INSERT ON $t FOR EACH ROW EXECUTE FUNCTION nothing();
+		ALTER TABLE $t DISABLE TRIGGER t", "DROP TRIGGER t ON $t", 'triggers' ],
+	[ 'a rule', "CREATE RULE r AS ON INSERT TO $t DO ALSO NOTIFY k", "DROP RULE r ON $t", 'Drop' ],
+	[ 'row security', "ALTER TABLE $t ENABLE ROW LEVEL SECURITY", "ALTER TABLE $t DISABLE ROW LEVEL SECURITY",
+		'ROW LEVEL SECURITY' ],
+	[ 'forced row security', "ALTER TABLE $t FORCE ROW LEVEL SECURITY", "ALTER TABLE $t NO FORCE ROW LEVEL SECURITY",
+		'ROW LEVEL SECURITY' ],
+	[ 'unlogged', "ALTER TABLE $t SET UNLOGGED", "ALTER TABLE $t SET LOGGED", 'SET LOGGED' ],
+	[ 'another access method', "ALTER TABLE $t SET ACCESS METHOD heap2", "ALTER TABLE $t SET ACCESS METHOD heap",
+		'SET ACCESS METHOD heap' ],
+	[ 'a check constraint', "ALTER TABLE $t ADD CONSTRAINT c CHECK (key <> 'x')", "ALTER TABLE $t DROP CONSTRAINT c",
+		'Drop' ],
+	[ 'a check that is not valid', "ALTER TABLE $t ADD CONSTRAINT c CHECK (key <> 'x') NOT VALID",
+		"ALTER TABLE $t DROP CONSTRAINT c", 'Drop' ],
+	[ 'a column that must not be null', "ALTER TABLE $t ALTER headers SET NOT NULL",
+		"ALTER TABLE $t ALTER headers DROP NOT NULL", '\w', "UPDATE $t SET headers = '{}'" ],
+	[ 'a default', "ALTER TABLE $t ALTER status SET DEFAULT 200", "ALTER TABLE $t ALTER status DROP DEFAULT", 'Drop' ],
+	[ 'a foreign key that refers to it', "CREATE TABLE r (s text COLLATE \"C\", k text COLLATE \"C\",
+		FOREIGN KEY (s, k) REFERENCES $t)", "DROP TABLE r", 'Drop' ],
+	[ 'a foreign key of its own', "ALTER TABLE $t ADD CONSTRAINT f FOREIGN KEY (scope) REFERENCES s",
+		"ALTER TABLE $t DROP CONSTRAINT f", 'Drop',
+		"CREATE TABLE s (scope text COLLATE \"C\" PRIMARY KEY); INSERT INTO s VALUES ('a')" ],
+	[ 'a deferrable constraint', "ALTER TABLE $t ADD CONSTRAINT u UNIQUE (key, scope) DEFERRABLE",
+		"ALTER TABLE $t DROP CONSTRAINT u", 'Drop' ],
+	[ 'a child', "CREATE TABLE child () INHERITS ($t)", "DROP TABLE child", '\w' ],
+	[ 'a partition', "ALTER TABLE parent ATTACH PARTITION $t DEFAULT", "ALTER TABLE parent DETACH PARTITION $t", '\w' ],
+	[ 'a renamed column', "ALTER TABLE $t RENAME status TO state", "ALTER TABLE $t RENAME state TO status",
+		'columns' ],
+	[ 'a column of another type', "ALTER TABLE $t ALTER headers TYPE jsonb", "ALTER TABLE $t ALTER headers TYPE json",
+		'columns' ],
+	[ 'a column of another collation', "ALTER TABLE $t ALTER key TYPE text COLLATE \"default\"",
+		"ALTER TABLE $t ALTER key TYPE text COLLATE \"C\"", '\w',
+		'ALTER EXTENSION idempotency DROP VIEW idempotency.keys; DROP VIEW idempotency.keys' ],
+	[ 'no primary key', "ALTER TABLE $t DROP CONSTRAINT key_pkey", "ALTER TABLE $t ADD PRIMARY KEY (scope, key)",
+		'PRIMARY KEY \(scope, key\)' ],
+	[ 'a primary key of other columns', "ALTER TABLE $t DROP CONSTRAINT key_pkey,
+		ADD PRIMARY KEY (scope, key, created_at)", "ALTER TABLE $t DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key)",
+		'PRIMARY KEY \(scope, key\)' ],
+	[ 'a primary key in another order', "ALTER TABLE $t DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope)",
+		"ALTER TABLE $t DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key)", 'PRIMARY KEY \(scope, key\)' ],
+	[ 'a deferrable primary key', "ALTER TABLE $t DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key) DEFERRABLE",
+		"ALTER TABLE $t DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key)", '\w' ],
+	[ 'an added column', "ALTER TABLE $t ADD note text", "ALTER TABLE $t DROP note", 'columns' ],
+	[ 'an added column with a value', "ALTER TABLE $t ADD note text DEFAULT 'x' NOT NULL", "ALTER TABLE $t DROP note",
+		'columns' ],
+	[ 'a generated column', "ALTER TABLE $t ADD l int GENERATED ALWAYS AS (length(key)) STORED", "ALTER TABLE $t DROP l",
+		'columns' ]);
+
+foreach (@alterations)
+{
+	my ($what, $alter, $repair, $hint, $first) = @$_;
+	afresh();
+
+	# An open claim makes the change wait.  (A child leaves the table as it is.)
+	$node->safe_psql('postgres', $first) if $first;
+	$session->query_safe(q{BEGIN; SELECT idempotency.claim('a', 'open')});
+	fails_with($node, "BEGIN; SET lock_timeout = '20ms'; $alter", '55P03', "$what: waits for an open claim")
+	  unless $what eq 'a child';
+	$session->query_safe('ROLLBACK');
+
+	$node->safe_psql('postgres', $alter);
+	is_refused($what, $hint);
+	$node->safe_psql('postgres', $repair);
+	works("$what: repaired");
+}
+
+afresh();
+
+# In one transaction: altered and refused, rolled back and good.
+$session->query_safe('BEGIN; SAVEPOINT s; ALTER TABLE idempotency.key SET UNLOGGED');
+session_fails($session, q{SELECT idempotency.claim('a', 'new')}, '55000', 'altered by the transaction itself');
+is( $session->query_safe(q{ROLLBACK TO s; SELECT outcome FROM idempotency.claim('a', 'in the same');
+		SELECT idempotency.complete('a', 'in the same', '1'); COMMIT}), "claimed\n1", 'and rolled back');
+
+# What is nobody's harm.
+foreach my $change (
+	"GRANT SELECT ON $t TO pg_monitor", "ALTER TABLE $t SET (autovacuum_vacuum_scale_factor = 0.01)",
+	"CREATE STATISTICS idempotency.st (dependencies) ON scope, failed FROM $t", "COMMENT ON TABLE $t IS 'mine'",
+	"CREATE PUBLICATION p FOR TABLE $t", "ALTER TABLE $t REPLICA IDENTITY FULL", "CREATE INDEX mine ON $t (expires_at)",
+	"ALTER TABLE $t ALTER response SET COMPRESSION pglz", "CREATE VIEW mine AS SELECT * FROM $t",
+	"ALTER TABLE $t CLUSTER ON mine")
+{
+	$node->safe_psql('postgres', $change);
+	works("not refused: $change");
+}
+
+# A table of that name which is not the extension's at all.
+$node->safe_psql('postgres', q{DROP VIEW mine; DROP EXTENSION idempotency;
+	CREATE SCHEMA idempotency; CREATE TABLE idempotency.key (key text); CREATE FUNCTION idempotency.claim(text, text)
+	RETURNS record LANGUAGE sql AS 'SELECT 1, 2'});
+fails_with($node, 'CREATE EXTENSION idempotency', '42P06', 'a schema made beforehand aborts the installation');
+
+$session->quit;
+$node->stop;
+done_testing();
