@@ -58,6 +58,14 @@ SELECT (idempotency.claim(s, 'k2')).outcome FROM unnest('{refund,charge.create.m
 INSERT INTO charge VALUES (4, 400);
 ROLLBACK;
 
+-- What was forgotten covers no write.
+BEGIN;
+SELECT outcome FROM idempotency.claim('charge.create', 'forgotten');
+SELECT idempotency.complete('charge.create', 'forgotten');
+SELECT idempotency.forget('charge.create', 'forgotten'), idempotency.current_key('charge.create') IS NULL AS no_key;
+INSERT INTO charge VALUES (4, 400);
+ROLLBACK;
+
 -- fail() leaves it open to the end of the transaction, as complete() does.
 BEGIN;
 SELECT outcome FROM idempotency.claim('charge.create', 'k3');

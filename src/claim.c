@@ -403,8 +403,11 @@ idempotency_forget(PG_FUNCTION_ARGS)
 		state = KeyStoreProbe(&name, NULL, &seen);
 
 	if (state == KEY_ABSENT)
+	{
 		KeyLockRelease(&name);
-	else
-		KeyStoreDelete(&name, &seen);
+		PG_RETURN_BOOL(false);
+	}
+	KeyStoreDelete(&name, &seen);
+	ScopeMark(name.scope, name.key, false);
 	PG_RETURN_BOOL(state == KEY_STORED);
 }

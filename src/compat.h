@@ -43,6 +43,11 @@ typedef bool TU_UpdateIndexes;
 #define ExecInsertIndexTuplesCompat ExecInsertIndexTuples
 #endif
 
+/* 16: the record of a setting can be asked for. */
+#if PG_VERSION_NUM >= 160000
+#define SERVER_FINDS_SETTINGS
+#endif
+
 /* 17: intervals may be infinite. */
 #if PG_VERSION_NUM < 170000
 #define INTERVAL_IS_NOEND(interval) false

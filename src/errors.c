@@ -112,18 +112,18 @@ ErrorMalformedHeader(const char *reason)
 }
 
 /*
- * ErrorClaimRequired reports a write to a guarded table.  "closed" says that
+ * ErrorClaimRequired reports a write to a guarded table.  "asked" says that
  * the transaction did ask for a key there, but does not own it.
  */
 void
-ErrorClaimRequired(const char *schema, const char *table, const char *scopePattern, bool closed)
+ErrorClaimRequired(const char *schema, const char *table, const char *scopePattern, bool asked)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_REQUIRED),
 			 errmsg("write to table \"%s.%s\" without a claim", schema, table),
-			 closed
+			 asked
 				 ? errdetail("The last claim of this transaction in scope \"%s\" was not granted, "
-							 "or was released.",
+							 "or was released or forgotten.",
 							 scopePattern)
 				 : errdetail("This transaction has claimed no key in scope \"%s\".", scopePattern),
 			 errhint("Call idempotency.claim() first, and write only if it did not replay.")));
@@ -233,6 +233,20 @@ ErrorScopeForbidden(const text *scope, const char *prefix)
 			 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),
 			 errdetail("Scopes of this role begin with \"%s\".", prefix),
 			 errhint("A superuser sets idempotency.scope_prefix per role.")));
+}
+
+/*
+ * ErrorPrefixRejected reports that the session brought a prefix of its own,
+ * which was refused, so that nobody knows which one holds.
+ */
+void
+ErrorPrefixRejected(const text *scope)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),
+			 errdetail("The idempotency.scope_prefix of this session was refused."),
+			 errhint("Connect without setting it. A superuser sets it per role.")));
 }
 
 /*

@@ -30,7 +30,7 @@ pg_noreturn extern void ErrorMalformedHeader(const char *reason);
 
 /* IK403 */
 pg_noreturn extern void ErrorClaimRequired(const char *schema, const char *table,
-										   const char *scopePattern, bool closed);
+										   const char *scopePattern, bool asked);
 
 /* IK409 */
 pg_noreturn extern void ErrorInProgress(const KeyName *name);
@@ -51,6 +51,7 @@ pg_noreturn extern void ErrorConcurrentChange(const KeyName *name);
 
 /* 42501 */
 pg_noreturn extern void ErrorScopeForbidden(const text *scope, const char *prefix);
+pg_noreturn extern void ErrorPrefixRejected(const text *scope);
 
 /* 53200 */
 pg_noreturn extern void ErrorTooManyClaims(const KeyName *name);

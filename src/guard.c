@@ -67,5 +67,5 @@ idempotency_current_key(PG_FUNCTION_ARGS)
 
 	if (key == NULL)
 		PG_RETURN_NULL();
-	PG_RETURN_DATUM(PointerGetDatum(memcpy(palloc(VARSIZE_ANY(key)), key, VARSIZE_ANY(key))));
+	PG_RETURN_TEXT_P(TextCopy(key));
 }

@@ -12,8 +12,8 @@
 
 #include <limits.h>
 
-#include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/guc_tables.h"
 #include "utils/memutils.h"
 
 #include "compat.h"
@@ -23,6 +23,7 @@ int DefaultRetention = 86400;
 int DefaultWait = 5000;
 int MaxResponseSize = 1024 * 1024;
 char *ScopePrefix = "";
+bool ScopePrefixRejected = false;
 
 /* The parsed idempotency.final_errors: a count, then that many SQLSTATEs. */
 static char *finalErrorsText = NULL;
@@ -32,8 +33,8 @@ static int *finalErrors = NULL;
  * Classes of SQLSTATE that tell of the server's or the network's state, never
  * of the request: remembering one would make a transient failure final.
  */
-static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55",
-											   "57", "58", "IK", "XX", NULL};
+static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55", "57",
+											   "58", "72", "F0", "HV", "IK", "XX", NULL};
 
 /*
  * CheckRetention refuses 0: an outcome forgotten at once protects nobody.
@@ -158,11 +159,34 @@ IsFinalError(int sqlstate)
 }
 
 /*
+ * FindSetting returns the server's own record of a setting, or NULL.
+ */
+static struct config_generic *
+FindSetting(const char *name)
+{
+#ifdef SERVER_FINDS_SETTINGS
+	return find_option(name, false, true, 0);
+#else
+	struct config_generic **settings = get_guc_variables();
+
+	for (int i = 0; i < GetNumConfigOptions(); i++)
+	{
+		if (pg_strcasecmp(settings[i]->name, name) == 0)
+			return settings[i];
+	}
+	return NULL;
+#endif
+}
+
+/*
  * DefineSettings registers every setting; called once, from _PG_init().
  */
 void
 DefineSettings(void)
 {
+	/* did somebody set it before the server knew who may? */
+	bool prefixGiven = FindSetting(PREFIX_SETTING) != NULL;
+
 	DefineCustomIntVariable("idempotency.retention",
 							"How long a stored outcome is remembered; -1 means for ever.", NULL,
 							&DefaultRetention, 86400, -1, INT_MAX, PGC_USERSET, GUC_UNIT_S,
@@ -177,9 +201,10 @@ DefineSettings(void)
 							&MaxResponseSize, 1024 * 1024, 1024, MaxAllocSize / 2, PGC_USERSET,
 							GUC_UNIT_BYTE, NULL, NULL, NULL);
 
-	DefineCustomStringVariable("idempotency.scope_prefix", "What every scope must begin with.",
+	DefineCustomStringVariable(PREFIX_SETTING, "What every scope must begin with.",
 							   "Set by a superuser, per login role. It ends in \"/\" or \":\".",
 							   &ScopePrefix, "", PGC_SUSET, 0, CheckPrefix, NULL, NULL);
+	ScopePrefixRejected = prefixGiven && FindSetting(PREFIX_SETTING)->source == PGC_S_DEFAULT;
 
 	DefineCustomStringVariable("idempotency.final_errors",
 							   "SQLSTATEs that idempotency.run() remembers as final failures.",

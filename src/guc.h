@@ -8,10 +8,15 @@
 #ifndef IDEMPOTENCY_GUC_H
 #define IDEMPOTENCY_GUC_H
 
+#define PREFIX_SETTING "idempotency.scope_prefix"
+
 extern int DefaultRetention; /* seconds; -1 = for ever */
 extern int DefaultWait;		 /* milliseconds */
 extern int MaxResponseSize;	 /* bytes */
 extern char *ScopePrefix;	 /* never NULL; empty = none */
+
+/* Was another prefix refused when the library came in? */
+extern bool ScopePrefixRejected;
 
 extern bool IsFinalError(int sqlstate);
 extern void DefineSettings(void);

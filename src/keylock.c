@@ -21,7 +21,6 @@
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "storage/lock.h"
-#include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
@@ -84,7 +83,9 @@ LockForTransaction(const KeyName *name, bool dontWait)
 /*
  * WaitTimeoutHandler ends the wait in the way a cancel does: it is the one
  * interruption that a sleep in the lock manager obeys.  A cancel that came
- * first keeps its meaning.  Runs in a signal handler.
+ * first keeps its meaning; one that comes after, before the sleep has ended,
+ * is taken for ours, as one that comes right after the answer would be lost.
+ * Runs in a signal handler.
  */
 static void
 WaitTimeoutHandler(void)

@@ -117,14 +117,12 @@ KeyNameMake(text *scope, text *key, KeyName *name)
 }
 
 /*
- * TextCopy returns a copy of "t" in the current memory context.
+ * TextCopy returns a copy of "t" in the current memory context; NULL of NULL.
  */
-static text *
+text *
 TextCopy(const text *t)
 {
-	Size size = VARSIZE_ANY(t);
-
-	return memcpy(palloc(size), t, size);
+	return t == NULL ? NULL : memcpy(palloc(VARSIZE_ANY(t)), t, VARSIZE_ANY(t));
 }
 
 /*

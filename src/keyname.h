@@ -27,6 +27,7 @@ extern void KeyNameMake(text *scope, text *key, KeyName *name);
 extern text *ScopeFromArg(FunctionCallInfo fcinfo, int scopeArg);
 extern void KeyNameCopy(const KeyName *from, KeyName *to);
 extern bool KeyNameEquals(const KeyName *a, const KeyName *b);
+extern text *TextCopy(const text *t);
 extern bool TextEquals(const text *a, const text *b);
 
 #endif /* IDEMPOTENCY_KEYNAME_H */

@@ -113,7 +113,7 @@ CheckColumns(Relation table)
 		same = TupleDescAttr(desc, i)->attisdropped;
 	if (!same)
 		ErrorStoreAltered("key", "Its columns were changed.",
-						  "Restore the columns that CREATE EXTENSION made.");
+						  "Restore the columns, and their NOT NULL, that CREATE EXTENSION made.");
 
 	if (desc->constr != NULL && (desc->constr->num_check > 0 || desc->constr->num_defval > 0))
 		ErrorStoreAltered("key", "It has check constraints or defaults.",
@@ -187,32 +187,42 @@ CheckTable(Relation table)
 }
 
 /*
+ * KeyTableByName returns the OID of idempotency.key.  Throws 55000 where the
+ * extension is not installed.
+ */
+static Oid
+KeyTableByName(void)
+{
+	Oid schema = get_namespace_oid("idempotency", true);
+	Oid relid = OidIsValid(schema) ? get_relname_relid("key", schema) : InvalidOid;
+
+	if (!OidIsValid(relid))
+		ErrorNotInstalled();
+	return relid;
+}
+
+/*
  * KeyTableOpen opens the key table under the given lock, which the caller keeps
- * to the end of the transaction unless it only reads.  Throws 55000 where the
- * extension is not installed or the table was altered.
+ * to the end of the transaction unless it only reads.  Whoever waits for the
+ * lock may get it on a table that was renamed or replaced meanwhile, so that
+ * the name is looked up again.  Throws 55000 where the extension is not
+ * installed or the table was altered.
  */
 Relation
 KeyTableOpen(LOCKMODE lockmode)
 {
-	Relation table = NULL;
+	Relation table;
 
-	if (keyTableChecked)
+	for (;;)
 	{
-		table = try_table_open(keyTable, lockmode);
-
-		/* The lock may have shown us that it was altered or replaced. */
+		table = try_table_open(keyTableChecked ? keyTable : KeyTableByName(), lockmode);
 		if (table != NULL && keyTableChecked)
 			return table;
-	}
-
-	if (table == NULL)
-	{
-		Oid schema = get_namespace_oid("idempotency", true);
-		Oid relid = OidIsValid(schema) ? get_relname_relid("key", schema) : InvalidOid;
-
-		table = OidIsValid(relid) ? try_table_open(relid, lockmode) : NULL;
-		if (table == NULL)
-			ErrorNotInstalled();
+		if (table != NULL && RelationGetRelid(table) == KeyTableByName())
+			break;
+		if (table != NULL)
+			table_close(table, lockmode);
+		keyTableChecked = false;
 	}
 
 	/* An invalidation that comes while we check must find what to forget. */

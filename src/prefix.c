@@ -10,6 +10,8 @@
  * role's; the server then drops it as not permitted, and would leave no prefix
  * at all.  So the first check of a session applies what the catalog says,
  * which the server ignores where a more specific source has set it already.
+ * If there is nothing, the value that was dropped may have hidden a prefix in
+ * postgresql.conf, and the session may name no scope.
  *
  * Locks: ACCESS SHARE on pg_db_role_setting during the first check.
  *
@@ -31,8 +33,6 @@
 #include "errors.h"
 #include "guc.h"
 #include "prefix.h"
-
-#define PREFIX_SETTING "idempotency.scope_prefix"
 
 /* Has the prefix of the login role been applied in this session? */
 static bool prefixApplied = false;
@@ -89,8 +89,11 @@ ApplyPrefixOf(Relation catalog, Oid database, Oid role, GucSource source)
 		char *prefix = PrefixInSettings(row, RelationGetDescr(catalog));
 
 		if (prefix != NULL)
+		{
 			(void) set_config_option(PREFIX_SETTING, prefix, PGC_SUSET, source, GUC_ACTION_SET,
 									 true, ERROR, false);
+			ScopePrefixRejected = false;
+		}
 	}
 	systable_endscan(scan);
 }
@@ -127,6 +130,8 @@ CheckScopePrefix(const text *scope)
 		ApplyPrefixOfLogin();
 
 	bytes = strlen(ScopePrefix);
+	if (bytes == 0 && ScopePrefixRejected)
+		ErrorPrefixRejected(scope);
 	if (bytes == 0)
 		return;
 	if (VARSIZE_ANY_EXHDR(scope) < bytes || memcmp(VARDATA_ANY(scope), ScopePrefix, bytes) != 0)

@@ -25,7 +25,6 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
-#include "utils/memutils.h"
 #include "utils/regproc.h"
 #include "utils/resowner.h"
 #include "utils/syscache.h"
@@ -60,15 +59,17 @@ DocumentType(FunctionCallInfo fcinfo)
 
 /*
  * CheckHandler throws 42P13 unless the function takes one document and returns
- * json, 42883 if there is none, and 42501 unless the caller may execute it.
+ * json, 42883 if there is none, 22023 if it is strict and there is no request,
+ * and 42501 unless the caller may execute it.
  */
 static void
-CheckHandler(Oid handler, Oid document)
+CheckHandler(Oid handler, Oid document, bool hasRequest)
 {
 	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
 	Form_pg_proc proc;
 	AclResult acl;
 	bool fits;
+	bool strict;
 
 	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_FUNCTION),
@@ -79,6 +80,7 @@ CheckHandler(Oid handler, Oid document)
 	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset && proc->pronargs == 1 &&
 		   (proc->proargtypes.values[0] == document || proc->proargtypes.values[0] == JSONOID) &&
 		   (proc->prorettype == JSONOID || proc->prorettype == document);
+	strict = proc->proisstrict;
 	ReleaseSysCache(tuple);
 
 	if (!fits)
@@ -88,6 +90,11 @@ CheckHandler(Oid handler, Oid document)
 				 errhint("A handler takes one argument of type idempotency.document (or json) "
 						 "and returns json.")));
 
+	/* PostgreSQL would not call it, and we would remember a success. */
+	if (strict && !hasRequest)
+		ErrorBadArgument("request is missing, and the handler is strict",
+						 "Pass a request, or declare the handler CALLED ON NULL INPUT.");
+
 	acl = object_aclcheck(ProcedureRelationId, handler, GetUserId(), ACL_EXECUTE);
 	if (acl != ACLCHECK_OK)
 		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(handler));
@@ -95,8 +102,7 @@ CheckHandler(Oid handler, Oid document)
 }
 
 /*
- * CallHandler calls the handler; a NULL result, or a strict handler without a
- * request, gives NULL.
+ * CallHandler calls the handler; a NULL result gives NULL.
  */
 static text *
 CallHandler(Oid handler, text *request)
@@ -107,9 +113,6 @@ CallHandler(Oid handler, text *request)
 	Datum result;
 
 	fmgr_info(handler, &function);
-	if (function.fn_strict && request == NULL)
-		return NULL;
-
 	InitFunctionCallInfoData(*call, &function, 1, InvalidOid, NULL, NULL);
 	call->args[0].value = PointerGetDatum(request);
 	call->args[0].isnull = request == NULL;
@@ -187,7 +190,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 		ErrorBadArgument("handler is missing", "Pass a function as regprocedure.");
 	handler = PG_GETARG_OID(3);
 	PreventCommandIfReadOnly("idempotency.run()");
-	CheckHandler(handler, DocumentType(fcinfo));
+	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
 
 	if (ClaimOrThrow(&request, &outcome) == OUTCOME_REPLAYED)
 		return OperationDatum(fcinfo, OUTCOME_REPLAYED, &outcome);

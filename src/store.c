@@ -47,14 +47,17 @@
  */
 
 /*
- * FindVersion stores into "slot" the version of the row of "name" that
- * "snapshot" shows.  Returns false if there is none.  Takes no predicate lock.
+ * ScanFor stores into "slot" the version of the row of "name" that "snapshot"
+ * shows.  Returns false if there is none.  The index is scanned with
+ * "scanSnapshot": the same snapshot, or SnapshotAny, which takes no predicate locks and misses
+ * no row that is being updated.
  */
 static bool
-FindVersion(Relation table, const KeyName *name, Snapshot snapshot, TupleTableSlot *slot)
+ScanFor(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot snapshot,
+		TupleTableSlot *slot)
 {
 	Relation index = index_open(RelationGetPrimaryKeyIndexCompat(table), AccessShareLock);
-	IndexScanDesc scan = index_beginscan_compat(table, index, SnapshotAny, 2);
+	IndexScanDesc scan = index_beginscan_compat(table, index, scanSnapshot, 2);
 	ScanKeyData keys[2];
 	bool found = false;
 
@@ -71,6 +74,16 @@ FindVersion(Relation table, const KeyName *name, Snapshot snapshot, TupleTableSl
 	index_endscan(scan);
 	index_close(index, AccessShareLock);
 	return found;
+}
+
+/*
+ * FindVersion stores into "slot" the version of the row of "name" that
+ * "snapshot" shows, for a claim.  Returns false if there is none.
+ */
+static bool
+FindVersion(Relation table, const KeyName *name, Snapshot snapshot, TupleTableSlot *slot)
+{
+	return ScanFor(table, name, SnapshotAny, snapshot, slot);
 }
 
 static TransactionId
@@ -153,7 +166,8 @@ KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
 	TupleTableSlot *slot = table_slot_create(table, NULL);
 	bool found;
 
-	found = FindVersion(table, name, GetActiveSnapshot(), slot) && !KeyRowIsExpired(slot);
+	found = ScanFor(table, name, GetActiveSnapshot(), GetActiveSnapshot(), slot) &&
+			!KeyRowIsExpired(slot);
 	if (found)
 		KeyRowRead(slot, outcome);
 

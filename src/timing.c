@@ -4,8 +4,8 @@
  *	  The intervals that callers pass: how long to wait for the owner of a
  *	  key, and how long an outcome is remembered.
  *
- * NULL means the setting.  Anything that is no length of time (negative, or
- * out of range) is 22023.  Takes no locks, touches no tables.
+ * NULL means the setting.  A negative length is 22023, one beyond the last
+ * timestamp 22008.  Takes no locks, touches no tables.
  *
  *-------------------------------------------------------------------------
  */
@@ -62,7 +62,6 @@ Retention
 RetentionFromArg(FunctionCallInfo fcinfo, int arg)
 {
 	Retention retention = {.forever = false};
-	double microseconds;
 
 	if (PG_ARGISNULL(arg))
 	{
@@ -72,34 +71,37 @@ RetentionFromArg(FunctionCallInfo fcinfo, int arg)
 	}
 
 	retention.length = *PG_GETARG_INTERVAL_P(arg);
-	microseconds = IntervalMicroseconds(&retention.length);
-	if (INTERVAL_IS_NOEND(&retention.length) || microseconds == -USECS_PER_SEC)
-		retention.forever = true;
-	else if (!(microseconds > 0))
-		ErrorBadArgument("retention must be positive",
-						 "Pass '-1 second' to remember for ever, or NULL for "
-						 "idempotency.retention.");
-	else
-		(void) RetentionEnd(&retention); /* out of range is better said now */
+	retention.forever = INTERVAL_IS_NOEND(&retention.length) ||
+						IntervalMicroseconds(&retention.length) == -USECS_PER_SEC;
+
+	/* what is no retention is better said now than when the work is done */
+	(void) RetentionEnd(&retention);
 	return retention;
 }
 
 /*
  * RetentionEnd returns when an outcome that is stored now will be forgotten.
- * Throws 22008 if that is no timestamp.
+ * Throws 22008 if that is no timestamp, and 22023 if it is not in the future:
+ * how long a month or a day is depends on when it begins.
  */
 TimestampTz
 RetentionEnd(const Retention *retention)
 {
 	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz end;
 
 	if (retention->forever)
 		return DT_NOEND;
 	if (retention->length.month == 0 && retention->length.day == 0 &&
 		retention->length.time < (int64) INT_MAX * USECS_PER_SEC)
-		return now + retention->length.time;
-
-	return DatumGetTimestampTz(
-		DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(now),
-							IntervalPGetDatum(unconstify(Interval *, &retention->length))));
+		end = now + retention->length.time;
+	else
+		end = DatumGetTimestampTz(
+			DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(now),
+								IntervalPGetDatum(unconstify(Interval *, &retention->length))));
+	if (end <= now)
+		ErrorBadArgument("retention must be positive",
+						 "Pass '-1 second' to remember for ever, or NULL for "
+						 "idempotency.retention.");
+	return end;
 }

@@ -85,9 +85,7 @@ OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *ret
 	OpenClaim *claim = palloc0(sizeof(OpenClaim));
 
 	KeyNameCopy(name, &claim->name);
-	if (fingerprint != NULL)
-		claim->fingerprint =
-			memcpy(palloc(VARSIZE_ANY(fingerprint)), fingerprint, VARSIZE_ANY(fingerprint));
+	claim->fingerprint = TextCopy(fingerprint);
 	claim->retention = *retention;
 	claim->seen = *seen;
 	claim->openedIn = GetCurrentSubTransactionId();
@@ -153,12 +151,6 @@ ForgetMarkOf(const text *scope, SubTransactionId madeIn, dlist_node *from)
 	}
 }
 
-static text *
-CopyText(const text *t)
-{
-	return t == NULL ? NULL : memcpy(palloc(VARSIZE_ANY(t)), t, VARSIZE_ANY(t));
-}
-
 /*
  * ScopeMark notes what the latest call about "scope" came to: "granted" says
  * whether writes that belong to it may follow, and "key" for which key.
@@ -169,8 +161,8 @@ ScopeMark(const text *scope, const text *key, bool granted)
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
 	Mark *mark = palloc(sizeof(Mark));
 
-	mark->scope = CopyText(scope);
-	mark->key = granted ? CopyText(key) : NULL;
+	mark->scope = TextCopy(scope);
+	mark->key = granted ? TextCopy(key) : NULL;
 	mark->granted = granted;
 	mark->madeIn = GetCurrentSubTransactionId();
 	if (!dlist_is_empty(&marks))

@@ -174,7 +174,7 @@ SELECT is(idempotency.current_key('tenant1/charge.create'), NULL, 'and current_k
 SELECT pg_temp.refused(
 	'UPDATE shop.charge SET amount = 8', 'IK403', 'it refuses updates, even of the rows that are there');
 SELECT is((pg_temp.caught('DELETE FROM shop.charge')).detail,
-	'The last claim of this transaction in scope "tenant1/*" was not granted, or was released.',
+	'The last claim of this transaction in scope "tenant1/*" was not granted, or was released or forgotten.',
 	'and says whose claim is missing');
 
 -- once, and what it shares with claim

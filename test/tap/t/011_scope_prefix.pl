@@ -182,6 +182,19 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 		"$library: a prefix without an end does not open other scopes");
 	fails_with($node, "$load; ALTER ROLE tenant SET $guc = 't1'", '22023', "$library: and is refused where the library knows",
 		like => qr/A scope prefix must end in/);
+
+	# One for the whole server binds the role that has none of its own.  Where the
+	# library comes late, whoever brings another value is refused all scopes.
+	$node->append_conf('postgresql.conf', "$guc = 't1/'");
+	$node->restart;
+	foreach my $options ('', "-c $guc=t2/", "-c $guc=")
+	{
+		my $got = session(qq{\\echo tried\nSELECT probe(\$\$SELECT idempotency.peek('t2/x', 'k')\$\$)},
+			role => 'free', options => $options);
+		like($got, qr/^(42501|no connection)$/, "$library: a prefix in postgresql.conf, with the options '$options'");
+	}
+	is(session(qq{\\echo tried\nSELECT probe(\$\$SELECT idempotency.once('t1/x', 'k')\$\$)}, role => 'free'), 'false',
+		"$library: and its own scopes are open");
 	$node->stop;
 }
 done_testing();
