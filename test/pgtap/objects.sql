@@ -21,7 +21,13 @@ CREATE TEMPORARY VIEW member AS
 	JOIN pg_catalog.pg_depend AS d
 		ON d.refobjid = e.oid AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
 	CROSS JOIN LATERAL pg_catalog.pg_identify_object(d.classid, d.objid, 0) AS o
-	WHERE e.extname = 'idempotency' AND d.deptype = 'e';
+	WHERE e.extname = 'idempotency' AND d.deptype = 'e'
+		-- array types, and the row types of relations, are members from 17 on
+		AND NOT EXISTS (
+			SELECT FROM pg_catalog.pg_type AS t
+			LEFT JOIN pg_catalog.pg_class AS c ON c.oid = t.typrelid
+			WHERE d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass AND t.oid = d.objid
+				AND (t.typcategory = 'A' OR c.relkind <> 'c'));
 
 CREATE TEMPORARY VIEW relation AS
 	SELECT c.*

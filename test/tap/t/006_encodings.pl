@@ -135,9 +135,11 @@ is($session{UTF8}->query_safe("SELECT encode(convert_to(idempotency.canonical($e
 foreach my $call ("canonical($euro)", "fingerprint($euro)", "claim('s', 'e', $euro)", "try_claim('s', 'e', $euro)")
 {
 	goes_on($session{LATIN1}, "SELECT idempotency.$call", '22P05', "LATIN1: $call",
-		qr/0xe2 0x82 0xac in encoding "UTF8" has no equivalent in encoding "LATIN1"/);
-	goes_on($session{SQL_ASCII}, "SELECT idempotency.$call", '0A000', "SQL_ASCII: $call",
-		qr/conversion between UTF8 and SQL_ASCII is not supported/);
+		qr/has no equivalent in encoding "LATIN1"|could not be translated to the server's encoding LATIN1/);
+	# The server's parser has found better words from 16 on.
+	goes_on($session{SQL_ASCII}, "SELECT idempotency.$call", $node->pg_version < 16 ? '0A000' : '22P05',
+		"SQL_ASCII: $call",
+		qr/conversion between UTF8 and SQL_ASCII is not supported|could not be translated to .* SQL_ASCII/);
 }
 foreach my $db (qw(UTF8 LATIN1 SQL_ASCII))
 {
