@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "utils/builtins.h"
+#include "utils/regproc.h"
 
 #include "errors.h"
 
@@ -308,4 +309,74 @@ ErrorBadArgument(const char *message, const char *hint)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message), errhint("%s", hint)));
+}
+
+/*
+ * ErrorKeyDimensions reports an array of keys that is a matrix.
+ */
+void
+ErrorKeyDimensions(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+					errmsg("idempotency keys must be an array of one dimension"),
+					errhint("Flatten the array, for instance with unnest().")));
+}
+
+/*
+ * ErrorNotATrigger reports a call of require_claim() from a query.
+ */
+void
+ErrorNotATrigger(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+					errmsg("idempotency.require_claim() was not called as a trigger"),
+					errhint("Use CREATE TRIGGER ... EXECUTE FUNCTION "
+							"idempotency.require_claim('scope').")));
+}
+
+/*
+ * ErrorTriggerArguments reports a trigger with more than a scope.
+ */
+void
+ErrorTriggerArguments(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+					errmsg("idempotency.require_claim() takes one argument at most"),
+					errhint("Pass a scope, which may end in \"*\".")));
+}
+
+/*
+ * ErrorHandlerMissing reports an OID that is no function's.
+ */
+void
+ErrorHandlerMissing(Oid handler)
+{
+	ereport(ERROR, (errcode(ERRCODE_UNDEFINED_FUNCTION),
+					errmsg("handler with OID %u does not exist", handler),
+					errhint("Pass a function as regprocedure.")));
+}
+
+/*
+ * ErrorHandlerSignature reports a function that run() cannot call.
+ */
+void
+ErrorHandlerSignature(Oid handler)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+			 errmsg("function %s cannot be a handler", format_procedure(handler)),
+			 errhint("A handler takes one argument of type idempotency.document (or json) and "
+					 "returns json.")));
+}
+
+/*
+ * ErrorOperationType reports that the row type in the catalog is another
+ * version's.
+ */
+void
+ErrorOperationType(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
+					errmsg("type \"idempotency.operation\" is not as the library expects it"),
+					errhint("Use ALTER EXTENSION idempotency UPDATE.")));
 }

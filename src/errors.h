@@ -66,4 +66,12 @@ pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, co
 /* 22023 */
 pg_noreturn extern void ErrorBadArgument(const char *message, const char *hint);
 
+/* 2202E, 39P01, 42883, 42P13, 42804 */
+pg_noreturn extern void ErrorKeyDimensions(void);
+pg_noreturn extern void ErrorNotATrigger(void);
+pg_noreturn extern void ErrorTriggerArguments(void);
+pg_noreturn extern void ErrorHandlerMissing(Oid handler);
+pg_noreturn extern void ErrorHandlerSignature(Oid handler);
+pg_noreturn extern void ErrorOperationType(void);
+
 #endif /* IDEMPOTENCY_ERRORS_H */

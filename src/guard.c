@@ -35,14 +35,9 @@ idempotency_require_claim(PG_FUNCTION_ARGS)
 	bool asked;
 
 	if (!CALLED_AS_TRIGGER(fcinfo))
-		ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-						errmsg("idempotency.require_claim() was not called as a trigger"),
-						errhint("Use CREATE TRIGGER ... EXECUTE FUNCTION "
-								"idempotency.require_claim('scope').")));
+		ErrorNotATrigger();
 	if (trigdata->tg_trigger->tgnargs > 1)
-		ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-						errmsg("idempotency.require_claim() takes one argument at most"),
-						errhint("Pass a scope, which may end in \"*\".")));
+		ErrorTriggerArguments();
 	if (trigdata->tg_trigger->tgnargs == 1)
 		pattern = trigdata->tg_trigger->tgargs[0];
 

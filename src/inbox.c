@@ -81,9 +81,7 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 	KeyName *names;
 
 	if (ARR_NDIM(array) > 1)
-		ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
-						errmsg("idempotency keys must be an array of one dimension"),
-						errhint("Flatten the array, for instance with unnest().")));
+		ErrorKeyDimensions();
 
 	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &given);
 	names = palloc(Max(given, 1) * sizeof(KeyName));

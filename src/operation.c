@@ -18,6 +18,7 @@
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
 
+#include "errors.h"
 #include "operation.h"
 
 /* The attributes of idempotency.operation, in order. */
@@ -54,9 +55,7 @@ OperationDatum(FunctionCallInfo fcinfo, Outcome outcome, const StoredOutcome *st
 	Datum result;
 
 	if (desc->natts != OPERATION_COLUMNS)
-		ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
-						errmsg("type \"idempotency.operation\" is not as the library expects it"),
-						errhint("Use ALTER EXTENSION idempotency UPDATE.")));
+		ErrorOperationType();
 
 	memset(isnull, true, sizeof(isnull));
 	isnull[OP_OUTCOME] = isnull[OP_REPLAYED] = isnull[OP_FAILED] = false;

@@ -25,7 +25,6 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
-#include "utils/regproc.h"
 #include "utils/resowner.h"
 #include "utils/syscache.h"
 
@@ -72,9 +71,7 @@ CheckHandler(Oid handler, Oid document, bool hasRequest)
 	bool strict;
 
 	if (!HeapTupleIsValid(tuple))
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_FUNCTION),
-						errmsg("handler with OID %u does not exist", handler),
-						errhint("Pass a function as regprocedure.")));
+		ErrorHandlerMissing(handler);
 
 	proc = (Form_pg_proc) GETSTRUCT(tuple);
 	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset && proc->pronargs == 1 &&
@@ -84,11 +81,7 @@ CheckHandler(Oid handler, Oid document, bool hasRequest)
 	ReleaseSysCache(tuple);
 
 	if (!fits)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
-				 errmsg("function %s cannot be a handler", format_procedure(handler)),
-				 errhint("A handler takes one argument of type idempotency.document (or json) "
-						 "and returns json.")));
+		ErrorHandlerSignature(handler);
 
 	/* PostgreSQL would not call it, and we would remember a success. */
 	if (strict && !hasRequest)
