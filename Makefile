@@ -21,6 +21,7 @@ OBJS = \
 	src/keylock.o \
 	src/keyname.o \
 	src/keytable.o \
+	src/keytext.o \
 	src/number.o \
 	src/operation.o \
 	src/prefix.o \

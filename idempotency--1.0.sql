@@ -56,6 +56,108 @@ COMMENT ON CAST (pg_catalog.varchar AS idempotency.document) IS 'the text, if it
 COMMENT ON CAST (idempotency.document AS pg_catalog.json) IS 'the same bytes';
 COMMENT ON CAST (idempotency.document AS pg_catalog.jsonb) IS 'the value';
 
+-- A key as it is stored: a UUID in its canonical form takes 17 bytes instead of
+-- 36, in the heap and in the index.  To SQL it is the text of the key.
+CREATE TYPE idempotency.keytext;
+
+CREATE FUNCTION idempotency.keytext_in(cstring) RETURNS idempotency.keytext
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_in';
+CREATE FUNCTION idempotency.keytext_out(idempotency.keytext) RETURNS cstring
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_out';
+CREATE FUNCTION idempotency.keytext_recv(internal) RETURNS idempotency.keytext
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_recv';
+CREATE FUNCTION idempotency.keytext_send(idempotency.keytext) RETURNS bytea
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_send';
+COMMENT ON FUNCTION idempotency.keytext_in(cstring) IS 'I/O';
+COMMENT ON FUNCTION idempotency.keytext_out(idempotency.keytext) IS 'I/O';
+COMMENT ON FUNCTION idempotency.keytext_recv(internal) IS 'I/O';
+COMMENT ON FUNCTION idempotency.keytext_send(idempotency.keytext) IS 'I/O';
+
+CREATE TYPE idempotency.keytext (
+	INPUT = idempotency.keytext_in,
+	OUTPUT = idempotency.keytext_out,
+	RECEIVE = idempotency.keytext_recv,
+	SEND = idempotency.keytext_send,
+	LIKE = pg_catalog.bytea,
+	CATEGORY = 'S'
+);
+COMMENT ON TYPE idempotency.keytext IS 'a key as it is stored: UUIDs are packed';
+
+CREATE CAST (idempotency.keytext AS pg_catalog.text) WITH INOUT AS IMPLICIT;
+CREATE CAST (pg_catalog.text AS idempotency.keytext) WITH INOUT AS ASSIGNMENT;
+COMMENT ON CAST (idempotency.keytext AS pg_catalog.text) IS 'the text of the key';
+COMMENT ON CAST (pg_catalog.text AS idempotency.keytext) IS 'the key, if a claim would take it';
+
+-- The order and equality of the index: those of the bytes.  The operators stand
+-- in pg_catalog, so that a query over the view keys finds the index whatever its
+-- search path; nobody but a superuser could put others before them.
+CREATE FUNCTION idempotency.keytext_lt(idempotency.keytext, idempotency.keytext) RETURNS boolean
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'bytealt';
+CREATE FUNCTION idempotency.keytext_le(idempotency.keytext, idempotency.keytext) RETURNS boolean
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteale';
+CREATE FUNCTION idempotency.keytext_eq(idempotency.keytext, idempotency.keytext) RETURNS boolean
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteaeq';
+CREATE FUNCTION idempotency.keytext_ne(idempotency.keytext, idempotency.keytext) RETURNS boolean
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteane';
+CREATE FUNCTION idempotency.keytext_ge(idempotency.keytext, idempotency.keytext) RETURNS boolean
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteage';
+CREATE FUNCTION idempotency.keytext_gt(idempotency.keytext, idempotency.keytext) RETURNS boolean
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteagt';
+CREATE FUNCTION idempotency.keytext_cmp(idempotency.keytext, idempotency.keytext) RETURNS integer
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteacmp';
+CREATE FUNCTION idempotency.keytext_sortsupport(internal) RETURNS void
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'bytea_sortsupport';
+COMMENT ON FUNCTION idempotency.keytext_lt(idempotency.keytext, idempotency.keytext) IS 'implementation of < operator';
+COMMENT ON FUNCTION idempotency.keytext_le(idempotency.keytext, idempotency.keytext) IS 'implementation of <= operator';
+COMMENT ON FUNCTION idempotency.keytext_eq(idempotency.keytext, idempotency.keytext) IS 'implementation of = operator';
+COMMENT ON FUNCTION idempotency.keytext_ne(idempotency.keytext, idempotency.keytext) IS 'implementation of <> operator';
+COMMENT ON FUNCTION idempotency.keytext_ge(idempotency.keytext, idempotency.keytext) IS 'implementation of >= operator';
+COMMENT ON FUNCTION idempotency.keytext_gt(idempotency.keytext, idempotency.keytext) IS 'implementation of > operator';
+COMMENT ON FUNCTION idempotency.keytext_cmp(idempotency.keytext, idempotency.keytext) IS 'less-equal-greater, for the index';
+COMMENT ON FUNCTION idempotency.keytext_sortsupport(internal) IS 'sort support, for the index';
+
+CREATE OPERATOR pg_catalog.< (
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_lt,
+	COMMUTATOR = OPERATOR(pg_catalog.>), NEGATOR = OPERATOR(pg_catalog.>=),
+	RESTRICT = pg_catalog.scalarltsel, JOIN = pg_catalog.scalarltjoinsel);
+CREATE OPERATOR pg_catalog.<= (
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_le,
+	COMMUTATOR = OPERATOR(pg_catalog.>=), NEGATOR = OPERATOR(pg_catalog.>),
+	RESTRICT = pg_catalog.scalarlesel, JOIN = pg_catalog.scalarlejoinsel);
+CREATE OPERATOR pg_catalog.= (
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_eq,
+	COMMUTATOR = OPERATOR(pg_catalog.=), NEGATOR = OPERATOR(pg_catalog.<>),
+	RESTRICT = pg_catalog.eqsel, JOIN = pg_catalog.eqjoinsel, MERGES);
+CREATE OPERATOR pg_catalog.<> (
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_ne,
+	COMMUTATOR = OPERATOR(pg_catalog.<>), NEGATOR = OPERATOR(pg_catalog.=),
+	RESTRICT = pg_catalog.neqsel, JOIN = pg_catalog.neqjoinsel);
+CREATE OPERATOR pg_catalog.>= (
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_ge,
+	COMMUTATOR = OPERATOR(pg_catalog.<=), NEGATOR = OPERATOR(pg_catalog.<),
+	RESTRICT = pg_catalog.scalargesel, JOIN = pg_catalog.scalargejoinsel);
+CREATE OPERATOR pg_catalog.> (
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_gt,
+	COMMUTATOR = OPERATOR(pg_catalog.<), NEGATOR = OPERATOR(pg_catalog.<=),
+	RESTRICT = pg_catalog.scalargtsel, JOIN = pg_catalog.scalargtjoinsel);
+COMMENT ON OPERATOR pg_catalog.< (idempotency.keytext, idempotency.keytext) IS 'less than, by the stored bytes';
+COMMENT ON OPERATOR pg_catalog.<= (idempotency.keytext, idempotency.keytext) IS 'less than or equal, by the stored bytes';
+COMMENT ON OPERATOR pg_catalog.= (idempotency.keytext, idempotency.keytext) IS 'the same key';
+COMMENT ON OPERATOR pg_catalog.<> (idempotency.keytext, idempotency.keytext) IS 'another key';
+COMMENT ON OPERATOR pg_catalog.>= (idempotency.keytext, idempotency.keytext) IS 'greater than or equal, by the stored bytes';
+COMMENT ON OPERATOR pg_catalog.> (idempotency.keytext, idempotency.keytext) IS 'greater than, by the stored bytes';
+
+CREATE OPERATOR CLASS idempotency.keytext_ops DEFAULT FOR TYPE idempotency.keytext USING btree AS
+	OPERATOR 1 pg_catalog.<,
+	OPERATOR 2 pg_catalog.<=,
+	OPERATOR 3 pg_catalog.=,
+	OPERATOR 4 pg_catalog.>=,
+	OPERATOR 5 pg_catalog.>,
+	FUNCTION 1 idempotency.keytext_cmp(idempotency.keytext, idempotency.keytext),
+	FUNCTION 2 idempotency.keytext_sortsupport(internal);
+COMMENT ON OPERATOR CLASS idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
+COMMENT ON OPERATOR FAMILY idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
+
 -- What every call about one operation answers.
 CREATE TYPE idempotency.operation AS (
 	outcome text,
@@ -140,21 +242,19 @@ COMMENT ON FUNCTION idempotency.problem(idempotency.operation) IS
 CREATE TABLE idempotency.key (
 	created_at timestamptz NOT NULL,
 	expires_at timestamptz NOT NULL,
-	status integer,
-	failed boolean NOT NULL,
+	status smallint,
 	scope text COLLATE "C" NOT NULL,
-	key text COLLATE "C" NOT NULL,
+	key idempotency.keytext NOT NULL,
 	fingerprint bytea,
-	headers json,
 	response json,
+	headers json,
 	PRIMARY KEY (scope, key)
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.key', '');
 COMMENT ON TABLE idempotency.key IS 'remembered outcomes; read them through idempotency.keys';
 COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored';
 COMMENT ON COLUMN idempotency.key.expires_at IS 'until when it is remembered';
-COMMENT ON COLUMN idempotency.key.status IS 'stored status; NULL for an inbox record';
-COMMENT ON COLUMN idempotency.key.failed IS 'true: a final failure';
+COMMENT ON COLUMN idempotency.key.status IS 'stored status, negative for a final failure; NULL for an inbox record';
 COMMENT ON COLUMN idempotency.key.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.key.key IS 'the key';
 COMMENT ON COLUMN idempotency.key.fingerprint IS 'SHA-256 of the canonical request';
@@ -168,11 +268,11 @@ CREATE VIEW idempotency.keys AS
 		k.key,
 		CASE
 			WHEN k.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
-			WHEN k.failed THEN 'failed'
+			WHEN k.status OPERATOR(pg_catalog.<) 0 THEN 'failed'
 			WHEN k.status IS NULL THEN 'seen'
 			ELSE 'completed'
 		END AS state,
-		k.status,
+		pg_catalog.abs(k.status::pg_catalog.int4) AS status,
 		pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) k.created_at) AS age,
 		CASE
 			WHEN pg_catalog.isfinite(k.expires_at)
@@ -320,6 +420,8 @@ BEGIN
 	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation TO %s', role);
 	EXECUTE pg_catalog.format('GRANT SELECT ON idempotency.keys TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
+		idempotency.keytext_lt, idempotency.keytext_le, idempotency.keytext_eq,
+		idempotency.keytext_ne, idempotency.keytext_ge, idempotency.keytext_gt,
 		idempotency.peek, idempotency.forget
 		TO %s', role);
 END
@@ -329,4 +431,4 @@ COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON TYPE idempotency.document, idempotency.operation, idempotency.key, idempotency.keys FROM PUBLIC;
+REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.operation, idempotency.key, idempotency.keys FROM PUBLIC;

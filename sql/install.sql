@@ -26,7 +26,7 @@ SELECT object FROM member ORDER BY object COLLATE "C";
 -- statement.
 SELECT p.proname, p.provolatile, p.proparallel, p.proisstrict
 	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
-	WHERE p.proname !~ '^document_'
+	WHERE p.proname !~ '^(document|keytext)_'
 	ORDER BY p.proname COLLATE "C", p.oid::regprocedure::text COLLATE "C";
 
 -- The table of outcomes and the index that decides who won.

@@ -52,9 +52,10 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_operator(''regress_idempotency_nobody'')'),
 	('SELECT * FROM idempotency.keys'),
+	('SELECT * FROM idempotency.keys WHERE scope = ''s'' AND key = ''k'''),
 	('SELECT * FROM idempotency.key'),
-	('INSERT INTO idempotency.key (created_at, expires_at, failed, scope, key) VALUES (now(), now(), false, ''s'', ''k'')'),
-	('UPDATE idempotency.key SET failed = true'),
+	('INSERT INTO idempotency.key (created_at, expires_at, scope, key) VALUES (now(), now(), ''s'', ''k'')'),
+	('UPDATE idempotency.key SET status = 500'),
 	('DELETE FROM idempotency.key'),
 	('TRUNCATE idempotency.key'),
 	('LOCK TABLE idempotency.key'),
@@ -65,7 +66,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT ''{}''::text::idempotency.document');
 -- None is missing, but the I/O functions of the type.
 SELECT proname AS not_tested FROM pg_proc
-	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^document_'
+	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_'
 		AND NOT EXISTS (SELECT FROM door WHERE statement LIKE '%idempotency.' || proname || '(%');
 GRANT SELECT ON door TO PUBLIC;
 SELECT has_schema_privilege('public', 'public', 'CREATE') AS public_may_create \gset
@@ -96,7 +97,7 @@ SET LOCAL ROLE regress_idempotency_client;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 ROLLBACK;
 SELECT p.oid::regprocedure AS client_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^document_' AND has_function_privilege('regress_idempotency_client', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND has_function_privilege('regress_idempotency_client', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
@@ -169,7 +170,7 @@ SELECT idempotency.forget('privileges', 'k2');
 SELECT count(*) FROM idempotency.keys WHERE scope = 'privileges' AND key = 'k2';
 RESET ROLE;
 SELECT p.oid::regprocedure AS operator_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^document_' AND has_function_privilege('regress_idempotency_operator', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND has_function_privilege('regress_idempotency_operator', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')

@@ -255,7 +255,7 @@ END
 $$;
 SELECT outcome, response FROM idempotency.run('run', 'nested', '{"id": 40}', 'nested(json)');
 SELECT outcome, response FROM idempotency.run('run', 'nested', '{"id": 40}', 'nested(json)');
-SELECT key, status, failed FROM idempotency.key WHERE scope = 'run.nested' ORDER BY key;
+SELECT key, state, status FROM idempotency.keys WHERE scope = 'run.nested' ORDER BY key;
 SELECT outcome, response FROM idempotency.run('run', 'nested again', '{"id": 40}', 'nested(json)');
 -- Its own key is in progress,
 CREATE FUNCTION recursive(request json) RETURNS json LANGUAGE sql AS $$

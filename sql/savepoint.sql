@@ -309,8 +309,8 @@ END
 $$;
 SELECT pg_temp.nest(1, 250);
 -- 1 to 99 complete, 100 fails, and nothing is left of what lay below.
-SELECT count(*) FILTER (WHERE NOT failed) AS completed, count(*) FILTER (WHERE failed) AS failed,
-		max(key::int) AS deepest
+SELECT count(*) FILTER (WHERE status > 0) AS completed, count(*) FILTER (WHERE status < 0) AS failed,
+		max(key::text::int) AS deepest
 	FROM idempotency.key WHERE scope = 'savepoint.nest';
 SELECT count(*), max(id) FROM charge WHERE id > 1000;
 

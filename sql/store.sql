@@ -97,7 +97,7 @@ COMMENT ON TABLE idempotency.key IS 'remembered outcomes; read them through idem
 
 -- Indexes that an administrator adds are kept, by every way to write.
 CREATE INDEX key_expires_at ON idempotency.key (expires_at);
-CREATE INDEX key_status ON idempotency.key (status) WHERE failed;
+CREATE INDEX key_status ON idempotency.key (status) WHERE status < 0;
 CREATE INDEX key_upper ON idempotency.key (upper(key));
 CREATE INDEX key_created_at ON idempotency.key USING brin (created_at);
 SELECT operate('Indexed');
@@ -109,18 +109,18 @@ SELECT count(*) FROM idempotency.once('store', ARRAY['Indexed once', 'Indexed on
 SELECT idempotency.once('store', 'Indexed 3');
 SET enable_seqscan = off;
 SELECT count(*) FROM idempotency.key WHERE upper(key) LIKE 'INDEXED%' AND upper(key) >= 'INDEXED' AND upper(key) < 'INDEXEE';
-SELECT key FROM idempotency.key WHERE failed AND status = 418;
+SELECT key FROM idempotency.key WHERE status = -418;
 SELECT pg_sleep(0.01);
 -- Overwritten, the row is found under its new values, and not under the old.
 SELECT operate('Indexed failure');
-SELECT key FROM idempotency.key WHERE failed AND status = 418;
-SELECT key FROM idempotency.key WHERE upper(key) = 'INDEXED FAILURE' AND NOT failed;
+SELECT key FROM idempotency.key WHERE status = -418;
+SELECT key FROM idempotency.key WHERE upper(key) = 'INDEXED FAILURE' AND status > 0;
 SELECT key FROM idempotency.key WHERE expires_at > now() AND key = 'Indexed failure';
 SELECT idempotency.forget('store', 'Indexed');
 SELECT count(*) FROM idempotency.key WHERE upper(key) = 'INDEXED';
 RESET enable_seqscan;
 -- A unique index of his own is his own error, not taken for a duplicate key.
-CREATE UNIQUE INDEX key_one_teapot ON idempotency.key (status) WHERE status = 418;
+CREATE UNIQUE INDEX key_one_teapot ON idempotency.key (status) WHERE abs(status) = 418;
 BEGIN;
 SELECT (idempotency.claim('store', k)).outcome FROM unnest('{teapot,another teapot}'::text[]) AS k;
 SELECT idempotency.fail('store', 'teapot', NULL, 418);
@@ -189,8 +189,8 @@ END
 $$;
 CREATE ACCESS METHOD heap_of_others TYPE TABLE HANDLER heap_tableam_handler;
 CREATE FUNCTION trigger_of_others() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-CREATE TABLE others (scope text COLLATE "C", key text COLLATE "C", PRIMARY KEY (scope, key));
-CREATE TABLE partitioned (LIKE idempotency.key) PARTITION BY LIST (failed);
+CREATE TABLE others (scope text COLLATE "C", key idempotency.keytext, PRIMARY KEY (scope, key));
+CREATE TABLE partitioned (LIKE idempotency.key) PARTITION BY LIST (status);
 SET client_min_messages = warning;
 SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'SELECT ''nothing was altered''',
@@ -203,14 +203,14 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'CREATE TRIGGER t BEFORE INSERT ON idempotency.key FOR EACH ROW EXECUTE FUNCTION trigger_of_others()',
 	'CREATE TRIGGER t AFTER DELETE ON idempotency.key FOR EACH STATEMENT EXECUTE FUNCTION trigger_of_others()',
 	'CREATE RULE r AS ON DELETE TO idempotency.key DO INSTEAD NOTHING',
-	'CREATE TABLE referencing (scope text, key text, FOREIGN KEY (scope, key) REFERENCES idempotency.key)',
+	'CREATE TABLE referencing (scope text, key idempotency.keytext, FOREIGN KEY (scope, key) REFERENCES idempotency.key)',
 	'ALTER TABLE idempotency.key ADD FOREIGN KEY (scope, key) REFERENCES others NOT VALID',
 	'ALTER TABLE idempotency.key ADD UNIQUE (created_at, scope, key) DEFERRABLE INITIALLY DEFERRED',
 	'ALTER TABLE idempotency.key ADD CHECK (status <> 418)',
 	'ALTER TABLE idempotency.key ADD COLUMN note text',
 	'ALTER TABLE idempotency.key ADD COLUMN twice int GENERATED ALWAYS AS (status * 2) STORED',
 	'ALTER TABLE idempotency.key ALTER status SET DEFAULT 200',
-	'ALTER TABLE idempotency.key RENAME COLUMN failed TO failure',
+	'ALTER TABLE idempotency.key RENAME COLUMN status TO state',
 	'ALTER TABLE idempotency.key DROP COLUMN headers',
 	'ALTER TABLE idempotency.key ALTER headers TYPE jsonb USING headers::jsonb',
 	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey',
@@ -222,7 +222,7 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 -- stand for one key.
 SELECT statement, split_part(altered(statement), ':', 1) AS altered FROM unnest(ARRAY[
 	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope)',
-	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key, failed)',
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key, created_at)',
 	'ALTER TABLE idempotency.key ALTER key TYPE text COLLATE "POSIX"'
 	]) AS statement;
 RESET client_min_messages;

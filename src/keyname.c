@@ -101,13 +101,22 @@ KeyNameFromArgs(FunctionCallInfo fcinfo, int scopeArg, KeyName *name)
 }
 
 /*
+ * CheckKey throws IK400 unless "key" may serve as a key.
+ */
+void
+CheckKey(const text *key)
+{
+	CheckName(key, "key");
+}
+
+/*
  * KeyNameMake fills "name" from a checked scope and a key that it checks.
  * Throws IK400.
  */
 void
 KeyNameMake(text *scope, text *key, KeyName *name)
 {
-	CheckName(key, "key");
+	CheckKey(key);
 	name->scope = scope;
 	name->key = key;
 	name->hash =

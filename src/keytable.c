@@ -25,11 +25,13 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
 #include "errors.h"
 #include "keytable.h"
+#include "keytext.h"
 
 /* The columns of idempotency.key, in order. */
 enum
@@ -37,13 +39,12 @@ enum
 	COL_CREATED_AT = 1,
 	COL_EXPIRES_AT,
 	COL_STATUS,
-	COL_FAILED,
 	COL_SCOPE,
 	COL_KEY,
 	COL_FINGERPRINT,
-	COL_HEADERS,
 	COL_RESPONSE,
-	KEY_COLUMNS = COL_RESPONSE
+	COL_HEADERS,
+	KEY_COLUMNS = COL_HEADERS
 };
 
 static const struct
@@ -54,13 +55,12 @@ static const struct
 } keyColumns[KEY_COLUMNS] = {
 	{"created_at", TIMESTAMPTZOID, true},
 	{"expires_at", TIMESTAMPTZOID, true},
-	{"status", INT4OID, false},
-	{"failed", BOOLOID, true},
+	{"status", INT2OID, false}, /* negative: a final failure */
 	{"scope", TEXTOID, true},
-	{"key", TEXTOID, true},
+	{"key", InvalidOid, true}, /* idempotency.keytext */
 	{"fingerprint", BYTEAOID, false},
-	{"headers", JSONOID, false},
 	{"response", JSONOID, false},
+	{"headers", JSONOID, false},
 };
 
 /* The table, once found, and whether it was checked since its last change. */
@@ -90,6 +90,16 @@ KeyTableInit(void)
 }
 
 /*
+ * IsKeyText tells whether a column has the type idempotency.keytext.
+ */
+static bool
+IsKeyText(Relation table, Oid type)
+{
+	return type == GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("keytext"),
+								   ObjectIdGetDatum(RelationGetNamespace(table)));
+}
+
+/*
  * CheckColumns throws 55000 unless the table has the extension's columns and
  * no constraint or default of others.
  */
@@ -103,9 +113,10 @@ CheckColumns(Relation table)
 	{
 		Form_pg_attribute column = TupleDescAttr(desc, i);
 
-		same = !column->attisdropped && column->atttypid == keyColumns[i].type &&
-			   column->attnotnull == keyColumns[i].notNull &&
-			   strcmp(NameStr(column->attname), keyColumns[i].name) == 0;
+		same = !column->attisdropped && column->attnotnull == keyColumns[i].notNull &&
+			   strcmp(NameStr(column->attname), keyColumns[i].name) == 0 &&
+			   (i == COL_KEY - 1 ? IsKeyText(table, column->atttypid)
+								 : column->atttypid == keyColumns[i].type);
 	}
 
 	/* A column that was added and dropped again has left nothing but its place. */
@@ -132,7 +143,7 @@ KeyTableIsKeyIndex(Relation index)
 
 	return form->indisunique && form->indnkeyatts == 2 && form->indkey.values[0] == COL_SCOPE &&
 		   form->indkey.values[1] == COL_KEY && index->rd_indcollation[0] == C_COLLATION_OID &&
-		   index->rd_indcollation[1] == C_COLLATION_OID && RelationGetIndexPredicate(index) == NIL;
+		   RelationGetIndexPredicate(index) == NIL;
 }
 
 /*
@@ -256,11 +267,13 @@ void
 KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
 {
 	bool isnull;
+	int16 status;
 
 	outcome->expiresAt = DatumGetTimestampTz(slot_getattr(slot, COL_EXPIRES_AT, &isnull));
-	outcome->status = DatumGetInt32(slot_getattr(slot, COL_STATUS, &isnull));
+	status = DatumGetInt16(slot_getattr(slot, COL_STATUS, &isnull));
 	outcome->hasStatus = !isnull;
-	outcome->failed = DatumGetBool(slot_getattr(slot, COL_FAILED, &isnull));
+	outcome->failed = status < 0;
+	outcome->status = abs(status);
 	outcome->fingerprint = ColumnVarlena(slot, COL_FINGERPRINT);
 	outcome->headers = ColumnVarlena(slot, COL_HEADERS);
 	outcome->response = ColumnVarlena(slot, COL_RESPONSE);
@@ -296,13 +309,13 @@ KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outco
 	memset(slot->tts_isnull, false, KEY_COLUMNS * sizeof(bool));
 	slot->tts_values[COL_CREATED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	slot->tts_values[COL_EXPIRES_AT - 1] = TimestampTzGetDatum(outcome->expiresAt);
-	slot->tts_values[COL_STATUS - 1] = Int32GetDatum(outcome->status);
+	slot->tts_values[COL_STATUS - 1] =
+		Int16GetDatum(outcome->failed ? -outcome->status : outcome->status);
 	slot->tts_isnull[COL_STATUS - 1] = !outcome->hasStatus;
-	slot->tts_values[COL_FAILED - 1] = BoolGetDatum(outcome->failed);
 	SetVarlena(slot, COL_SCOPE, name->scope);
-	SetVarlena(slot, COL_KEY, name->key);
+	SetVarlena(slot, COL_KEY, KeyTextPack(name->key));
 	SetVarlena(slot, COL_FINGERPRINT, outcome->fingerprint);
-	SetVarlena(slot, COL_HEADERS, outcome->headers);
 	SetVarlena(slot, COL_RESPONSE, outcome->response);
+	SetVarlena(slot, COL_HEADERS, outcome->headers);
 	ExecStoreVirtualTuple(slot);
 }

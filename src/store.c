@@ -39,6 +39,7 @@
 #include "compat.h"
 #include "errors.h"
 #include "keytable.h"
+#include "keytext.h"
 #include "store.h"
 
 /* ----------------------------------------------------------------
@@ -63,8 +64,8 @@ ScanFor(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot sna
 
 	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
 						   F_TEXTEQ, PointerGetDatum(name->scope));
-	ScanKeyEntryInitialize(&keys[1], 0, 2, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
-						   F_TEXTEQ, PointerGetDatum(name->key));
+	ScanKeyEntryInitialize(&keys[1], 0, 2, BTEqualStrategyNumber, InvalidOid, InvalidOid, F_BYTEAEQ,
+						   PointerGetDatum(KeyTextPack(name->key)));
 	index_rescan(scan, keys, 2, NULL, 0);
 
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))

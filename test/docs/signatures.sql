@@ -14,4 +14,7 @@ WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
 		SELECT
 		FROM pg_catalog.pg_type AS t
 		WHERE p.oid IN (t.typinput, t.typoutput, t.typreceive, t.typsend))
+	-- what implements an operator is called by its sign
+	AND NOT EXISTS (SELECT FROM pg_catalog.pg_operator AS o WHERE o.oprcode = p.oid)
+	AND NOT EXISTS (SELECT FROM pg_catalog.pg_amproc AS a WHERE a.amproc = p.oid)
 ORDER BY signature;

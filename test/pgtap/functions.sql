@@ -74,7 +74,21 @@ SELECT set_eq(
 		('document_in(cstring)', 'idempotency.document', 'internal', 'immutable', 'safe', true),
 		('document_out(idempotency.document)', 'cstring', 'internal', 'immutable', 'safe', true),
 		('document_recv(internal)', 'idempotency.document', 'internal', 'immutable', 'safe', true),
-		('document_send(idempotency.document)', 'bytea', 'internal', 'immutable', 'safe', true)
+		('document_send(idempotency.document)', 'bytea', 'internal', 'immutable', 'safe', true),
+
+		-- the type of the stored key: I/O, order and equality
+		('keytext_in(cstring)', 'idempotency.keytext', 'c', 'immutable', 'safe', true),
+		('keytext_out(idempotency.keytext)', 'cstring', 'c', 'immutable', 'safe', true),
+		('keytext_recv(internal)', 'idempotency.keytext', 'c', 'immutable', 'safe', true),
+		('keytext_send(idempotency.keytext)', 'bytea', 'c', 'immutable', 'safe', true),
+		('keytext_lt(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
+		('keytext_le(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
+		('keytext_eq(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
+		('keytext_ne(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
+		('keytext_ge(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
+		('keytext_gt(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
+		('keytext_cmp(idempotency.keytext, idempotency.keytext)', 'integer', 'internal', 'immutable', 'safe', true),
+		('keytext_sortsupport(internal)', 'void', 'internal', 'immutable', 'safe', true)
 	$$,
 	'these functions, with these results, languages, volatilities, parallel safeties and strictnesses, and no other');
 

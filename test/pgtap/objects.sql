@@ -63,6 +63,7 @@ SELECT set_eq(
 	$$ VALUES
 		('schema', 'idempotency'),
 		('type', 'idempotency.document'),
+		('type', 'idempotency.keytext'),
 		('type', 'idempotency.operation'),
 		('table', 'idempotency.key'),
 		('view', 'idempotency.keys'),
@@ -71,7 +72,17 @@ SELECT set_eq(
 		('cast', '(text AS idempotency.document)'),
 		('cast', '(character varying AS idempotency.document)'),
 		('cast', '(idempotency.document AS json)'),
-		('cast', '(idempotency.document AS jsonb)')
+		('cast', '(idempotency.document AS jsonb)'),
+		('cast', '(idempotency.keytext AS text)'),
+		('cast', '(text AS idempotency.keytext)'),
+		('operator', '<(idempotency.keytext,idempotency.keytext)'),
+		('operator', '<=(idempotency.keytext,idempotency.keytext)'),
+		('operator', '=(idempotency.keytext,idempotency.keytext)'),
+		('operator', '<>(idempotency.keytext,idempotency.keytext)'),
+		('operator', '>=(idempotency.keytext,idempotency.keytext)'),
+		('operator', '>(idempotency.keytext,idempotency.keytext)'),
+		('operator class', 'idempotency.keytext_ops USING btree'),
+		('operator family', 'idempotency.keytext_ops USING btree')
 	$$,
 	'these objects, besides the functions, and no other');
 
@@ -153,7 +164,7 @@ SELECT results_eq(
 	$$,
 	$$ VALUES
 		('scope', 'text'),
-		('key', 'text'),
+		('key', 'idempotency.keytext'),
 		('state', 'text'),
 		('status', 'integer'),
 		('age', 'interval'),
@@ -177,13 +188,12 @@ SELECT results_eq(
 	$$ VALUES
 		('created_at', 'timestamp with time zone', true, NULL),
 		('expires_at', 'timestamp with time zone', true, NULL),
-		('status', 'integer', false, NULL),
-		('failed', 'boolean', true, NULL),
+		('status', 'smallint', false, NULL),
 		('scope', 'text', true, 'C'),
-		('key', 'text', true, 'C'),
+		('key', 'idempotency.keytext', true, NULL),
 		('fingerprint', 'bytea', false, NULL),
-		('headers', 'json', false, NULL),
-		('response', 'json', false, NULL)
+		('response', 'json', false, NULL),
+		('headers', 'json', false, NULL)
 	$$,
 	'the columns of key');
 

@@ -121,7 +121,19 @@ SELECT set_eq(
 		('idempotency.document_in(cstring)', 'client'),
 		('idempotency.document_out(idempotency.document)', 'client'),
 		('idempotency.document_recv(internal)', ''),
-		('idempotency.document_send(idempotency.document)', '')
+		('idempotency.document_send(idempotency.document)', ''),
+		('idempotency.keytext_in(cstring)', ''),
+		('idempotency.keytext_out(idempotency.keytext)', ''),
+		('idempotency.keytext_recv(internal)', ''),
+		('idempotency.keytext_send(idempotency.keytext)', ''),
+		('idempotency.keytext_lt(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency.keytext_le(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency.keytext_eq(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency.keytext_ne(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency.keytext_ge(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency.keytext_gt(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency.keytext_cmp(idempotency.keytext,idempotency.keytext)', ''),
+		('idempotency.keytext_sortsupport(internal)', '')
 	$$,
 	'functions: nothing for a plain role, the set of clients, the set of operators');
 
@@ -164,6 +176,7 @@ SELECT set_eq(
 	$$,
 	$$ VALUES
 		('document', 'client operator'),
+		('keytext', ''),
 		('operation', 'client operator'),
 		('key', ''),
 		('keys', '')

@@ -1,0 +1,16 @@
+/*-------------------------------------------------------------------------
+ *
+ * keytext.h
+ *	  The type idempotency.keytext: a key as it is stored.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_KEYTEXT_H
+#define IDEMPOTENCY_KEYTEXT_H
+
+#include "fmgr.h"
+
+extern bytea *KeyTextPack(const text *key);
+extern text *KeyTextUnpack(const bytea *stored);
+
+#endif /* IDEMPOTENCY_KEYTEXT_H */
