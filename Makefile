@@ -7,27 +7,44 @@ EXTENSION = idempotency
 DATA = idempotency--1.0.sql
 MODULE_big = idempotency
 OBJS = \
+	src/abandoned.o \
 	src/canonical.o \
 	src/claim.o \
+	src/databases.o \
 	src/document.o \
 	src/errors.o \
 	src/fingerprint.o \
+	src/finish.o \
 	src/guard.o \
 	src/guc.o \
+	src/hand.o \
 	src/http.o \
 	src/idempotency.o \
 	src/inbox.o \
 	src/keygen.o \
 	src/keylock.o \
 	src/keyname.o \
+	src/keyrow.o \
 	src/keytable.o \
 	src/keytext.o \
+	src/launcher.o \
+	src/lease.o \
 	src/number.o \
 	src/operation.o \
 	src/prefix.o \
+	src/reaper.o \
+	src/reaperrun.o \
+	src/record.o \
 	src/run.o \
+	src/shmem.o \
+	src/stats.o \
 	src/store.o \
+	src/storebatch.o \
+	src/storescan.o \
+	src/storewrite.o \
 	src/timing.o \
+	src/wakeup.o \
+	src/worker.o \
 	src/xact.o
 PGFILEDESC = "idempotency - retries have their effect exactly once"
 
@@ -71,17 +88,18 @@ help: ## print this list
 demo: ## see it work: install what is missing, build, play the scenes of examples/payments-demo
 	@tools/prerequisites demo
 	@tools/build
-	@tools/server run -- examples/payments-demo/run
+	@tools/server run shared_preload_libraries=idempotency idempotency.reaper_naptime=1s \
+		-- examples/payments-demo/run
 
-test: ## run every test; ONLY="regress isolation tap pgtap docs stress", TESTS="name ..."
+test: ## run every test; ONLY="regress isolation tap pgtap docs model stress storm", TESTS="name ..."
 	@tools/prerequisites test
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 -- test/run
 
-bench: ## measure against the hand-written pattern; SUITE=keys
+bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" in 12 minutes, or scale in 30
 	@tools/prerequisites bench
 	@tools/build
-	@test/bench/run $(or $(SUITE),keys)
+	@test/bench/run $(SUITE)
 
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
 
@@ -94,3 +112,7 @@ check-format: ## fail if `make format` would change anything
 # Drawn by Graphviz and kept, so that readers need none.
 docs/states.svg: docs/states.dot
 	dot -Tsvg -o $@ $<
+
+# Drawn by gnuplot; the data are results/scale.csv of `make bench SUITE=scale`.
+docs/scale.svg: docs/scale.csv docs/scale.gnuplot
+	gnuplot -e "data = 'docs/scale.csv'; picture = '$@'" docs/scale.gnuplot

@@ -162,20 +162,43 @@ COMMENT ON OPERATOR FAMILY idempotency.keytext_ops USING btree IS 'the order of 
 CREATE TYPE idempotency.operation AS (
 	outcome text,
 	replayed boolean,
+	token bigint,
+	attempt integer,
+	recovery_point text,
+	state json,
 	status integer,
 	headers json,
 	response json,
 	failed boolean,
+	retry_after interval,
 	expires_at timestamptz
 );
 COMMENT ON TYPE idempotency.operation IS 'the outcome of a claim, and the stored answer if there is one';
-COMMENT ON COLUMN idempotency.operation.outcome IS 'claimed, replayed, in_progress or mismatched';
+COMMENT ON COLUMN idempotency.operation.outcome IS 'claimed, taken_over, replayed, in_progress or mismatched';
 COMMENT ON COLUMN idempotency.operation.replayed IS 'true: return the stored answer, do nothing';
+COMMENT ON COLUMN idempotency.operation.token IS 'the fencing token of a lease that was granted';
+COMMENT ON COLUMN idempotency.operation.attempt IS 'how many owners the operation has had';
+COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the former owner';
+COMMENT ON COLUMN idempotency.operation.state IS 'the state that the former owner left there';
 COMMENT ON COLUMN idempotency.operation.status IS 'stored status, an HTTP status by convention';
 COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byte';
 COMMENT ON COLUMN idempotency.operation.response IS 'stored response, byte for byte';
 COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored answer is a final failure';
+COMMENT ON COLUMN idempotency.operation.retry_after IS 'how long the lease of the owner lasts, unless it is renewed';
 COMMENT ON COLUMN idempotency.operation.expires_at IS 'until when the stored answer is remembered';
+
+-- What a completer gets of an operation that nobody came back for.
+CREATE TYPE idempotency.abandoned AS (
+	scope text,
+	key text,
+	request json,
+	operation idempotency.operation
+);
+COMMENT ON TYPE idempotency.abandoned IS 'an abandoned operation that was taken over';
+COMMENT ON COLUMN idempotency.abandoned.scope IS 'its scope';
+COMMENT ON COLUMN idempotency.abandoned.key IS 'its key';
+COMMENT ON COLUMN idempotency.abandoned.request IS 'the request of the first claim that gave one';
+COMMENT ON COLUMN idempotency.abandoned.operation IS 'what claim() answers a takeover';
 
 -- ---------------------------------------------------------------------------
 -- Helpers: pure functions of their arguments
@@ -238,7 +261,8 @@ COMMENT ON FUNCTION idempotency.problem(idempotency.operation) IS
 -- One row an outcome.  The fixed-length columns come first, so that rows are
 -- packed; COLLATE "C", so that no library upgrade reorders the index; the
 -- index is what decides who won.  Response and headers are json, not jsonb:
--- they are replayed as the very bytes that were stored.
+-- they are replayed as the very bytes that were stored.  The columns from token
+-- on are those of a lease in progress; other rows are stored without them.
 CREATE TABLE idempotency.key (
 	created_at timestamptz NOT NULL,
 	expires_at timestamptz NOT NULL,
@@ -248,19 +272,54 @@ CREATE TABLE idempotency.key (
 	fingerprint bytea,
 	response json,
 	headers json,
+	token bigint,
+	attempt integer,
+	leased_at timestamptz,
+	leased_until timestamptz,
+	recovery_point text,
+	recovery_state json,
+	request json,
+	retention interval,
 	PRIMARY KEY (scope, key)
+)
+-- The reaper deletes, but only VACUUM gives the room to new rows, so it comes
+-- when a tenth of the rows is dead: more often would read the index once more for
+-- less and less room, and seldom would let the table grow by a fifth.  Whatever
+-- room is at the end stays: to cut it off takes a lock that every claim waits
+-- for, and the next claims would have to add it again.
+WITH (
+	autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false,
+	toast.autovacuum_vacuum_scale_factor = 0.1, toast.vacuum_truncate = false
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.key', '');
-COMMENT ON TABLE idempotency.key IS 'remembered outcomes; read them through idempotency.keys';
-COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored';
+COMMENT ON TABLE idempotency.key IS 'remembered outcomes, and leases; read them through idempotency.keys';
+COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored, or the operation first leased';
 COMMENT ON COLUMN idempotency.key.expires_at IS 'until when it is remembered';
-COMMENT ON COLUMN idempotency.key.status IS 'stored status, negative for a final failure; NULL for an inbox record';
+COMMENT ON COLUMN idempotency.key.status IS 'stored status, negative for a final failure; NULL for an inbox record and for a lease';
 COMMENT ON COLUMN idempotency.key.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.key.key IS 'the key';
 COMMENT ON COLUMN idempotency.key.fingerprint IS 'SHA-256 of the canonical request';
 COMMENT ON COLUMN idempotency.key.headers IS 'stored headers';
 COMMENT ON COLUMN idempotency.key.response IS 'stored response';
+COMMENT ON COLUMN idempotency.key.token IS 'fencing token of the last owner; NULL: the operation is finished';
+COMMENT ON COLUMN idempotency.key.attempt IS 'how many owners there were';
+COMMENT ON COLUMN idempotency.key.leased_at IS 'when the lease began, or was renewed last';
+COMMENT ON COLUMN idempotency.key.leased_until IS 'when the lease ends; -infinity: it was given up';
+COMMENT ON COLUMN idempotency.key.recovery_point IS 'the last checkpoint';
+COMMENT ON COLUMN idempotency.key.recovery_state IS 'the state at the last checkpoint';
+COMMENT ON COLUMN idempotency.key.request IS 'the request';
+COMMENT ON COLUMN idempotency.key.retention IS 'how long the outcome will be remembered; NULL: for ever';
 COMMENT ON INDEX idempotency.key_pkey IS 'decides who won';
+
+-- Finds abandoned operations, oldest first.  Nothing that a heartbeat changes
+-- is in it, so that a heartbeat touches no index.
+CREATE INDEX key_abandoned ON idempotency.key (scope, created_at) WHERE token IS NOT NULL;
+COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, oldest first';
+
+-- One sequence for all keys: a token never repeats, whatever was forgotten.
+CREATE SEQUENCE idempotency.token AS bigint NO CYCLE;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.token', '');
+COMMENT ON SEQUENCE idempotency.token IS 'fencing tokens of leases';
 
 CREATE VIEW idempotency.keys AS
 	SELECT
@@ -268,6 +327,11 @@ CREATE VIEW idempotency.keys AS
 		k.key,
 		CASE
 			WHEN k.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
+			WHEN k.token IS NOT NULL AND k.leased_until OPERATOR(pg_catalog.=) '-infinity' THEN 'released'
+			WHEN k.token IS NOT NULL
+				AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) k.leased_until
+				AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) k.leased_at THEN 'in_progress'
+			WHEN k.token IS NOT NULL THEN 'abandoned'
 			WHEN k.status OPERATOR(pg_catalog.<) 0 THEN 'failed'
 			WHEN k.status IS NULL THEN 'seen'
 			ELSE 'completed'
@@ -283,57 +347,107 @@ CREATE VIEW idempotency.keys AS
 		k.created_at,
 		k.expires_at
 	FROM idempotency.key AS k;
-COMMENT ON VIEW idempotency.keys IS 'remembered outcomes, without their bodies';
+COMMENT ON VIEW idempotency.keys IS 'remembered outcomes, without their bodies, and leases';
 COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.keys.key IS 'the key';
-COMMENT ON COLUMN idempotency.keys.state IS 'completed, failed, seen (an inbox record) or expired';
+COMMENT ON COLUMN idempotency.keys.state IS 'completed, failed, seen (an inbox record), in_progress, abandoned, released or expired';
 COMMENT ON COLUMN idempotency.keys.status IS 'stored status';
-COMMENT ON COLUMN idempotency.keys.age IS 'time since the outcome was stored';
+COMMENT ON COLUMN idempotency.keys.age IS 'time since the outcome was stored, or the operation first leased';
 COMMENT ON COLUMN idempotency.keys.expires_in IS 'time until it is forgotten; NULL: never';
 COMMENT ON COLUMN idempotency.keys.response_size IS 'size of the response as stored (compressed)';
 COMMENT ON COLUMN idempotency.keys.fingerprint IS 'fingerprint of the request, in hex';
 COMMENT ON COLUMN idempotency.keys.created_at IS 'when the outcome was stored';
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'until when it is remembered';
 
+CREATE VIEW idempotency.zombies AS
+	SELECT
+		k.scope,
+		k.key,
+		k.attempt,
+		k.recovery_point,
+		pg_catalog.date_trunc('second', now.now OPERATOR(pg_catalog.-) k.created_at) AS age,
+		pg_catalog.date_trunc('second', now.now OPERATOR(pg_catalog.-) k.leased_until) AS overdue,
+		CASE
+			WHEN pg_catalog.isfinite(k.expires_at)
+			THEN pg_catalog.date_trunc('second', k.expires_at OPERATOR(pg_catalog.-) now.now)
+		END AS expires_in,
+		k.leased_until
+	FROM idempotency.key AS k, pg_catalog.clock_timestamp() AS now (now)
+	WHERE k.token IS NOT NULL
+		AND k.leased_until OPERATOR(pg_catalog.<>) '-infinity'
+		AND (now.now OPERATOR(pg_catalog.>) k.leased_until OR now.now OPERATOR(pg_catalog.<) k.leased_at)
+		AND k.expires_at OPERATOR(pg_catalog.>) now.now;
+COMMENT ON VIEW idempotency.zombies IS 'operations whose lease ran out, and that nobody has taken over';
+COMMENT ON COLUMN idempotency.zombies.scope IS 'the boundary inside which the key is unique';
+COMMENT ON COLUMN idempotency.zombies.key IS 'the key';
+COMMENT ON COLUMN idempotency.zombies.attempt IS 'how many owners there were';
+COMMENT ON COLUMN idempotency.zombies.recovery_point IS 'the last checkpoint';
+COMMENT ON COLUMN idempotency.zombies.age IS 'time since the operation was first claimed';
+COMMENT ON COLUMN idempotency.zombies.overdue IS 'time since the lease ran out; negative if the clock was set back';
+COMMENT ON COLUMN idempotency.zombies.expires_in IS 'time until it is forgotten; NULL: never';
+COMMENT ON COLUMN idempotency.zombies.leased_until IS 'when the lease ran out';
+
 CREATE FUNCTION idempotency.claim(
 	scope text, key text, request idempotency.document DEFAULT NULL,
-	wait interval DEFAULT NULL, retention interval DEFAULT NULL,
+	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_claim';
-COMMENT ON FUNCTION idempotency.claim(text, text, idempotency.document, interval, interval, bytea) IS
+COMMENT ON FUNCTION idempotency.claim(text, text, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or replay its outcome; anything else is an error';
 
 CREATE FUNCTION idempotency.try_claim(
 	scope text, key text, request idempotency.document DEFAULT NULL,
-	wait interval DEFAULT NULL, retention interval DEFAULT NULL,
+	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_try_claim';
-COMMENT ON FUNCTION idempotency.try_claim(text, text, idempotency.document, interval, interval, bytea) IS
+COMMENT ON FUNCTION idempotency.try_claim(text, text, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or say why not; check the outcome';
 
 CREATE FUNCTION idempotency.complete(
 	scope text, key text, response idempotency.document DEFAULT NULL,
-	status integer DEFAULT 200, headers idempotency.document DEFAULT NULL)
+	status integer DEFAULT 200, headers idempotency.document DEFAULT NULL,
+	token bigint DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_complete';
-COMMENT ON FUNCTION idempotency.complete(text, text, idempotency.document, integer, idempotency.document) IS
+COMMENT ON FUNCTION idempotency.complete(text, text, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the success of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.fail(
 	scope text, key text, response idempotency.document,
-	status integer, headers idempotency.document DEFAULT NULL)
+	status integer, headers idempotency.document DEFAULT NULL,
+	token bigint DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_fail';
-COMMENT ON FUNCTION idempotency.fail(text, text, idempotency.document, integer, idempotency.document) IS
+COMMENT ON FUNCTION idempotency.fail(text, text, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the final failure of a claimed operation, and return its response';
 
-CREATE FUNCTION idempotency.release(scope text, key text)
+CREATE FUNCTION idempotency.release(scope text, key text, token bigint DEFAULT NULL)
 	RETURNS void
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_release';
-COMMENT ON FUNCTION idempotency.release(text, text) IS
+COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS
 	'give up a claim without an outcome';
+
+CREATE FUNCTION idempotency.renew(scope text, key text, token bigint, lease interval)
+	RETURNS timestamptz
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_renew';
+COMMENT ON FUNCTION idempotency.renew(text, text, bigint, interval) IS
+	'the heartbeat: the lease runs from now on; returns when it ends';
+
+CREATE FUNCTION idempotency.checkpoint(
+	scope text, key text, token bigint, recovery_point text,
+	state idempotency.document DEFAULT NULL)
+	RETURNS void
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
+COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, idempotency.document) IS
+	'note a recovery point, from which the next owner goes on';
+
+CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max integer DEFAULT 1)
+	RETURNS SETOF idempotency.abandoned
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
+COMMENT ON FUNCTION idempotency.claim_abandoned(text, interval, integer) IS
+	'take over operations that nobody came back for, oldest first';
 
 CREATE FUNCTION idempotency.run(
 	scope text, key text, request idempotency.document, handler regprocedure,
@@ -384,6 +498,106 @@ COMMENT ON FUNCTION idempotency.current_key(text) IS
 	'the key that this transaction claimed last in the scope';
 
 -- ---------------------------------------------------------------------------
+-- Counters: what was answered, per database
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.stats(
+	OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint,
+	OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint,
+	OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint,
+	OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint,
+	OUT wait_time interval, OUT stats_reset timestamptz)
+	RETURNS SETOF record
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_stats';
+COMMENT ON FUNCTION idempotency.stats() IS
+	'what the view stats shows, by the OIDs of databases';
+
+CREATE VIEW idempotency.stats AS
+	SELECT
+		s.datid,
+		d.datname,
+		s.claims,
+		s.replays,
+		s.in_progress,
+		s.mismatches,
+		s.takeovers,
+		s.completions,
+		s.failures,
+		s.releases,
+		s.stale_tokens,
+		s.reaped,
+		s.zombies_reaped,
+		s.waits,
+		s.wait_time,
+		s.stats_reset
+	FROM idempotency.stats() AS s
+	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
+COMMENT ON VIEW idempotency.stats IS 'what was answered in each database, counted since the server started';
+COMMENT ON COLUMN idempotency.stats.datid IS 'OID of the database';
+COMMENT ON COLUMN idempotency.stats.datname IS 'name of the database';
+COMMENT ON COLUMN idempotency.stats.claims IS 'claims that were granted for the first time';
+COMMENT ON COLUMN idempotency.stats.replays IS 'claims that were answered with a stored outcome';
+COMMENT ON COLUMN idempotency.stats.in_progress IS 'claims that found another owner (IK409)';
+COMMENT ON COLUMN idempotency.stats.mismatches IS 'claims with another request (IK422)';
+COMMENT ON COLUMN idempotency.stats.takeovers IS 'claims that took over from an owner whose lease was over';
+COMMENT ON COLUMN idempotency.stats.completions IS 'operations completed';
+COMMENT ON COLUMN idempotency.stats.failures IS 'operations that failed for good';
+COMMENT ON COLUMN idempotency.stats.releases IS 'claims given up by release()';
+COMMENT ON COLUMN idempotency.stats.stale_tokens IS 'calls without a claim, or with a token that was not the last (IK410)';
+COMMENT ON COLUMN idempotency.stats.reaped IS 'expired rows that the reaper removed, zombies too';
+COMMENT ON COLUMN idempotency.stats.zombies_reaped IS 'leases among them that nobody came back for';
+COMMENT ON COLUMN idempotency.stats.waits IS 'waits for the owner of a key';
+COMMENT ON COLUMN idempotency.stats.wait_time IS 'time spent in them';
+COMMENT ON COLUMN idempotency.stats.stats_reset IS 'since when is counted';
+
+CREATE FUNCTION idempotency.stats_reset()
+	RETURNS void
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_stats_reset';
+COMMENT ON FUNCTION idempotency.stats_reset() IS
+	'set the counters of this database to 0';
+
+-- ---------------------------------------------------------------------------
+-- The reaper: removes what has run out
+-- ---------------------------------------------------------------------------
+
+-- Where it stands in the heap of this key table, and what it has done.  The last
+-- two columns are the origin of the row: a row of another cluster or another
+-- table, which a restore or logical replication has brought, means nothing here.
+-- All columns have a fixed length, so that the row is updated in place.
+CREATE TABLE idempotency.reaper (
+	rows_reaped bigint NOT NULL,
+	zombies_reaped bigint NOT NULL,
+	last_reaped_at timestamptz,
+	last_reaped_rows bigint,
+	hand_block bigint NOT NULL,
+	round_block bigint NOT NULL,
+	round_started_at timestamptz NOT NULL,
+	last_round interval,
+	system_identifier bigint NOT NULL,
+	relation oid NOT NULL,
+	PRIMARY KEY (system_identifier, relation)
+);
+SELECT pg_catalog.pg_extension_config_dump('idempotency.reaper', '');
+COMMENT ON TABLE idempotency.reaper IS 'what the reaper has removed here, and where it stands';
+COMMENT ON COLUMN idempotency.reaper.rows_reaped IS 'how many expired rows it has removed, zombies too';
+COMMENT ON COLUMN idempotency.reaper.zombies_reaped IS 'how many of them were leases that nobody came back for';
+COMMENT ON COLUMN idempotency.reaper.last_reaped_at IS 'when it removed something last; NULL: never yet';
+COMMENT ON COLUMN idempotency.reaper.last_reaped_rows IS 'how many rows the last run removed that removed any';
+COMMENT ON COLUMN idempotency.reaper.hand_block IS 'the block of the table where rows run out next';
+COMMENT ON COLUMN idempotency.reaper.round_block IS 'the block that the round through the whole table has come to';
+COMMENT ON COLUMN idempotency.reaper.round_started_at IS 'when that round began';
+COMMENT ON COLUMN idempotency.reaper.last_round IS 'how long the round before took; NULL: there was none';
+COMMENT ON COLUMN idempotency.reaper.system_identifier IS 'the cluster that the row is about';
+COMMENT ON COLUMN idempotency.reaper.relation IS 'OID of the key table there';
+COMMENT ON INDEX idempotency.reaper_pkey IS 'one row for each origin';
+
+CREATE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000)
+	RETURNS bigint
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_reap';
+COMMENT ON FUNCTION idempotency.reap(integer) IS
+	'remove expired rows, in this transaction; returns how many';
+
+-- ---------------------------------------------------------------------------
 -- Rights: nothing to PUBLIC
 -- ---------------------------------------------------------------------------
 
@@ -393,12 +607,19 @@ CREATE FUNCTION idempotency.grant_client(role regrole)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid OPERATOR(pg_catalog.=) role) THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'undefined_object',
+			MESSAGE = pg_catalog.format('role with OID %s does not exist', role::pg_catalog.oid),
+			HINT = 'Pass the name of a role.';
+	END IF;
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation TO %s', role);
+	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation, idempotency.abandoned TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
 		idempotency.document(jsonb), idempotency.document_in, idempotency.document_out,
 		idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
-		idempotency.release, idempotency.run, idempotency.peek, idempotency.current_key,
+		idempotency.release, idempotency.renew, idempotency.checkpoint,
+		idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
 		idempotency.require_claim,
 		idempotency.once(text, text, interval), idempotency.once(text, text[], interval),
 		idempotency.canonical, idempotency.fingerprint(idempotency.document),
@@ -416,19 +637,32 @@ CREATE FUNCTION idempotency.grant_operator(role regrole)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid OPERATOR(pg_catalog.=) role) THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'undefined_object',
+			MESSAGE = pg_catalog.format('role with OID %s does not exist', role::pg_catalog.oid),
+			HINT = 'Pass the name of a role.';
+	END IF;
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
 	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation TO %s', role);
-	EXECUTE pg_catalog.format('GRANT SELECT ON idempotency.keys TO %s', role);
+	EXECUTE pg_catalog.format('GRANT SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
 		idempotency.keytext_lt, idempotency.keytext_le, idempotency.keytext_eq,
 		idempotency.keytext_ne, idempotency.keytext_ge, idempotency.keytext_gt,
-		idempotency.peek, idempotency.forget
+		idempotency.peek, idempotency.forget, idempotency.reap,
+		idempotency.stats(), idempotency.stats_reset
 		TO %s', role);
 END
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role look at what is remembered, and evict it';
 
+-- Whoever monitors the server reads the counters, and nothing else.
+GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
+GRANT SELECT ON idempotency.stats, idempotency.reaper TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idempotency.stats() TO pg_monitor;
+
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.operation, idempotency.key, idempotency.keys FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
+REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.operation, idempotency.abandoned FROM PUBLIC;

@@ -258,6 +258,9 @@ SELECT idempotency.claim('claim', 'not json', '{"amount": }');
 SELECT idempotency.claim('claim', 'not json', 'amount'::text);
 SELECT idempotency.claim('claim', 'not json', '');
 SELECT idempotency.claim('claim', 'not json', 42);
+-- So is a number that no numeric holds.
+SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''not numeric'', ''{"amount": 1e131072}'')');
+SELECT pg_temp.error_of('SELECT idempotency.try_claim(''claim'', ''not numeric'', ''{"amount": 1e-16384}'')');
 \set VERBOSITY default
 
 -- A claim without a fingerprint matches every request, before and after.

@@ -49,15 +49,15 @@ SELECT idempotency.parse_header('"' || repeat('x', 300) || '"');
 --
 -- problem: RFC 9457 for the outcomes that are errors
 --
-SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, false, NULL)::idempotency.operation) AS problem
+SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation) AS problem
 FROM unnest(ARRAY['in_progress', 'mismatched', 'claimed', 'replayed', 'IN_PROGRESS', '', NULL]) AS outcome;
 SELECT outcome, problem ->> 'type' AS type, problem ->> 'title' AS title, problem -> 'status' AS status, problem ->> 'detail' AS detail
 FROM unnest(ARRAY['in_progress', 'mismatched']) AS outcome
-CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 201, '{}', '{"id":1}', false, now())::idempotency.operation) AS problem;
+CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 7, 2, 'charged', '{"a":1}', 201, '{}', '{"id":1}', false, '30 s', now())::idempotency.operation) AS problem;
 SELECT idempotency.problem(NULL) IS NULL AS strict;
 
 -- a stored failure is the handler's answer, and replayed as it is
-SELECT idempotency.problem(ROW('replayed', true, 422, NULL, '{"title":"declined"}', true, now())::idempotency.operation) IS NULL AS none;
+SELECT idempotency.problem(ROW('replayed', true, NULL, NULL, NULL, NULL, 422, NULL, '{"title":"declined"}', true, NULL, now())::idempotency.operation) IS NULL AS none;
 
 -- of a real operation: the same key twice in one transaction
 BEGIN;

@@ -60,13 +60,17 @@ SELECT m.object, a.privilege_type AS granted_to_public
 		LEFT JOIN pg_type t ON m.classid = 'pg_type'::regclass AND t.oid = m.objid,
 		aclexplode(CASE
 			WHEN n.oid IS NOT NULL THEN coalesce(n.nspacl, acldefault('n', n.nspowner))
-			WHEN c.oid IS NOT NULL THEN coalesce(c.relacl, acldefault('r', c.relowner))
+			WHEN c.oid IS NOT NULL THEN coalesce(c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", c.relowner))
 			WHEN p.oid IS NOT NULL THEN coalesce(p.proacl, acldefault('f', p.proowner))
 			WHEN t.oid IS NOT NULL THEN coalesce(t.typacl, acldefault('T', t.typowner))
 		END) AS a
 	WHERE a.grantee = 0;
-SELECT typname AS usable_by_public FROM pg_type
-	WHERE typnamespace = 'idempotency'::regnamespace AND has_type_privilege('public', oid, 'USAGE');
+-- (Row types of tables and views keep the server's default: a REVOKE on one of
+-- them makes pg_dump warn.)
+SELECT t.typname AS usable_by_public FROM pg_type t
+	WHERE t.typnamespace = 'idempotency'::regnamespace AND has_type_privilege('public', t.oid, 'USAGE')
+		AND NOT EXISTS (SELECT FROM pg_type r JOIN pg_class c ON c.oid = r.typrelid
+			WHERE c.relkind IN ('r', 'v') AND t.oid IN (r.oid, r.typarray));
 
 -- No function runs with its owner's rights, and the search path captures none.
 SELECT p.oid::regprocedure AS security_definer

@@ -30,6 +30,12 @@ SELECT idempotency.derive_key(NULL, 'k', 's') IS NULL AS scope, idempotency.deri
 SELECT idempotency.derive_key('', 'k', 's');
 SELECT idempotency.derive_key('s', '', 's');
 SELECT idempotency.derive_key('s', 'k', '');
+-- It is pure: it looks at no setting, and the texts need not be fit for a claim.
+BEGIN;
+SELECT idempotency.derive_key('tenant2/charge', repeat('k', 300), E'a\tb') AS derived \gset
+SET LOCAL idempotency.scope_prefix = 'tenant1/';
+SELECT idempotency.derive_key('tenant2/charge', repeat('k', 300), E'a\tb') = :'derived' AS same;
+ROLLBACK;
 
 --
 -- natural_key: the digest in hexadecimal digits

@@ -47,6 +47,7 @@ SELECT outcome FROM idempotency.claim('limits', 'kept');
 CREATE PROCEDURE work(p_round int, p_times int) LANGUAGE plpgsql AS $$
 DECLARE
 	name text;
+	own bigint;
 BEGIN
 	FOR i IN 1..p_times LOOP
 		name := p_round || '/' || i;
@@ -58,6 +59,15 @@ BEGIN
 		PERFORM idempotency.try_claim('limits', name || ' rolled back');
 		PERFORM idempotency.once('limits', name || ' once');
 		ROLLBACK;
+		own := (idempotency.claim('limits', name || ' leased', '{"a": 1}', lease => '1 microsecond')).token;
+		COMMIT;
+		PERFORM idempotency.renew('limits', name || ' leased', own, '1 microsecond');
+		PERFORM idempotency.checkpoint('limits', name || ' leased', own, 'begun', '{"b": 2}');
+		COMMIT;
+		SELECT (operation).token INTO own FROM idempotency.claim_abandoned('limits', '1 min');
+		PERFORM idempotency.try_claim('limits', name || ' leased', lease => '1 min');
+		PERFORM idempotency.complete('limits', name || ' leased', '{"b": 2}', token => own);
+		COMMIT;
 	END LOOP;
 END
 $$;

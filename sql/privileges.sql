@@ -33,6 +33,10 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.complete(''privileges'', ''k'')'),
 	('SELECT idempotency.fail(''privileges'', ''k'', NULL, 400)'),
 	('SELECT idempotency.release(''privileges'', ''k'')'),
+	('SELECT idempotency.claim(''privileges'', ''k'', lease => ''1 min'')'),
+	('SELECT idempotency.renew(''privileges'', ''k'', 1, ''1 min'')'),
+	('SELECT idempotency.checkpoint(''privileges'', ''k'', 1, ''charged'')'),
+	('SELECT idempotency.claim_abandoned(''privileges'', ''1 min'')'),
 	('SELECT idempotency.run(''privileges'', ''k'', NULL, ''handler(json)'')'),
 	('SELECT idempotency.peek(''privileges'', ''k'')'),
 	('SELECT idempotency.forget(''privileges'', ''k'')'),
@@ -48,11 +52,19 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.natural_key(''k'')'),
 	('SELECT idempotency.uuidv7()'),
 	('SELECT idempotency.parse_header(''"k"'')'),
-	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, false, NULL)::idempotency.operation)'),
+	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation)'),
+	('SELECT idempotency.reap()'),
+	('SELECT idempotency.stats()'),
+	('SELECT idempotency.stats_reset()'),
 	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_operator(''regress_idempotency_nobody'')'),
 	('SELECT * FROM idempotency.keys'),
 	('SELECT * FROM idempotency.keys WHERE scope = ''s'' AND key = ''k'''),
+	('SELECT * FROM idempotency.stats'),
+	('SELECT * FROM idempotency.reaper'),
+	('SELECT * FROM idempotency.zombies'),
+	('SELECT nextval(''idempotency.token'')'),
+	('SELECT * FROM idempotency.token'),
 	('SELECT * FROM idempotency.key'),
 	('INSERT INTO idempotency.key (created_at, expires_at, scope, key) VALUES (now(), now(), ''s'', ''k'')'),
 	('UPDATE idempotency.key SET status = 500'),
@@ -63,6 +75,7 @@ INSERT INTO door (statement) VALUES
 	('CREATE TABLE idempotency.mine (id int)'),
 	('CREATE FUNCTION idempotency.mine() RETURNS int LANGUAGE sql AS ''SELECT 1'''),
 	('CREATE TABLE public.mine (document idempotency.document, operation idempotency.operation)'),
+	('CREATE TABLE public.mine (abandoned idempotency.abandoned)'),
 	('SELECT ''{}''::text::idempotency.document');
 -- None is missing, but the I/O functions of the type.
 SELECT proname AS not_tested FROM pg_proc
@@ -101,7 +114,7 @@ SELECT p.oid::regprocedure AS client_may_call FROM pg_proc p
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
-		AND has_table_privilege('regress_idempotency_client', c.oid, privilege);
+		AND has_table_privilege('regress_idempotency_client', c.oid, privilege) ORDER BY c.relname, privilege;
 
 -- It passes JSON in every type, constant or not.
 BEGIN;
@@ -152,6 +165,13 @@ SELECT outcome, response FROM idempotency.run('privileges', 'k2', '{"a": 1}'::te
 SELECT idempotency.once('privileges', 'm1'), idempotency.once('privileges', 'm1');
 SELECT * FROM idempotency.once('privileges', ARRAY['m1', 'm2']);
 SELECT status, response FROM idempotency.peek('privileges', 'k1');
+-- With a lease as well, from the claim to the end.
+SELECT token FROM idempotency.claim('privileges', 'k3', '{}', lease => '1 min') \gset
+SELECT idempotency.renew('privileges', 'k3', :token, '2 min') > now() AS renewed;
+SELECT idempotency.checkpoint('privileges', 'k3', :token, 'charged', '{"charge": 1}');
+SELECT idempotency.release('privileges', 'k3', :token);
+SELECT key, (operation).recovery_point, (operation).token AS token FROM idempotency.claim_abandoned('privileges', '1 min') \gset
+SELECT :'key' AS key, :'recovery_point' AS recovery_point, idempotency.complete('privileges', 'k3', '3', token => :token);
 -- A table of its own may bear the guard and the type.
 CREATE TABLE public.mine (id int, document idempotency.document, key text DEFAULT idempotency.current_key('privileges'));
 CREATE TRIGGER require_claim BEFORE INSERT ON public.mine FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('privileges');
@@ -164,7 +184,9 @@ RESET ROLE;
 --
 
 SET ROLE regress_idempotency_operator;
-SELECT statement, pg_temp.try(statement) FROM door WHERE statement NOT LIKE '%::idempotency.%' ORDER BY n;
+-- (what stats_reset() answers depends on whether the library is preloaded)
+SELECT statement, pg_temp.try(statement) FROM door
+	WHERE statement NOT LIKE '%::idempotency.%' AND statement NOT LIKE '%stats_reset%' ORDER BY n;
 SELECT scope, key, state, status FROM idempotency.keys WHERE scope = 'privileges' ORDER BY key;
 SELECT idempotency.forget('privileges', 'k2');
 SELECT count(*) FROM idempotency.keys WHERE scope = 'privileges' AND key = 'k2';
@@ -174,7 +196,7 @@ SELECT p.oid::regprocedure AS operator_may_call FROM pg_proc p
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
-		AND has_table_privilege('regress_idempotency_operator', c.oid, privilege);
+		AND has_table_privilege('regress_idempotency_operator', c.oid, privilege) ORDER BY c.relname, privilege;
 
 -- Neither hands its rights on: no grant option.
 SELECT count(*) AS with_grant_option FROM pg_proc, aclexplode(proacl) AS a
@@ -184,13 +206,22 @@ SELECT count(*) AS with_grant_option FROM pg_proc, aclexplode(proacl) AS a
 SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_operator('"regress idempotency ""quoted"""');
-SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(text, text)', 'EXECUTE') AS client,
+SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(text, text, bigint)', 'EXECUTE') AS client,
 	has_function_privilege('regress idempotency "quoted"', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
 SELECT idempotency.grant_client(NULL), idempotency.grant_operator(NULL);
 SELECT count(*) AS rights_of_public FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND has_function_privilege('public', oid, 'EXECUTE');
 SELECT idempotency.grant_client('no_such_role');
 SELECT idempotency.grant_operator('public');
+-- An OID that is no role's is not taken for a name.
+SELECT idempotency.grant_client(1::oid);
+\echo :SQLSTATE
+SELECT idempotency.grant_operator(1::oid);
+\echo :SQLSTATE
+SELECT idempotency.grant_client('-');
+\echo :SQLSTATE
+SELECT idempotency.grant_operator('-');
+\echo :SQLSTATE
 
 --
 -- A hostile search path
@@ -213,6 +244,10 @@ CREATE FUNCTION after(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS 
 CREATE FUNCTION minus(timestamptz, timestamptz) RETURNS interval LANGUAGE sql AS 'SELECT captured()::text::interval';
 CREATE FUNCTION same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT captured()::text::boolean';
 CREATE OPERATOR <= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
+CREATE OPERATOR >= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
+CREATE OPERATOR < (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
+CREATE OPERATOR > (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
+CREATE OPERATOR <> (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
 CREATE OPERATOR - (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = minus);
 CREATE OPERATOR = (LEFTARG = text, RIGHTARG = text, FUNCTION = same);
 CREATE DOMAIN text AS pg_catalog.text CHECK (false);
@@ -248,15 +283,22 @@ SELECT idempotency.once('privileges', 'hostile 5'), idempotency.current_key('pri
 SELECT idempotency.once('privileges', ARRAY['hostile 5', 'hostile 6']::pg_catalog.text[]);
 SELECT status FROM idempotency.peek('privileges', 'hostile');
 INSERT INTO public.charge (amount) VALUES (1);
+SELECT token FROM idempotency.claim('privileges', 'hostile 7', '{"a": 1}', lease => '1 min') \gset
+SELECT idempotency.renew('privileges', 'hostile 7', :token, '2 min') IS NULL AS refused;
+SELECT idempotency.checkpoint('privileges', 'hostile 7', :token, 'charged', '{"e": 5}');
+SELECT idempotency.release('privileges', 'hostile 7', :token);
+SELECT key, request FROM idempotency.claim_abandoned('privileges', '1 millisecond');
 COMMIT;
+SELECT pg_catalog.pg_sleep(0.01);
 SET ROLE regress_idempotency_operator;
 SELECT key, state, status, response_size IS NOT NULL AS has_response FROM idempotency.keys
 	WHERE scope OPERATOR(pg_catalog.=) 'privileges' AND key LIKE 'hostile%' ORDER BY key;
+SELECT key, attempt FROM idempotency.zombies WHERE scope OPERATOR(pg_catalog.=) 'privileges';
 SELECT idempotency.forget('privileges', 'hostile');
 RESET ROLE;
 SELECT idempotency.grant_client('regress_idempotency_nobody'), idempotency.grant_operator('regress_idempotency_nobody');
 RESET search_path;
-SELECT has_function_privilege('regress_idempotency_nobody', 'idempotency.release(text, text)', 'EXECUTE') AS client,
+SELECT has_function_privilege('regress_idempotency_nobody', 'idempotency.release(text, text, bigint)', 'EXECUTE') AS client,
 	has_function_privilege('regress_idempotency_nobody', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
 
 -- The same from the temporary schema, which comes first of itself for tables and

@@ -360,6 +360,29 @@ CREATE TRIGGER g BEFORE INSERT ON two_arguments FOR EACH STATEMENT
 INSERT INTO two_arguments VALUES (1);
 \echo :SQLSTATE
 
+-- INSTEAD OF would lose the write without a word, whoever claimed; on the table
+-- behind the view, the same guard lets it through.
+CREATE TABLE behind_view (id int);
+CREATE VIEW before_table AS SELECT id FROM behind_view;
+CREATE TRIGGER g INSTEAD OF INSERT OR UPDATE OR DELETE ON before_table
+	FOR EACH ROW EXECUTE FUNCTION idempotency.require_claim('charge.create');
+INSERT INTO behind_view VALUES (1);
+INSERT INTO before_table VALUES (2);
+BEGIN;
+SELECT outcome FROM idempotency.claim('charge.create', 'instead');
+SELECT s AS statement, pg_temp.try(s) FROM unnest(ARRAY[
+	'INSERT INTO before_table VALUES (2)',
+	'UPDATE before_table SET id = 3',
+	'DELETE FROM before_table']) AS s;
+DROP TRIGGER g ON before_table;
+CREATE TRIGGER g BEFORE INSERT ON behind_view FOR EACH STATEMENT
+	EXECUTE FUNCTION idempotency.require_claim('charge.create');
+INSERT INTO before_table VALUES (2);
+SELECT * FROM behind_view ORDER BY id;
+ROLLBACK;
+DROP VIEW before_table;
+DROP TABLE behind_view;
+
 -- It is a trigger, and nothing else.
 SELECT idempotency.require_claim();
 \echo :SQLSTATE

@@ -176,9 +176,9 @@ ROLLBACK;
 -- What tells of the state of the server must not be remembered: a retry may well
 -- succeed.
 SELECT e AS final_errors, pg_temp.error_of(format('SET idempotency.final_errors = %L', e)) AS set
-	FROM unnest(ARRAY['00000', '08006', '25006', '40001', '40P01', '53200', '55P03', '57014', '58030',
-		'IK409', 'IK428', 'IKFIN', 'XX000', 'P0001, 40001', 'ikfin', 'P001', 'P00011', 'unique_violation',
-		'23505;IKFIN', ' 22012 , 23514 ', '']) AS e;
+	FROM unnest(ARRAY['00000', '08006', '25006', '40001', '40P01', '53200', '55P03', '57014', '58030', '72000',
+		'F0000', 'HV000', 'IK409', 'IK428', 'IKFIN', 'XX000', 'P0001, 40001', 'ikfin', 'P001', 'P00011',
+		'unique_violation', '23505;IKFIN', ' 22012 , 23514 ', '']) AS e;
 SET idempotency.final_errors = '40001';
 \echo :SQLSTATE
 SET idempotency.final_errors = 'no such';

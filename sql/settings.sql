@@ -158,7 +158,13 @@ INSERT INTO door VALUES
 	(9, 'once(%L, ''k'')'),
 	(10, 'once(%L, ARRAY[''k''])'),
 	(11, 'once(%L, ''{}''::text[])'),
-	(12, 'current_key(%L)');
+	(12, 'current_key(%L)'),
+	(13, 'claim(%L, ''k'', lease => ''1 min'')'),
+	(14, 'try_claim(%L, ''k'', lease => ''1 min'')'),
+	(15, 'complete(%L, ''k'', token => 1)'),
+	(16, 'renew(%L, ''k'', 1, ''1 min'')'),
+	(17, 'checkpoint(%L, ''k'', 1, ''charged'')'),
+	(18, 'claim_abandoned(%L, ''1 min'')');
 -- No function that takes a scope is missing there, but the pure ones.
 SELECT oid::regprocedure AS not_tested FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND 'scope' = ANY (proargnames) AND provolatile <> 'i'

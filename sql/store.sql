@@ -95,6 +95,36 @@ SELECT operate('maintained'), operate('after REPLICA IDENTITY');
 ALTER TABLE idempotency.key REPLICA IDENTITY DEFAULT;
 COMMENT ON TABLE idempotency.key IS 'remembered outcomes; read them through idempotency.keys';
 
+-- Without a replica identity, a table that is published takes new rows alone: the
+-- server's own error stops what would overwrite or delete one, and nothing is lost.
+BEGIN;
+SELECT outcome FROM idempotency.claim('store', 'published', retention => '1 millisecond');
+SELECT idempotency.complete('store', 'published', '"expired"');
+COMMIT;
+SELECT pg_sleep(0.01);
+BEGIN;
+SET LOCAL client_min_messages = error; -- wal_level may be too low
+CREATE PUBLICATION regress_idempotency FOR TABLE idempotency.key;
+RESET client_min_messages;
+ALTER TABLE idempotency.key REPLICA IDENTITY NOTHING;
+SELECT operate('published and new');
+SELECT * FROM idempotency.once('store', ARRAY['maintained', 'published and new, once']);
+SAVEPOINT published;
+SELECT operate('published', '"overwritten"');
+\echo :SQLSTATE
+ROLLBACK TO published;
+SELECT * FROM idempotency.once('store', ARRAY['published']);
+\echo :SQLSTATE
+ROLLBACK TO published;
+SELECT idempotency.forget('store', 'maintained');
+\echo :SQLSTATE
+ROLLBACK TO published;
+SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
+SELECT response FROM idempotency.key WHERE scope = 'store' AND key = 'published';
+ALTER TABLE idempotency.key REPLICA IDENTITY DEFAULT;
+SELECT operate('published', '"overwritten"');
+ROLLBACK;
+
 -- Indexes that an administrator adds are kept, by every way to write.
 CREATE INDEX key_expires_at ON idempotency.key (expires_at);
 CREATE INDEX key_status ON idempotency.key (status) WHERE status < 0;
@@ -155,8 +185,8 @@ SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
 -- What is refused
 --
 
--- What a claim, a look and a batch come to once the table was altered so.  All of
--- it is taken back, and the table is as good as before.
+-- What a claim, a look, a batch, a lease and a completer come to once the table was
+-- altered so.  All of it is taken back, and the table is as good as before.
 CREATE FUNCTION altered(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	result text := '';
@@ -164,15 +194,18 @@ DECLARE
 	call text;
 BEGIN
 	PERFORM operate('maintained');
-	-- the view would keep its columns as they are
+	-- the views would keep its columns as they are
 	ALTER EXTENSION idempotency DROP VIEW idempotency.keys;
-	DROP VIEW idempotency.keys;
+	ALTER EXTENSION idempotency DROP VIEW idempotency.zombies;
+	DROP VIEW idempotency.keys, idempotency.zombies;
 	EXECUTE statement;
 	FOREACH call IN ARRAY ARRAY[
 		'SELECT operate(''altered'')',
 		'SELECT idempotency.peek(''store'', ''maintained'')',
 		'SELECT idempotency.once(''store'', ARRAY[''altered''])',
-		'SELECT idempotency.forget(''store'', ''maintained'')']
+		'SELECT idempotency.forget(''store'', ''maintained'')',
+		'SELECT idempotency.claim(''store'', ''leased'', lease => ''1 min'')',
+		'SELECT idempotency.claim_abandoned(''store'', ''1 min'')']
 	LOOP
 		BEGIN
 			EXECUTE call;
@@ -224,6 +257,18 @@ SELECT statement, split_part(altered(statement), ':', 1) AS altered FROM unnest(
 	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope)',
 	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key, created_at)',
 	'ALTER TABLE idempotency.key ALTER key TYPE text COLLATE "POSIX"'
+	]) AS statement;
+-- What only leases need is missed by leases alone: the index of the operations in
+-- progress by a completer, the sequence of their tokens by every owner.
+SELECT statement, altered(statement) FROM unnest(ARRAY[
+	'DROP INDEX idempotency.key_abandoned',
+	'ALTER INDEX idempotency.key_abandoned RENAME TO renamed',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope) WHERE token IS NOT NULL',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, expires_at) WHERE token IS NOT NULL',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON others (scope, key)',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, created_at) WHERE token IS NOT NULL',
+	'ALTER SEQUENCE idempotency.token RENAME TO renamed',
+	'ALTER SEQUENCE idempotency.token SET SCHEMA public'
 	]) AS statement;
 RESET client_min_messages;
 

@@ -1,102 +1,64 @@
 /*-------------------------------------------------------------------------
  *
  * claim.c
- *	  The state machine of one operation, and its SQL entry points.
+ *	  The state machine of one operation, and claim() and try_claim().
  *
  *		absent --claim--> claimed --complete, fail--> stored --time--> absent
  *							 '-----release, rollback-----> absent
  *
- * A claim is transactional: it consists of the key's lock and a note in this
- * backend's memory, and nothing is written until complete() or fail() stores
- * the outcome with one insert.  The primary key of the store decides who won;
- * the lock only orders the waiters, so that the loser does no work in vain.
+ *		absent --claim with a lease--> in progress --complete, fail--> stored
+ *			in progress --time, release--> abandoned --claim--> in progress
+ *
+ * A transactional claim consists of the key's lock and a note in this
+ * backend's memory; nothing is written until complete() or fail() stores the
+ * outcome.  A leased claim writes the row at once, so that it survives commit;
+ * its token fences former owners out.  The primary key of the store decides
+ * who won; the lock only orders the waiters, so that the loser does no work in
+ * vain.
  *
  * Locks: the key's, from a granted claim to the end of the transaction.  A
- * claim that finds a stored outcome keeps none.
+ * claim that is not granted keeps none, nor does one that waits for a lease.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "portability/instr_time.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #include "claim.h"
 #include "errors.h"
 #include "fingerprint.h"
 #include "guc.h"
 #include "keylock.h"
+#include "lease.h"
+#include "stats.h"
+#include "wakeup.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idempotency_claim);
 PG_FUNCTION_INFO_V1(idempotency_try_claim);
-PG_FUNCTION_INFO_V1(idempotency_complete);
-PG_FUNCTION_INFO_V1(idempotency_fail);
-PG_FUNCTION_INFO_V1(idempotency_release);
-PG_FUNCTION_INFO_V1(idempotency_peek);
-PG_FUNCTION_INFO_V1(idempotency_forget);
-
-/* ----------------------------------------------------------------
- * Claiming
- * ----------------------------------------------------------------
- */
 
 /* What came of an attempt to claim. */
 typedef enum Attempt
 {
 	ATTEMPT_CLAIMED,
+	ATTEMPT_TAKEN_OVER,
 	ATTEMPT_STORED,
+	ATTEMPT_MISMATCHED,
+	ATTEMPT_LEASED,
 	ATTEMPT_HELD_HERE,
 	ATTEMPT_HELD_ELSEWHERE
 } Attempt;
 
-/*
- * LookUnderLock makes sure that nothing is stored under "name" and that
- * nobody else can store anything: it looks, takes the key's lock (waiting for
- * at most waitMs), and looks again, since the owner may have come and gone
- * between the look and the lock; unless nobody at all has.  ATTEMPT_CLAIMED means that the lock is
- * held to the end of the transaction, and "seen" is the expired row, if any. Throws what
- * KeyStoreProbe() and KeyLockAcquire() do.
+/* ----------------------------------------------------------------
+ * Looking
+ * ----------------------------------------------------------------
  */
-static Attempt
-LookUnderLock(const KeyName *name, int waitMs, KeyVersion *seen, StoredOutcome *stored)
-{
-	if (OpenClaimFind(name) != NULL)
-		return ATTEMPT_HELD_HERE;
-	if (KeyStoreProbe(name, stored, seen) == KEY_STORED)
-		return ATTEMPT_STORED;
-	if (!KeyLockAcquire(name, waitMs))
-		return ATTEMPT_HELD_ELSEWHERE;
-	if (!KeyStoreUnchanged(seen) && KeyStoreProbe(name, stored, seen) == KEY_STORED)
-	{
-		/* Let the other waiters through: they will find it too. */
-		KeyLockRelease(name);
-		return ATTEMPT_STORED;
-	}
-	return ATTEMPT_CLAIMED;
-}
-
-/*
- * ClaimAbsent locks the key of "name" and returns true if nothing is stored
- * under it, for callers that write at once.  Returns false if something is.
- * Throws IK409 if it is claimed, here or elsewhere for longer than waitMs.
- */
-bool
-ClaimAbsent(const KeyName *name, int waitMs, KeyVersion *seen)
-{
-	switch (LookUnderLock(name, waitMs, seen, NULL))
-	{
-		case ATTEMPT_CLAIMED:
-			return true;
-		case ATTEMPT_STORED:
-			return false;
-		case ATTEMPT_HELD_HERE:
-			ErrorClaimedHere(name);
-		case ATTEMPT_HELD_ELSEWHERE:
-			ErrorInProgress(name);
-	}
-	pg_unreachable();
-}
 
 /*
  * SameRequest compares fingerprints; a NULL on either side matches.
@@ -108,19 +70,214 @@ SameRequest(const bytea *a, const bytea *b)
 }
 
 /*
- * TryClaim claims the operation, or says why not.  A claim is noted as open,
- * to be finished before commit; "stored" is filled for ATTEMPT_STORED.
+ * Judge tells what a row that a look found means for the attempt.
+ */
+static Attempt
+Judge(const ClaimRequest *request, KeyState state, const KeyVersion *seen,
+	  const StoredOutcome *stored)
+{
+	if (state == KEY_ABSENT || state == KEY_EXPIRED)
+		return ATTEMPT_CLAIMED;
+	if (!SameRequest(request->fingerprint, stored->fingerprint))
+		return ATTEMPT_MISMATCHED;
+	if (state == KEY_STORED)
+		return ATTEMPT_STORED;
+	if (state == KEY_ABANDONED)
+		return ATTEMPT_TAKEN_OVER;
+	/* a lease that this transaction took, or renewed */
+	return TransactionIdIsCurrentTransactionId(seen->xmin) ? ATTEMPT_HELD_HERE : ATTEMPT_LEASED;
+}
+
+static bool
+IsGranted(Attempt attempt)
+{
+	return attempt == ATTEMPT_CLAIMED || attempt == ATTEMPT_TAKEN_OVER;
+}
+
+/*
+ * LookUnderLock makes sure that nothing stands in the way of a claim, and that
+ * nobody else can put anything there: it looks, takes the key's lock (waiting for
+ * at most waitMs), and looks again, since the owner may have come and gone
+ * between the look and the lock; unless nobody at all has.  If the attempt is
+ * granted, the lock is held to the end of the transaction, and "seen" is the
+ * row to overwrite, if any.  Throws what KeyStoreProbe() and KeyLockAcquire() do.
+ */
+static Attempt
+LookUnderLock(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredOutcome *stored)
+{
+	const KeyName *name = &request->name;
+	Attempt attempt;
+
+	if (OpenClaimFind(name) != NULL)
+		return ATTEMPT_HELD_HERE;
+	attempt = Judge(request, KeyStoreProbe(name, stored, seen), seen, stored);
+	if (!IsGranted(attempt))
+		return attempt;
+	if (!KeyLockAcquire(name, waitMs))
+		return ATTEMPT_HELD_ELSEWHERE;
+	if (!KeyStoreUnchanged(seen))
+		attempt = Judge(request, KeyStoreProbe(name, stored, seen), seen, stored);
+
+	/* Let the other waiters through: they will find it too. */
+	if (!IsGranted(attempt))
+		KeyLockRelease(name);
+	return attempt;
+}
+
+/*
+ * TimeLeft returns how much is left of a wait, in milliseconds, whatever
+ * somebody does to the clock meanwhile.
+ */
+static int
+TimeLeft(instr_time began, int waitMs)
+{
+	instr_time elapsed;
+
+	INSTR_TIME_SET_CURRENT(elapsed);
+	INSTR_TIME_SUBTRACT(elapsed, began);
+	return (int) Max(0, waitMs - (int64) INSTR_TIME_GET_MILLISEC(elapsed));
+}
+
+/*
+ * WaitForOwner looks again and again, each time under a fresh snapshot, until
+ * the lease of the key's owner no longer is in the way or waitMs are over.  It
+ * sleeps until the owner is done, or his lease is.  What the last look found
+ * is in the current memory context.
+ */
+static Attempt
+WaitForOwner(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *stored)
+{
+	MemoryContext look =
+		AllocSetContextCreate(CurrentMemoryContext, "idempotency look", ALLOCSET_SMALL_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(look);
+	instr_time began;
+	Attempt attempt;
+
+	INSTR_TIME_SET_CURRENT(began);
+	for (int round = 0;; round++)
+	{
+		long leaseMs;
+		int left;
+
+		MemoryContextReset(look);
+		WakeupPrepare(request->name.hash);
+		attempt = LookUnderLock(request, TimeLeft(began, request->waitMs), seen, stored);
+		left = TimeLeft(began, request->waitMs);
+		if (attempt != ATTEMPT_LEASED || left == 0)
+			break;
+		leaseMs = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), stored->lease.until);
+		WakeupSleep(request->name.hash, round, Min(left, leaseMs + 1));
+	}
+	WakeupCancel();
+
+	/* "look" goes with its parent: it holds what was found. */
+	MemoryContextSwitchTo(caller);
+	return attempt;
+}
+
+/*
+ * Look does LookUnderLock(), and waits for an owner who has a lease.
+ */
+static Attempt
+Look(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *stored)
+{
+	Attempt attempt = LookUnderLock(request, request->waitMs, seen, stored);
+
+	if (attempt == ATTEMPT_LEASED && request->waitMs > 0)
+		attempt = WaitForOwner(request, seen, stored);
+	return attempt;
+}
+
+/*
+ * Count counts what a caller is told.
+ */
+static void
+Count(Attempt attempt)
+{
+	static const CounterKind counters[] = {
+		[ATTEMPT_CLAIMED] = COUNT_CLAIMS,
+		[ATTEMPT_TAKEN_OVER] = COUNT_TAKEOVERS,
+		[ATTEMPT_STORED] = COUNT_REPLAYS,
+		[ATTEMPT_MISMATCHED] = COUNT_MISMATCHES,
+		[ATTEMPT_LEASED] = COUNT_IN_PROGRESS,
+		[ATTEMPT_HELD_HERE] = COUNT_IN_PROGRESS,
+		[ATTEMPT_HELD_ELSEWHERE] = COUNT_IN_PROGRESS,
+	};
+
+	CountEvent(counters[attempt]);
+}
+
+/*
+ * ClaimAbsent locks the key of "name" and returns true if nothing is stored
+ * under it, for callers that write at once.  Returns false if something is.
+ * Throws IK409 if it is claimed, here or elsewhere for longer than waitMs.
+ */
+bool
+ClaimAbsent(const KeyName *name, int waitMs, KeyVersion *seen)
+{
+	ClaimRequest request = {.name = *name, .waitMs = waitMs};
+	StoredOutcome stored;
+	Attempt attempt = Look(&request, seen, &stored);
+
+	Count(attempt);
+	switch (attempt)
+	{
+		case ATTEMPT_CLAIMED:
+		case ATTEMPT_TAKEN_OVER:
+			return true;
+		case ATTEMPT_STORED:
+		case ATTEMPT_MISMATCHED: /* not without a fingerprint */
+			return false;
+		case ATTEMPT_LEASED:
+			ErrorLeased(name, stored.lease.until);
+		case ATTEMPT_HELD_HERE:
+			ErrorClaimedHere(name);
+		case ATTEMPT_HELD_ELSEWHERE:
+			ErrorInProgress(name);
+	}
+	pg_unreachable();
+}
+
+/* ----------------------------------------------------------------
+ * Claiming
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Grant makes a granted attempt a claim: with a lease it is written, without
+ * one it is noted as open, to be finished before commit.  "stored" becomes
+ * what the owner is told.
+ */
+static void
+Grant(const ClaimRequest *request, Attempt attempt, const KeyVersion *seen, StoredOutcome *stored)
+{
+	if (attempt == ATTEMPT_CLAIMED)
+		memset(stored, 0, sizeof(StoredOutcome));
+	if (stored->fingerprint == NULL)
+		stored->fingerprint = request->fingerprint;
+	stored->lease.attempt++;
+	stored->lease.token = 0;
+	if (request->lease != NULL)
+		LeaseBegin(request, seen, stored);
+	OpenClaimAdd(&request->name, stored->fingerprint, &request->retention, seen,
+				 stored->lease.token);
+	stored->expiresAt = 0;
+}
+
+/*
+ * TryClaim claims the operation, or says why not.  "stored" is filled with
+ * what the caller is told.
  */
 static Attempt
 TryClaim(const ClaimRequest *request, StoredOutcome *stored)
 {
-	const KeyName *name = &request->name;
 	KeyVersion seen;
-	Attempt attempt = LookUnderLock(name, request->waitMs, &seen, stored);
+	Attempt attempt = Look(request, &seen, stored);
 
-	if (attempt == ATTEMPT_CLAIMED)
-		OpenClaimAdd(name, request->fingerprint, &request->retention, &seen);
-	ScopeMark(name->scope, name->key, attempt == ATTEMPT_CLAIMED);
+	if (IsGranted(attempt))
+		Grant(request, attempt, &seen, stored);
+	ScopeMark(request->name.scope, request->name.key, IsGranted(attempt));
+	Count(attempt);
 	return attempt;
 }
 
@@ -136,10 +293,14 @@ ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored)
 	{
 		case ATTEMPT_CLAIMED:
 			return OUTCOME_CLAIMED;
+		case ATTEMPT_TAKEN_OVER:
+			return OUTCOME_TAKEN_OVER;
 		case ATTEMPT_STORED:
-			if (!SameRequest(request->fingerprint, stored->fingerprint))
-				ErrorKeyReused(&request->name);
 			return OUTCOME_REPLAYED;
+		case ATTEMPT_MISMATCHED:
+			ErrorKeyReused(&request->name);
+		case ATTEMPT_LEASED:
+			ErrorLeased(&request->name, stored->lease.until);
 		case ATTEMPT_HELD_HERE:
 			ErrorClaimedHere(&request->name);
 		case ATTEMPT_HELD_ELSEWHERE:
@@ -147,6 +308,33 @@ ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored)
 	}
 	pg_unreachable();
 }
+
+/*
+ * ClaimAbandoned takes over the operation that "request" names if it is
+ * abandoned and nobody holds it.  The retention stays that of the first claim,
+ * and is filled in.  Returns whether it did.
+ */
+bool
+ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored)
+{
+	KeyVersion seen;
+	Attempt attempt = LookUnderLock(request, 0, &seen, stored);
+
+	if (attempt == ATTEMPT_CLAIMED)
+		KeyLockRelease(&request->name);
+	if (attempt != ATTEMPT_TAKEN_OVER)
+		return false;
+	request->retention = stored->lease.retention;
+	Grant(request, attempt, &seen, stored);
+	ScopeMark(request->name.scope, request->name.key, true);
+	Count(attempt);
+	return true;
+}
+
+/* ----------------------------------------------------------------
+ * SQL
+ * ----------------------------------------------------------------
+ */
 
 /*
  * FingerprintFromArgs returns the fingerprint that was passed, or that of the
@@ -174,22 +362,31 @@ FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name, int requestArg
 
 /*
  * RequestFromArgs reads the arguments that claim() and try_claim() share:
- * scope, key, request, wait, retention, fingerprint.
+ * scope, key, request, lease, wait, retention, fingerprint.
  */
 static ClaimRequest
 RequestFromArgs(FunctionCallInfo fcinfo, int defaultWaitMs)
 {
-	ClaimRequest request;
+	ClaimRequest request = {0};
 
 	KeyNameFromArgs(fcinfo, 0, &request.name);
-	request.waitMs = WaitFromArg(fcinfo, 3, defaultWaitMs);
-	request.retention = RetentionFromArg(fcinfo, 4);
-	request.fingerprint = FingerprintFromArgs(fcinfo, &request.name, 2, 5);
+	request.lease = LeaseFromArg(fcinfo, 3);
+	request.waitMs = WaitFromArg(fcinfo, 4, defaultWaitMs);
+	request.retention = RetentionFromArg(fcinfo, 5);
+	request.fingerprint = FingerprintFromArgs(fcinfo, &request.name, 2, 6);
+	if (request.lease != NULL && !PG_ARGISNULL(2))
+	{
+		request.document = PG_GETARG_TEXT_PP(2);
+		if (VARSIZE_ANY_EXHDR(request.document) > (Size) MaxResponseSize)
+			ErrorTooLarge(&request.name, "request", VARSIZE_ANY_EXHDR(request.document),
+						  MaxResponseSize);
+	}
 	return request;
 }
 
 /*
- * claim(scope, key, request, wait, retention, fingerprint) RETURNS operation
+ * claim(scope, key, request, lease, wait, retention, fingerprint) RETURNS
+ * operation
  */
 Datum
 idempotency_claim(PG_FUNCTION_ARGS)
@@ -200,214 +397,42 @@ idempotency_claim(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.claim()");
 	outcome = ClaimOrThrow(&request, &stored);
-	return OperationDatum(fcinfo, outcome, outcome == OUTCOME_REPLAYED ? &stored : NULL);
+	return OperationDatum(ResultType(fcinfo), outcome, &stored);
 }
 
 /*
- * try_claim(scope, key, request, wait, retention, fingerprint) RETURNS operation
+ * try_claim(scope, key, request, lease, wait, retention, fingerprint) RETURNS
+ * operation
  */
 Datum
 idempotency_try_claim(PG_FUNCTION_ARGS)
 {
 	ClaimRequest request = RequestFromArgs(fcinfo, 0);
 	StoredOutcome stored;
+	Outcome outcome = OUTCOME_IN_PROGRESS;
+	bool known = true;
 
 	PreventCommandIfReadOnly("idempotency.try_claim()");
 	switch (TryClaim(&request, &stored))
 	{
 		case ATTEMPT_CLAIMED:
-			return OperationDatum(fcinfo, OUTCOME_CLAIMED, NULL);
+			outcome = OUTCOME_CLAIMED;
+			break;
+		case ATTEMPT_TAKEN_OVER:
+			outcome = OUTCOME_TAKEN_OVER;
+			break;
 		case ATTEMPT_STORED:
-			if (!SameRequest(request.fingerprint, stored.fingerprint))
-				return OperationDatum(fcinfo, OUTCOME_MISMATCHED, NULL);
-			return OperationDatum(fcinfo, OUTCOME_REPLAYED, &stored);
+			outcome = OUTCOME_REPLAYED;
+			break;
+		case ATTEMPT_MISMATCHED:
+			outcome = OUTCOME_MISMATCHED;
+			break;
+		case ATTEMPT_LEASED:
+			break;
 		case ATTEMPT_HELD_HERE:
 		case ATTEMPT_HELD_ELSEWHERE:
-			return OperationDatum(fcinfo, OUTCOME_IN_PROGRESS, NULL);
+			known = false;
+			break;
 	}
-	pg_unreachable();
-}
-
-/* ----------------------------------------------------------------
- * Finishing
- * ----------------------------------------------------------------
- */
-
-/*
- * RequireOpenClaim returns the open claim on "name".  Throws IK410, and dooms
- * the transaction, if there is none: what it wrote has no claim to stand on.
- */
-static OpenClaim *
-RequireOpenClaim(const KeyName *name)
-{
-	OpenClaim *claim = OpenClaimFind(name);
-
-	if (claim == NULL)
-	{
-		DoomTransaction(name);
-		ErrorClaimLost(name);
-	}
-	return claim;
-}
-
-/*
- * CheckOutcome throws 22023 for a status or headers that nobody could replay,
- * and 54000 for a response that is too large.
- */
-static void
-CheckOutcome(const KeyName *name, const StoredOutcome *outcome)
-{
-	Size bytes = 0;
-
-	if (outcome->status < 100 || outcome->status > 599)
-		ErrorBadArgument("status must be between 100 and 599", "Pass an HTTP status code.");
-
-	if (outcome->headers != NULL)
-	{
-		const char *s = VARDATA_ANY(outcome->headers);
-		Size length = VARSIZE_ANY_EXHDR(outcome->headers);
-		Size i = 0;
-
-		while (i < length && strchr(" \t\r\n", s[i]) != NULL)
-			i++;
-		if (i == length || s[i] != '{')
-			ErrorBadArgument("headers must be a JSON object",
-							 "Pass an object of header names and values.");
-		bytes += length;
-	}
-	if (outcome->response != NULL)
-		bytes += VARSIZE_ANY_EXHDR(outcome->response);
-	if (bytes > (Size) MaxResponseSize)
-		ErrorResponseTooLarge(name, bytes, MaxResponseSize);
-}
-
-/*
- * ClaimFinish stores the outcome of an operation that this transaction has
- * claimed, and closes the claim.  Fingerprint and expiry are the claim's, and
- * are filled in.  Throws IK410 without a claim, 40001 if the unique index
- * knows better, and what CheckOutcome() does.
- */
-void
-ClaimFinish(const KeyName *name, StoredOutcome *outcome)
-{
-	OpenClaim *claim = RequireOpenClaim(name);
-
-	CheckOutcome(name, outcome);
-	outcome->fingerprint = claim->fingerprint;
-	outcome->expiresAt = RetentionEnd(&claim->retention);
-	KeyStoreWrite(name, &claim->seen, outcome);
-	OpenClaimClose(claim);
-}
-
-/*
- * FinishFromArgs does what complete() and fail() share: scope, key, response,
- * status, headers.  A NULL status is defaultStatus, or 22023 where that is 0.
- * Returns the response, so that the first answer can be what is replayed.
- */
-static Datum
-FinishFromArgs(FunctionCallInfo fcinfo, bool failed, int defaultStatus)
-{
-	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
-	KeyName name;
-
-	KeyNameFromArgs(fcinfo, 0, &name);
-	if (!PG_ARGISNULL(2))
-		outcome.response = PG_GETARG_TEXT_PP(2);
-	outcome.status = PG_ARGISNULL(3) ? defaultStatus : PG_GETARG_INT32(3);
-	if (!PG_ARGISNULL(4))
-		outcome.headers = PG_GETARG_TEXT_PP(4);
-	ClaimFinish(&name, &outcome);
-
-	if (outcome.response == NULL)
-		PG_RETURN_NULL();
-	PG_RETURN_TEXT_P(outcome.response);
-}
-
-/*
- * complete(scope, key, response, status, headers) RETURNS json: the response
- */
-Datum
-idempotency_complete(PG_FUNCTION_ARGS)
-{
-	PreventCommandIfReadOnly("idempotency.complete()");
-	return FinishFromArgs(fcinfo, false, 200);
-}
-
-/*
- * fail(scope, key, response, status, headers) RETURNS json: the response
- */
-Datum
-idempotency_fail(PG_FUNCTION_ARGS)
-{
-	PreventCommandIfReadOnly("idempotency.fail()");
-	return FinishFromArgs(fcinfo, true, 0);
-}
-
-/*
- * release(scope, key): gives the claim up.  The lock stays to the end of the
- * transaction, since what was written since the claim may commit with it.
- */
-Datum
-idempotency_release(PG_FUNCTION_ARGS)
-{
-	KeyName name;
-
-	KeyNameFromArgs(fcinfo, 0, &name);
-	PreventCommandIfReadOnly("idempotency.release()");
-	OpenClaimClose(RequireOpenClaim(&name));
-	ScopeMark(name.scope, name.key, false);
-	PG_RETURN_VOID();
-}
-
-/* ----------------------------------------------------------------
- * Looking and forgetting
- * ----------------------------------------------------------------
- */
-
-/*
- * peek(scope, key) RETURNS operation: reads only; NULL where nothing is stored.
- */
-Datum
-idempotency_peek(PG_FUNCTION_ARGS)
-{
-	StoredOutcome stored;
-	KeyName name;
-
-	KeyNameFromArgs(fcinfo, 0, &name);
-	if (!KeyStoreRead(&name, &stored))
-		PG_RETURN_NULL();
-	return OperationDatum(fcinfo, OUTCOME_REPLAYED, &stored);
-}
-
-/*
- * forget(scope, key) RETURNS boolean: removes what is stored, expired or not;
- * true if it was still remembered.
- */
-Datum
-idempotency_forget(PG_FUNCTION_ARGS)
-{
-	KeyVersion seen;
-	KeyState state;
-	KeyName name;
-
-	KeyNameFromArgs(fcinfo, 0, &name);
-	PreventCommandIfReadOnly("idempotency.forget()");
-	if (OpenClaimFind(&name) != NULL)
-		ErrorClaimedHere(&name);
-
-	/* Look first, as a claim does, so that both take their locks in one order. */
-	state = KeyStoreProbe(&name, NULL, &seen);
-	if (!KeyLockAcquire(&name, DefaultWait))
-		ErrorInProgress(&name);
-	if (!KeyStoreUnchanged(&seen))
-		state = KeyStoreProbe(&name, NULL, &seen);
-
-	if (state == KEY_ABSENT)
-	{
-		KeyLockRelease(&name);
-		PG_RETURN_BOOL(false);
-	}
-	KeyStoreDelete(&name, &seen);
-	ScopeMark(name.scope, name.key, false);
-	PG_RETURN_BOOL(state == KEY_STORED);
+	return OperationDatum(ResultType(fcinfo), outcome, known ? &stored : NULL);
 }

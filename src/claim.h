@@ -20,10 +20,12 @@ typedef struct ClaimRequest
 	bytea *fingerprint; /* NULL matches every other */
 	int waitMs;
 	Retention retention;
+	const Interval *lease; /* NULL: the claim lives and dies with the transaction */
+	text *document;		   /* the request, which a lease keeps; or NULL */
 } ClaimRequest;
 
 extern Outcome ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored);
+extern bool ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored);
 extern bool ClaimAbsent(const KeyName *name, int waitMs, KeyVersion *seen);
-extern void ClaimFinish(const KeyName *name, StoredOutcome *outcome);
 
 #endif /* IDEMPOTENCY_CLAIM_H */

@@ -53,6 +53,21 @@ typedef bool TU_UpdateIndexes;
 #define INTERVAL_IS_NOEND(interval) false
 #endif
 
+/* 17: wait events of extensions have names. */
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name) PG_WAIT_EXTENSION
+#endif
+
+/* 17: the time of a transaction can be limited. */
+#if PG_VERSION_NUM >= 170000
+#define SERVER_LIMITS_TRANSACTIONS
+#endif
+
+/* 17, and minor releases before: a DROP DATABASE that failed leaves a mark. */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB -2
+#endif
+
 /* 18: the attribute stands before the declaration. */
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn pg_attribute_noreturn()

@@ -3,10 +3,11 @@
  * errors.c
  *	  The errors that users see, one function each.
  *
- * Every error that concerns one operation has a detail that names its scope
- * and key, and every error has a hint that says what to do.  None of these
- * functions returns, takes a lock or looks at a table, so that they are safe
- * wherever PostgreSQL allows an error at all.
+ * Every error of our own has a hint that says what to do; one that is about an
+ * operation, and not about an argument alone, has a detail that names its
+ * scope and key.  PostgreSQL's errors pass through us as they are.  None of
+ * these functions returns, takes a lock or looks at a table, so that they are
+ * safe wherever PostgreSQL allows an error at all.
  *
  *-------------------------------------------------------------------------
  */
@@ -14,6 +15,7 @@
 
 #include "utils/builtins.h"
 #include "utils/regproc.h"
+#include "utils/timestamp.h"
 
 #include "errors.h"
 
@@ -142,6 +144,22 @@ ErrorInProgress(const KeyName *name)
 }
 
 /*
+ * ErrorLeased reports that the key's owner has a lease, which runs.
+ */
+void
+ErrorLeased(const KeyName *name, TimestampTz until)
+{
+	long ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
+			 errmsg("an operation with this idempotency key is in progress"), DetailName(name),
+			 errhint("Retry later with the same key. Unless it is renewed, the lease of its "
+					 "owner ends in %ld s.",
+					 (ms + 999) / 1000)));
+}
+
+/*
  * ErrorClaimedHere reports that this very transaction holds the key.
  */
 void
@@ -168,7 +186,36 @@ ErrorClaimLost(const KeyName *name)
 }
 
 /*
- * ErrorTransactionDoomed reports, at commit, an ErrorClaimLost that somebody
+ * ErrorLeaseLost reports a token that is not, or no longer, that of the key's
+ * lease.  The caller dooms the transaction before it calls this.
+ */
+void
+ErrorLeaseLost(const KeyName *name, int64 token)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
+			 errmsg("the lease on this idempotency key is lost"),
+			 errdetail("Scope \"%s\", key \"%s\", token %lld.", text_to_cstring(name->scope),
+					   text_to_cstring(name->key), (long long) token),
+			 errhint("Another owner took over, or the operation is finished or forgotten. Roll "
+					 "back, and begin the retry with idempotency.claim().")));
+}
+
+/*
+ * ErrorNoLease reports a heartbeat or a checkpoint of a claim without a lease.
+ * The caller dooms the transaction before it calls this.
+ */
+void
+ErrorNoLease(const KeyName *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
+			 errmsg("the claim on this idempotency key has no lease"), DetailName(name),
+			 errhint("Claim with a lease, such as lease => '30 seconds', and pass its token.")));
+}
+
+/*
+ * ErrorTransactionDoomed reports, at commit, a lost claim or lease that somebody
  * caught.  "name" is the operation it was about.
  */
 void
@@ -265,13 +312,14 @@ ErrorTooManyClaims(const KeyName *name)
 }
 
 /*
- * ErrorResponseTooLarge reports an answer above idempotency.max_response_size.
+ * ErrorTooLarge reports a document above idempotency.max_response_size; "what"
+ * says which.
  */
 void
-ErrorResponseTooLarge(const KeyName *name, Size bytes, int limit)
+ErrorTooLarge(const KeyName *name, const char *what, Size bytes, int limit)
 {
 	ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-					errmsg("response of %zu bytes exceeds idempotency.max_response_size (%d bytes)",
+					errmsg("%s of %zu bytes exceeds idempotency.max_response_size (%d bytes)", what,
 						   bytes, limit),
 					DetailName(name),
 					errhint("Store a reference to the large part, or raise the setting.")));
@@ -287,6 +335,19 @@ ErrorNotInstalled(void)
 	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("extension \"idempotency\" is not installed in this database"),
 					errhint("Use CREATE EXTENSION idempotency.")));
+}
+
+/*
+ * ErrorNotPreloaded reports a call that needs shared memory.
+ */
+void
+ErrorNotPreloaded(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("library \"idempotency\" is not preloaded"),
+					errdetail("Its counters are kept in shared memory."),
+					errhint("Add idempotency to shared_preload_libraries, and restart the "
+							"server.")));
 }
 
 /*
@@ -309,6 +370,16 @@ ErrorBadArgument(const char *message, const char *hint)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message), errhint("%s", hint)));
+}
+
+/*
+ * ErrorBadOutcome reports an outcome that nobody could replay.
+ */
+void
+ErrorBadOutcome(const KeyName *name, const char *message, const char *hint)
+{
+	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message),
+					DetailName(name), errhint("%s", hint)));
 }
 
 /*
@@ -346,6 +417,22 @@ ErrorTriggerArguments(void)
 }
 
 /*
+ * ErrorTriggerInstead reports a trigger INSTEAD OF a write: PostgreSQL would
+ * take the write for done, and nothing would be written.
+ */
+void
+ErrorTriggerInstead(const char *schema, const char *view)
+{
+	ereport(
+		ERROR,
+		(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+		 errmsg("idempotency.require_claim() was called INSTEAD OF a write to view \"%s.%s\"",
+				schema, view),
+		 errdetail("The write would be lost without a word."),
+		 errhint("Create the trigger BEFORE or AFTER the write, on the table behind the view.")));
+}
+
+/*
  * ErrorHandlerMissing reports an OID that is no function's.
  */
 void
@@ -379,4 +466,43 @@ ErrorOperationType(void)
 	ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
 					errmsg("type \"idempotency.operation\" is not as the library expects it"),
 					errhint("Use ALTER EXTENSION idempotency UPDATE.")));
+}
+
+/*
+ * LogStatsFull says in the log, and to nobody else, that events of the current
+ * database are not counted.
+ */
+void
+LogStatsFull(int databases)
+{
+	ereport(LOG_SERVER_ONLY, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+							  errmsg("idempotency does not count the events of further databases"),
+							  errdetail("It keeps the counters of %d databases.", databases),
+							  errhint("A place is given back when its database is dropped.")));
+}
+
+/*
+ * LogReaperRefused says in the log that the tables of a database are not as the
+ * library knows them.  "why" is the error that they raised.
+ */
+void
+LogReaperRefused(int level, const char *database, const ErrorData *why)
+{
+	ereport(level, (errcode(why->sqlerrcode),
+					errmsg("idempotency reaper leaves database \"%s\" alone", database),
+					why->detail == NULL ? errdetail_internal("%s", why->message)
+										: errdetail_internal("%s: %s", why->message, why->detail),
+					why->hint == NULL ? 0 : errhint("%s", why->hint)));
+}
+
+/*
+ * LogNoWorkerSlot says in the log that no worker can be started now.
+ */
+void
+LogNoWorkerSlot(void)
+{
+	ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				  errmsg("no background worker slot is free for the idempotency reaper"),
+				  errhint("Expired keys are removed when one is. Consider increasing "
+						  "max_worker_processes.")));
 }

@@ -9,6 +9,8 @@
 #ifndef IDEMPOTENCY_ERRORS_H
 #define IDEMPOTENCY_ERRORS_H
 
+#include "datatype/timestamp.h"
+
 #include "keyname.h"
 
 /* The HTTP status of the IETF draft stands in the last three digits. */
@@ -34,10 +36,13 @@ pg_noreturn extern void ErrorClaimRequired(const char *schema, const char *table
 
 /* IK409 */
 pg_noreturn extern void ErrorInProgress(const KeyName *name);
+pg_noreturn extern void ErrorLeased(const KeyName *name, TimestampTz until);
 pg_noreturn extern void ErrorClaimedHere(const KeyName *name);
 
 /* IK410 */
 pg_noreturn extern void ErrorClaimLost(const KeyName *name);
+pg_noreturn extern void ErrorLeaseLost(const KeyName *name, int64 token);
+pg_noreturn extern void ErrorNoLease(const KeyName *name);
 pg_noreturn extern void ErrorTransactionDoomed(const KeyName *name);
 
 /* IK422 */
@@ -57,21 +62,29 @@ pg_noreturn extern void ErrorPrefixRejected(const text *scope);
 pg_noreturn extern void ErrorTooManyClaims(const KeyName *name);
 
 /* 54000 */
-pg_noreturn extern void ErrorResponseTooLarge(const KeyName *name, Size bytes, int limit);
+pg_noreturn extern void ErrorTooLarge(const KeyName *name, const char *what, Size bytes, int limit);
 
 /* 55000 */
 pg_noreturn extern void ErrorNotInstalled(void);
+pg_noreturn extern void ErrorNotPreloaded(void);
 pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, const char *hint);
 
 /* 22023 */
 pg_noreturn extern void ErrorBadArgument(const char *message, const char *hint);
+pg_noreturn extern void ErrorBadOutcome(const KeyName *name, const char *message, const char *hint);
 
 /* 2202E, 39P01, 42883, 42P13, 42804 */
 pg_noreturn extern void ErrorKeyDimensions(void);
 pg_noreturn extern void ErrorNotATrigger(void);
 pg_noreturn extern void ErrorTriggerArguments(void);
+pg_noreturn extern void ErrorTriggerInstead(const char *schema, const char *view);
 pg_noreturn extern void ErrorHandlerMissing(Oid handler);
 pg_noreturn extern void ErrorHandlerSignature(Oid handler);
 pg_noreturn extern void ErrorOperationType(void);
+
+/* To the server's log */
+extern void LogStatsFull(int databases);
+extern void LogReaperRefused(int level, const char *database, const ErrorData *why);
+extern void LogNoWorkerSlot(void);
 
 #endif /* IDEMPOTENCY_ERRORS_H */

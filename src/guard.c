@@ -25,7 +25,8 @@ PG_FUNCTION_INFO_V1(idempotency_current_key);
 /*
  * require_claim([scope]): a trigger that refuses (IK403) every write of a
  * transaction whose last call about the scope granted no claim.  The scope may
- * end in "*", which is also what a missing one means.
+ * end in "*", which is also what a missing one means.  Throws 39P01 unless it
+ * is called BEFORE or AFTER a write, with one argument at most.
  */
 Datum
 idempotency_require_claim(PG_FUNCTION_ARGS)
@@ -36,6 +37,9 @@ idempotency_require_claim(PG_FUNCTION_ARGS)
 
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		ErrorNotATrigger();
+	if (TRIGGER_FIRED_INSTEAD(trigdata->tg_event))
+		ErrorTriggerInstead(get_namespace_name(RelationGetNamespace(trigdata->tg_relation)),
+							RelationGetRelationName(trigdata->tg_relation));
 	if (trigdata->tg_trigger->tgnargs > 1)
 		ErrorTriggerArguments();
 	if (trigdata->tg_trigger->tgnargs == 1)

@@ -15,6 +15,7 @@
 #include "utils/guc.h"
 #include "utils/guc_tables.h"
 #include "utils/memutils.h"
+#include "utils/varlena.h"
 
 #include "compat.h"
 #include "guc.h"
@@ -24,6 +25,8 @@ int DefaultWait = 5000;
 int MaxResponseSize = 1024 * 1024;
 char *ScopePrefix = "";
 bool ScopePrefixRejected = false;
+int ReaperNaptime = 10000;
+char *ReaperDatabases = "";
 
 /* The parsed idempotency.final_errors: a count, then that many SQLSTATEs. */
 static char *finalErrorsText = NULL;
@@ -61,6 +64,36 @@ CheckPrefix(char **newval, void **extra, GucSource source)
 		return true;
 	GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
 	return false;
+}
+
+/*
+ * CheckNaptime accepts 0, and refuses naps so short that the tours would be a
+ * load.
+ */
+static bool
+CheckNaptime(int *newval, void **extra, GucSource source)
+{
+	if (*newval == 0 || *newval >= 100)
+		return true;
+	GUC_check_errdetail("A nap takes at least 100 ms; 0 means that nothing is reaped.");
+	return false;
+}
+
+/*
+ * CheckDatabases accepts a list of names, which need not be those of databases.
+ */
+static bool
+CheckDatabases(char **newval, void **extra, GucSource source)
+{
+	char *text = pstrdup(*newval);
+	List *names;
+	bool isList = SplitIdentifierString(text, ',', &names);
+
+	if (!isList)
+		GUC_check_errdetail("List syntax is invalid.");
+	list_free(names);
+	pfree(text);
+	return isList;
 }
 
 /*
@@ -210,6 +243,16 @@ DefineSettings(void)
 							   "SQLSTATEs that idempotency.run() remembers as final failures.",
 							   "A comma-separated list.", &finalErrorsText, "IKFIN", PGC_USERSET, 0,
 							   CheckFinalErrors, AssignFinalErrors, NULL);
+
+	DefineCustomIntVariable("idempotency.reaper_naptime",
+							"How often expired keys are removed; 0 means never.",
+							"It takes a library that is preloaded.", &ReaperNaptime, 10000, 0,
+							INT_MAX, PGC_SIGHUP, GUC_UNIT_MS, CheckNaptime, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.databases",
+							   "The databases in which expired keys are removed.",
+							   "A comma-separated list; empty means all.", &ReaperDatabases, "",
+							   PGC_SIGHUP, GUC_LIST_INPUT, CheckDatabases, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");
 }

@@ -15,6 +15,9 @@ extern int DefaultWait;		 /* milliseconds */
 extern int MaxResponseSize;	 /* bytes */
 extern char *ScopePrefix;	 /* never NULL; empty = none */
 
+extern int ReaperNaptime;	  /* milliseconds; 0 = no tours */
+extern char *ReaperDatabases; /* a list of names; empty = all */
+
 /* Was another prefix refused when the library came in? */
 extern bool ScopePrefixRejected;
 

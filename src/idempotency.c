@@ -11,6 +11,9 @@
 
 #include "guc.h"
 #include "keytable.h"
+#include "launcher.h"
+#include "shmem.h"
+#include "stats.h"
 #include "xact.h"
 
 PG_MODULE_MAGIC;
@@ -21,6 +24,9 @@ void
 _PG_init(void)
 {
 	DefineSettings();
+	SharedMemoryInit();
+	StatsInit();
+	LauncherInit();
 	KeyTableInit();
 	TransactionStateInit();
 }

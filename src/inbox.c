@@ -19,11 +19,14 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
+#include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "claim.h"
 #include "errors.h"
 #include "guc.h"
+#include "stats.h"
+#include "wakeup.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idempotency_once);
@@ -48,8 +51,10 @@ idempotency_once(PG_FUNCTION_ARGS)
 	isNew = ClaimAbsent(&name, DefaultWait, &seen);
 	if (isNew)
 	{
-		record.expiresAt = RetentionEnd(&retention);
+		record.expiresAt = RetentionEnd(&retention, GetCurrentTimestamp());
 		KeyStoreWrite(&name, &seen, &record);
+		CountEvent(COUNT_COMPLETIONS);
+		WakeupAfterCommit(name.hash); /* if it was a lease */
 	}
 	ScopeMark(name.scope, name.key, isNew);
 	PG_RETURN_BOOL(isNew);
@@ -112,11 +117,11 @@ idempotency_once_array(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	text *scope = ScopeFromArg(fcinfo, 0);
 	Retention retention = RetentionFromArg(fcinfo, 2);
-	TimestampTz expiresAt = RetentionEnd(&retention);
+	TimestampTz expiresAt = RetentionEnd(&retention, GetCurrentTimestamp());
 	KeyStoreBatch *batch;
 	KeyName *names;
 	int count;
-	bool anyNew = false;
+	int fresh = 0;
 
 	if (PG_ARGISNULL(1))
 		ErrorNameMissing("key");
@@ -135,12 +140,15 @@ idempotency_once_array(PG_FUNCTION_ARGS)
 			bool isnull = false;
 
 			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &key, &isnull);
-			anyNew = true;
+			fresh++;
 		}
 	}
 	KeyStoreBatchEnd(batch);
 
+	CountEvents(COUNT_CLAIMS, fresh);
+	CountEvents(COUNT_COMPLETIONS, fresh);
+	CountEvents(COUNT_REPLAYS, count - fresh);
 	if (count > 0)
-		ScopeMark(scope, NULL, anyNew);
+		ScopeMark(scope, NULL, fresh > 0);
 	return (Datum) 0;
 }

@@ -27,6 +27,7 @@
 
 #include "errors.h"
 #include "keylock.h"
+#include "stats.h"
 
 /* pg_advisory_lock() uses the classes 1 and 2; "ID" in ASCII is ours. */
 #define KEY_LOCK_CLASS 0x4944
@@ -186,9 +187,24 @@ LockWithin(const KeyName *name, int waitMs)
 bool
 KeyLockAcquire(const KeyName *name, int waitMs)
 {
-	if (LockForTransaction(name, true))
-		return true;
-	return waitMs > 0 && LockWithin(name, waitMs);
+	volatile bool acquired = LockForTransaction(name, true);
+
+	if (!acquired && waitMs > 0)
+	{
+		instr_time began;
+
+		INSTR_TIME_SET_CURRENT(began);
+		PG_TRY();
+		{
+			acquired = LockWithin(name, waitMs);
+		}
+		PG_FINALLY();
+		{
+			CountWait(began);
+		}
+		PG_END_TRY();
+	}
+	return acquired;
 }
 
 /*

@@ -117,6 +117,15 @@ void
 KeyNameMake(text *scope, text *key, KeyName *name)
 {
 	CheckKey(key);
+	KeyNameSet(scope, key, name);
+}
+
+/*
+ * KeyNameSet fills "name" from a scope and a key that were checked before.
+ */
+void
+KeyNameSet(text *scope, text *key, KeyName *name)
+{
 	name->scope = scope;
 	name->key = key;
 	name->hash =

@@ -24,6 +24,7 @@ typedef struct KeyName
 
 extern void KeyNameFromArgs(FunctionCallInfo fcinfo, int scopeArg, KeyName *name);
 extern void KeyNameMake(text *scope, text *key, KeyName *name);
+extern void KeyNameSet(text *scope, text *key, KeyName *name);
 extern void CheckKey(const text *key);
 extern text *ScopeFromArg(FunctionCallInfo fcinfo, int scopeArg);
 extern void KeyNameCopy(const KeyName *from, KeyName *to);

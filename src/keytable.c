@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * keytable.c
- *	  The table idempotency.key: finding it, checking that it is as we made it,
- *	  and the layout of its rows.
+ *	  The table idempotency.key: finding it, and checking that it is as we made
+ *	  it.
  *
  * Rows are written past the executor's triggers, rules, row security and
  * partition routing, hence a table that has any of them is refused.  The check
@@ -26,42 +26,12 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
-#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "errors.h"
+#include "keyrow.h"
 #include "keytable.h"
-#include "keytext.h"
-
-/* The columns of idempotency.key, in order. */
-enum
-{
-	COL_CREATED_AT = 1,
-	COL_EXPIRES_AT,
-	COL_STATUS,
-	COL_SCOPE,
-	COL_KEY,
-	COL_FINGERPRINT,
-	COL_RESPONSE,
-	COL_HEADERS,
-	KEY_COLUMNS = COL_HEADERS
-};
-
-static const struct
-{
-	const char *name;
-	Oid type;
-	bool notNull;
-} keyColumns[KEY_COLUMNS] = {
-	{"created_at", TIMESTAMPTZOID, true},
-	{"expires_at", TIMESTAMPTZOID, true},
-	{"status", INT2OID, false}, /* negative: a final failure */
-	{"scope", TEXTOID, true},
-	{"key", InvalidOid, true}, /* idempotency.keytext */
-	{"fingerprint", BYTEAOID, false},
-	{"response", JSONOID, false},
-	{"headers", JSONOID, false},
-};
+#include "launcher.h"
 
 /* The table, once found, and whether it was checked since its last change. */
 static Oid keyTable = InvalidOid;
@@ -90,16 +60,6 @@ KeyTableInit(void)
 }
 
 /*
- * IsKeyText tells whether a column has the type idempotency.keytext.
- */
-static bool
-IsKeyText(Relation table, Oid type)
-{
-	return type == GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("keytext"),
-								   ObjectIdGetDatum(RelationGetNamespace(table)));
-}
-
-/*
  * CheckColumns throws 55000 unless the table has the extension's columns and
  * no constraint or default of others.
  */
@@ -107,22 +67,10 @@ static void
 CheckColumns(Relation table)
 {
 	TupleDesc desc = RelationGetDescr(table);
-	bool same = desc->natts >= KEY_COLUMNS;
+	Oid keyType = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("keytext"),
+								  ObjectIdGetDatum(RelationGetNamespace(table)));
 
-	for (int i = 0; same && i < KEY_COLUMNS; i++)
-	{
-		Form_pg_attribute column = TupleDescAttr(desc, i);
-
-		same = !column->attisdropped && column->attnotnull == keyColumns[i].notNull &&
-			   strcmp(NameStr(column->attname), keyColumns[i].name) == 0 &&
-			   (i == COL_KEY - 1 ? IsKeyText(table, column->atttypid)
-								 : column->atttypid == keyColumns[i].type);
-	}
-
-	/* A column that was added and dropped again has left nothing but its place. */
-	for (int i = KEY_COLUMNS; same && i < desc->natts; i++)
-		same = TupleDescAttr(desc, i)->attisdropped;
-	if (!same)
+	if (!KeyRowFits(desc, keyType))
 		ErrorStoreAltered("key", "Its columns were changed.",
 						  "Restore the columns, and their NOT NULL, that CREATE EXTENSION made.");
 
@@ -239,83 +187,27 @@ KeyTableOpen(LOCKMODE lockmode)
 	/* An invalidation that comes while we check must find what to forget. */
 	keyTable = RelationGetRelid(table);
 	CheckTable(table);
+	KeyRowPrepare(RelationGetDescr(table));
 	keyTableChecked = (keyTable == RelationGetRelid(table));
+	LauncherCall();
 	return table;
 }
 
-/* ----------------------------------------------------------------
- * The layout of a row
- * ----------------------------------------------------------------
- */
-
 /*
- * ColumnVarlena returns a detoasted copy of a varlena column, or NULL.
+ * KeyTableOpenAbandonedIndex opens the index of the leases in progress, by
+ * scope and age.  Throws 55000 if it is gone.
  */
-static void *
-ColumnVarlena(TupleTableSlot *slot, int column)
+Relation
+KeyTableOpenAbandonedIndex(Relation table)
 {
-	bool isnull;
-	Datum value = slot_getattr(slot, column, &isnull);
+	Oid relid = get_relname_relid("key_abandoned", RelationGetNamespace(table));
+	Relation index = OidIsValid(relid) ? try_index_open(relid, AccessShareLock) : NULL;
 
-	return isnull ? NULL : PG_DETOAST_DATUM_COPY(value);
-}
-
-/*
- * KeyRowRead copies what a row remembers into the current memory context.
- */
-void
-KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
-{
-	bool isnull;
-	int16 status;
-
-	outcome->expiresAt = DatumGetTimestampTz(slot_getattr(slot, COL_EXPIRES_AT, &isnull));
-	status = DatumGetInt16(slot_getattr(slot, COL_STATUS, &isnull));
-	outcome->hasStatus = !isnull;
-	outcome->failed = status < 0;
-	outcome->status = abs(status);
-	outcome->fingerprint = ColumnVarlena(slot, COL_FINGERPRINT);
-	outcome->headers = ColumnVarlena(slot, COL_HEADERS);
-	outcome->response = ColumnVarlena(slot, COL_RESPONSE);
-}
-
-/*
- * KeyRowIsExpired tells whether a row counts as absent at this very moment.
- */
-bool
-KeyRowIsExpired(TupleTableSlot *slot)
-{
-	bool isnull;
-
-	return DatumGetTimestampTz(slot_getattr(slot, COL_EXPIRES_AT, &isnull)) <=
-		   GetCurrentTimestamp();
-}
-
-static void
-SetVarlena(TupleTableSlot *slot, int column, const void *value)
-{
-	slot->tts_values[column - 1] = PointerGetDatum(value);
-	slot->tts_isnull[column - 1] = value == NULL;
-}
-
-/*
- * KeyRowFill makes the slot the row that remembers "outcome" under "name".
- */
-void
-KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outcome)
-{
-	ExecClearTuple(slot);
-	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts * sizeof(bool));
-	memset(slot->tts_isnull, false, KEY_COLUMNS * sizeof(bool));
-	slot->tts_values[COL_CREATED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
-	slot->tts_values[COL_EXPIRES_AT - 1] = TimestampTzGetDatum(outcome->expiresAt);
-	slot->tts_values[COL_STATUS - 1] =
-		Int16GetDatum(outcome->failed ? -outcome->status : outcome->status);
-	slot->tts_isnull[COL_STATUS - 1] = !outcome->hasStatus;
-	SetVarlena(slot, COL_SCOPE, name->scope);
-	SetVarlena(slot, COL_KEY, KeyTextPack(name->key));
-	SetVarlena(slot, COL_FINGERPRINT, outcome->fingerprint);
-	SetVarlena(slot, COL_RESPONSE, outcome->response);
-	SetVarlena(slot, COL_HEADERS, outcome->headers);
-	ExecStoreVirtualTuple(slot);
+	if (index == NULL || index->rd_index->indrelid != RelationGetRelid(table) ||
+		!index->rd_index->indisvalid || index->rd_index->indnkeyatts != 2 ||
+		index->rd_index->indkey.values[0] != COL_SCOPE ||
+		index->rd_index->indkey.values[1] != COL_CREATED_AT)
+		ErrorStoreAltered("key", "Its index key_abandoned is missing.",
+						  "Create it again: (scope, created_at) WHERE token IS NOT NULL.");
+	return index;
 }

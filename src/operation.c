@@ -26,56 +26,131 @@ enum
 {
 	OP_OUTCOME,
 	OP_REPLAYED,
+	OP_TOKEN,
+	OP_ATTEMPT,
+	OP_RECOVERY_POINT,
+	OP_STATE,
 	OP_STATUS,
 	OP_HEADERS,
 	OP_RESPONSE,
 	OP_FAILED,
+	OP_RETRY_AFTER,
 	OP_EXPIRES_AT,
 	OPERATION_COLUMNS
 };
 
 static const char *const outcomeNames[] = {
-	[OUTCOME_CLAIMED] = "claimed",
-	[OUTCOME_REPLAYED] = "replayed",
-	[OUTCOME_IN_PROGRESS] = "in_progress",
+	[OUTCOME_CLAIMED] = "claimed",		 [OUTCOME_TAKEN_OVER] = "taken_over",
+	[OUTCOME_REPLAYED] = "replayed",	 [OUTCOME_IN_PROGRESS] = "in_progress",
 	[OUTCOME_MISMATCHED] = "mismatched",
 };
 
+typedef struct Row
+{
+	Datum values[OPERATION_COLUMNS];
+	bool isnull[OPERATION_COLUMNS];
+} Row;
+
+static void
+Set(Row *row, int column, Datum value)
+{
+	row->values[column] = value;
+	row->isnull[column] = false;
+}
+
+static void
+SetText(Row *row, int column, const text *value)
+{
+	if (value != NULL)
+		Set(row, column, PointerGetDatum(value));
+}
+
 /*
- * OperationDatum returns the composite that the calling SQL function is
- * declared to return, in the current memory context.  "stored" is NULL where
- * nothing is remembered, or where it must not be shown.
+ * SetAnswer shows what is remembered of a finished operation.
+ */
+static void
+SetAnswer(Row *row, const StoredOutcome *stored)
+{
+	if (stored->hasStatus)
+		Set(row, OP_STATUS, Int32GetDatum(stored->status));
+	SetText(row, OP_HEADERS, stored->headers);
+	SetText(row, OP_RESPONSE, stored->response);
+	Set(row, OP_FAILED, BoolGetDatum(stored->failed));
+	Set(row, OP_EXPIRES_AT, TimestampTzGetDatum(stored->expiresAt));
+}
+
+/*
+ * SetOwner shows a new owner where to begin.  The token goes to nobody else.
+ */
+static void
+SetOwner(Row *row, const Lease *lease)
+{
+	if (lease->token != 0)
+		Set(row, OP_TOKEN, Int64GetDatum(lease->token));
+	Set(row, OP_ATTEMPT, Int32GetDatum(lease->attempt));
+	SetText(row, OP_RECOVERY_POINT, lease->recoveryPoint);
+	SetText(row, OP_STATE, lease->state);
+}
+
+/*
+ * SetRetry shows a duplicate how long the owner's lease may last.
+ */
+static void
+SetRetry(Row *row, const Lease *lease)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	Interval *left = palloc0(sizeof(Interval));
+
+	if (now >= lease->from && now <= lease->until)
+		left->time = lease->until - now;
+	Set(row, OP_ATTEMPT, Int32GetDatum(lease->attempt));
+	Set(row, OP_RETRY_AFTER, IntervalPGetDatum(left));
+}
+
+static bool
+IsGranted(Outcome outcome)
+{
+	return outcome == OUTCOME_CLAIMED || outcome == OUTCOME_TAKEN_OVER;
+}
+
+/*
+ * OperationDatum returns the composite, whose type the caller names, in the
+ * current memory context.  "stored" is what was found under the key, or NULL:
+ * an outcome that is answered, what the caller was granted (and, for run(), the outcome it
+ * came to), or the lease of another owner, of which nobody learns more than how long it lasts.
  */
 Datum
-OperationDatum(FunctionCallInfo fcinfo, Outcome outcome, const StoredOutcome *stored)
+OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
 {
-	TupleDesc desc = lookup_rowtype_tupdesc(get_func_rettype(fcinfo->flinfo->fn_oid), -1);
-	Datum values[OPERATION_COLUMNS] = {0};
-	bool isnull[OPERATION_COLUMNS];
+	TupleDesc desc = lookup_rowtype_tupdesc(operationType, -1);
 	Datum result;
+	Row row;
 
 	if (desc->natts != OPERATION_COLUMNS)
 		ErrorOperationType();
 
-	memset(isnull, true, sizeof(isnull));
-	isnull[OP_OUTCOME] = isnull[OP_REPLAYED] = isnull[OP_FAILED] = false;
-	values[OP_OUTCOME] = CStringGetTextDatum(outcomeNames[outcome]);
-	values[OP_REPLAYED] = BoolGetDatum(outcome == OUTCOME_REPLAYED);
-	values[OP_FAILED] = BoolGetDatum(stored != NULL && stored->failed);
+	memset(row.isnull, true, sizeof(row.isnull));
+	Set(&row, OP_OUTCOME, CStringGetTextDatum(outcomeNames[outcome]));
+	Set(&row, OP_REPLAYED, BoolGetDatum(outcome == OUTCOME_REPLAYED));
+	Set(&row, OP_FAILED, BoolGetDatum(false));
+	if (IsGranted(outcome))
+		SetOwner(&row, &stored->lease);
+	else if (outcome == OUTCOME_IN_PROGRESS && stored != NULL)
+		SetRetry(&row, &stored->lease);
+	if (outcome == OUTCOME_REPLAYED || (IsGranted(outcome) && stored->expiresAt != 0))
+		SetAnswer(&row, stored);
 
-	if (stored != NULL)
-	{
-		values[OP_STATUS] = Int32GetDatum(stored->status);
-		isnull[OP_STATUS] = !stored->hasStatus;
-		values[OP_HEADERS] = PointerGetDatum(stored->headers);
-		isnull[OP_HEADERS] = stored->headers == NULL;
-		values[OP_RESPONSE] = PointerGetDatum(stored->response);
-		isnull[OP_RESPONSE] = stored->response == NULL;
-		values[OP_EXPIRES_AT] = TimestampTzGetDatum(stored->expiresAt);
-		isnull[OP_EXPIRES_AT] = false;
-	}
-
-	result = HeapTupleGetDatum(heap_form_tuple(desc, values, isnull));
+	result = HeapTupleGetDatum(heap_form_tuple(desc, row.values, row.isnull));
 	ReleaseTupleDesc(desc);
 	return result;
+}
+
+/*
+ * ResultType returns the type that the calling SQL function is declared to
+ * return.
+ */
+Oid
+ResultType(FunctionCallInfo fcinfo)
+{
+	return get_func_rettype(fcinfo->flinfo->fn_oid);
 }

@@ -15,11 +15,13 @@
 typedef enum Outcome
 {
 	OUTCOME_CLAIMED,
+	OUTCOME_TAKEN_OVER,
 	OUTCOME_REPLAYED,
 	OUTCOME_IN_PROGRESS,
 	OUTCOME_MISMATCHED
 } Outcome;
 
-extern Datum OperationDatum(FunctionCallInfo fcinfo, Outcome outcome, const StoredOutcome *stored);
+extern Datum OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored);
+extern Oid ResultType(FunctionCallInfo fcinfo);
 
 #endif /* IDEMPOTENCY_OPERATION_H */

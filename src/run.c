@@ -34,6 +34,7 @@
 #include "fingerprint.h"
 #include "guc.h"
 #include "http.h"
+#include "lease.h"
 
 PG_FUNCTION_INFO_V1(idempotency_run);
 
@@ -171,8 +172,11 @@ Datum
 idempotency_run(PG_FUNCTION_ARGS)
 {
 	text *document = PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2);
-	ClaimRequest request;
+	ClaimRequest request = {0};
 	StoredOutcome outcome;
+	Outcome claimed;
+	Ownership own;
+	int32 attempt;
 	Oid handler;
 
 	KeyNameFromArgs(fcinfo, 0, &request.name);
@@ -185,10 +189,14 @@ idempotency_run(PG_FUNCTION_ARGS)
 	PreventCommandIfReadOnly("idempotency.run()");
 	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
 
-	if (ClaimOrThrow(&request, &outcome) == OUTCOME_REPLAYED)
-		return OperationDatum(fcinfo, OUTCOME_REPLAYED, &outcome);
+	claimed = ClaimOrThrow(&request, &outcome);
+	if (claimed == OUTCOME_REPLAYED)
+		return OperationDatum(ResultType(fcinfo), OUTCOME_REPLAYED, &outcome);
 
+	attempt = outcome.lease.attempt;
 	outcome = OutcomeOfCall(handler, document);
-	ClaimFinish(&request.name, &outcome);
-	return OperationDatum(fcinfo, OUTCOME_CLAIMED, &outcome);
+	RequireOwnership(&request.name, NULL, &own);
+	ClaimFinish(&request.name, &own, &outcome);
+	outcome.lease.attempt = attempt;
+	return OperationDatum(ResultType(fcinfo), claimed, &outcome);
 }

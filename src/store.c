@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * store.c
- *	  The only room that touches the rows of idempotency.key.
+ *	  Looking at the rows of idempotency.key.
  *
- * Rows are read through the primary key and written through the table access
- * method and the executor's own path for all indexes, so that an index which
- * an administrator adds stays right.
+ * Rows are read through the primary key, here, and written through the table
+ * access method and the executor's own path for all indexes, in storewrite.c
+ * and storebatch.c; storescan.c walks the heap.  No other room touches a row.
  *
  * A look for a row must not conclude "absent" from a scan that a concurrent
  * update can outrun, and must take no predicate lock where there is nothing.
@@ -16,9 +16,9 @@
  *
  * Locks: ROW EXCLUSIVE on the table from the first look of a claim to the end
  * of the transaction, so that row versions stay where they were seen (VACUUM
- * FULL waits); index locks within one call.  Nobody waits for a row here but
- * for the batch of once(), which takes no key locks.
+ * FULL waits); index locks within one call.
  *
+
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -29,23 +29,17 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_collation.h"
-#include "executor/executor.h"
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "errors.h"
+#include "keyrow.h"
 #include "keytable.h"
 #include "keytext.h"
-#include "store.h"
-
-/* ----------------------------------------------------------------
- * Reading
- * ----------------------------------------------------------------
- */
+#include "storeinternal.h"
 
 /*
  * ScanFor stores into "slot" the version of the row of "name" that "snapshot"
@@ -81,7 +75,7 @@ ScanFor(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot sna
  * FindVersion stores into "slot" the version of the row of "name" that
  * "snapshot" shows, for a claim.  Returns false if there is none.
  */
-static bool
+bool
 FindVersion(Relation table, const KeyName *name, Snapshot snapshot, TupleTableSlot *slot)
 {
 	return ScanFor(table, name, SnapshotAny, snapshot, slot);
@@ -96,10 +90,21 @@ SlotXmin(TupleTableSlot *slot)
 }
 
 /*
+ * IsVersion tells whether the row in "slot" is the version that was seen.
+ */
+bool
+IsVersion(TupleTableSlot *slot, const KeyVersion *version)
+{
+	ItemPointerData tid = version->tid;
+
+	return ItemPointerEquals(&slot->tts_tid, &tid) && SlotXmin(slot) == version->xmin;
+}
+
+/*
  * CheckSnapshot throws 40001 if the transaction's snapshot is fixed and does
  * not show the row version in "slot", unless the transaction wrote it itself.
  */
-static void
+void
 CheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot)
 {
 	if (!IsolationUsesXactSnapshot() || TransactionIdIsCurrentTransactionId(SlotXmin(slot)))
@@ -110,7 +115,7 @@ CheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot)
 
 /*
  * KeyStoreProbe looks for the row of "name" as of now, the transaction's own
- * writes included.  For KEY_STORED it copies the outcome, unless that is
+ * writes included.  What a live row remembers is copied, unless "outcome" is
  * NULL, into the current memory context; "version" says what was seen, for a later write.  Locks
  * the table until the transaction ends.  Throws 40001 in REPEATABLE READ and above for a row that
  * came after the snapshot.
@@ -133,8 +138,8 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 		CheckSnapshot(table, name, slot);
 		version->tid = slot->tts_tid;
 		version->xmin = SlotXmin(slot);
-		state = KeyRowIsExpired(slot) ? KEY_EXPIRED : KEY_STORED;
-		if (state == KEY_STORED && outcome != NULL)
+		state = KeyRowState(slot);
+		if (state != KEY_EXPIRED && outcome != NULL)
 			KeyRowRead(slot, outcome);
 	}
 
@@ -147,7 +152,8 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 /*
  * KeyStoreUnchanged tells whether a look now would surely find what the one
  * that filled "seen" found: no transaction has ended since.  The server reuses
- * snapshots by the same rule.
+ * snapshots by the same rule.  (A lease may have run out; for whoever looks
+ * again that makes no difference that the next look would not make.)
  */
 bool
 KeyStoreUnchanged(const KeyVersion *seen)
@@ -157,328 +163,97 @@ KeyStoreUnchanged(const KeyVersion *seen)
 
 /*
  * KeyStoreRead looks for the row of "name" under the statement's snapshot,
- * and copies a live outcome into the current memory context.  Returns false
- * if there is none.  Writes nothing, so that it works on a hot standby.
+ * and copies what a live one remembers into the current memory context.
+ * Writes nothing, so that it works on a hot standby.
  */
-bool
+KeyState
 KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
 {
 	Relation table = KeyTableOpen(AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
-	bool found;
+	KeyState state = KEY_ABSENT;
 
-	found = ScanFor(table, name, GetActiveSnapshot(), GetActiveSnapshot(), slot) &&
-			!KeyRowIsExpired(slot);
-	if (found)
+	if (ScanFor(table, name, GetActiveSnapshot(), GetActiveSnapshot(), slot))
+		state = KeyRowState(slot);
+	if (state != KEY_ABSENT && state != KEY_EXPIRED)
 		KeyRowRead(slot, outcome);
 
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(table, AccessShareLock);
-	return found;
+	return state;
 }
 
 /* ----------------------------------------------------------------
- * Writing
+ * Abandoned operations
  * ----------------------------------------------------------------
  */
 
-/* An open table with all its indexes, ready to take rows. */
-typedef struct Writer
+struct AbandonedScan
 {
+	MemoryContext context; /* in which the index scan keeps its things */
 	Relation table;
-	EState *estate;
-	ResultRelInfo *relinfo;
-	List *keyIndexes; /* OIDs of those that keep (scope, key) unique */
+	Relation index;
+	Snapshot snapshot;
+	IndexScanDesc scan;
 	TupleTableSlot *slot;
-} Writer;
-
-/*
- * WriterOpen opens the table and its indexes; "speculative" prepares for
- * insertions that may meet their like.  WriterClose() ends it.
- */
-static void
-WriterOpen(Writer *writer, bool speculative)
-{
-	writer->table = KeyTableOpen(RowExclusiveLock);
-	writer->estate = CreateExecutorState();
-	writer->relinfo = makeNode(ResultRelInfo);
-	InitResultRelInfo(writer->relinfo, writer->table, 0, NULL, 0);
-	ExecOpenIndices(writer->relinfo, speculative);
-	writer->keyIndexes = NIL;
-	for (int i = 0; i < writer->relinfo->ri_NumIndices; i++)
-	{
-		Relation index = writer->relinfo->ri_IndexRelationDescs[i];
-
-		if (KeyTableIsKeyIndex(index))
-			writer->keyIndexes = lappend_oid(writer->keyIndexes, RelationGetRelid(index));
-	}
-	writer->slot = table_slot_create(writer->table, NULL);
-}
-
-static void
-WriterClose(Writer *writer)
-{
-	ExecDropSingleTupleTableSlot(writer->slot);
-	ExecCloseIndices(writer->relinfo);
-	FreeExecutorState(writer->estate);
-	list_free(writer->keyIndexes);
-	pfree(writer->relinfo);
-	table_close(writer->table, NoLock);
-}
-
-/*
- * IsDuplicateKey tells whether "error" is a duplicate of (scope, key).  It
- * looks at open relations only, as befits an error handler.
- */
-static bool
-IsDuplicateKey(const ErrorData *error, const List *keyIndexes, const ResultRelInfo *relinfo)
-{
-	if (error->sqlerrcode != ERRCODE_UNIQUE_VIOLATION || error->constraint_name == NULL)
-		return false;
-
-	for (int i = 0; i < relinfo->ri_NumIndices; i++)
-	{
-		Relation index = relinfo->ri_IndexRelationDescs[i];
-
-		if (list_member_oid(keyIndexes, RelationGetRelid(index)) &&
-			strcmp(error->constraint_name, RelationGetRelationName(index)) == 0)
-			return true;
-	}
-	return false;
-}
-
-/*
- * InsertIndexEntries adds the row in the slot to the indexes.  A duplicate of
- * (scope, key) means that somebody slipped past the key's lock; it is
- * reported as 40001, so that clients retry.  Any other error stays as it is.
- */
-static void
-InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySummarizing)
-{
-	MemoryContext context = CurrentMemoryContext;
-
-	PG_TRY();
-	{
-		ExecInsertIndexTuplesCompat(writer->relinfo, writer->slot, writer->estate, update, false,
-									NULL, NIL, onlySummarizing);
-	}
-	PG_CATCH();
-	{
-		ErrorData *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		if (!IsDuplicateKey(error, writer->keyIndexes, writer->relinfo))
-			PG_RE_THROW();
-		FlushErrorState();
-		ErrorConcurrentChange(name);
-	}
-	PG_END_TRY();
-}
-
-/*
- * StillThere tells whether the row of "name" is still the version "seen".
- */
-static bool
-StillThere(Relation table, const KeyName *name, const KeyVersion *seen, TupleTableSlot *scratch)
-{
-	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
-	ItemPointerData tid = seen->tid;
-	bool same = FindVersion(table, name, latest, scratch) &&
-				ItemPointerEquals(&scratch->tts_tid, &tid) && SlotXmin(scratch) == seen->xmin;
-
-	UnregisterSnapshot(latest);
-	ExecClearTuple(scratch);
-	return same;
-}
-
-/*
- * OverwriteVersion replaces the row at "tid" by the row in the slot.  Returns
- * false, with nothing written, if another transaction changed it first.  Waits
- * for a transaction that is changing it (only a batch of once() can be).
- */
-static bool
-OverwriteVersion(Writer *writer, const KeyName *name, ItemPointer tid)
-{
-	TM_FailureData failure;
-	LockTupleMode lockmode;
-	TU_UpdateIndexes updateIndexes;
-	TM_Result result;
-
-	CheckCmdReplicaIdentity(writer->table, CMD_UPDATE);
-	result = table_tuple_update(writer->table, tid, writer->slot, GetCurrentCommandId(true),
-								GetActiveSnapshot(), InvalidSnapshot, true, &failure, &lockmode,
-								&updateIndexes);
-	if (result != TM_Ok)
-		return false;
-	if (updateIndexes != TU_None)
-		InsertIndexEntries(writer, name, true, updateIndexes == TU_Summarizing);
-	return true;
-}
-
-/*
- * KeyStoreWrite remembers "outcome" under "name": as a new row if "seen" is
- * invalid, otherwise in place of exactly that version.  The transaction sees
- * it from its next command on.  Throws 40001 if the store no longer is as it
- * was seen.
- */
-void
-KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *outcome)
-{
-	Writer writer;
-
-	WriterOpen(&writer, false);
-
-	if (!ItemPointerIsValid(&seen->tid))
-	{
-		KeyRowFill(writer.slot, name, outcome);
-		table_tuple_insert(writer.table, writer.slot, GetCurrentCommandId(true), 0, NULL);
-		InsertIndexEntries(&writer, name, false, false);
-	}
-	else
-	{
-		ItemPointerData tid = seen->tid;
-
-		if (!StillThere(writer.table, name, seen, writer.slot))
-			ErrorConcurrentChange(name);
-		KeyRowFill(writer.slot, name, outcome);
-		if (!OverwriteVersion(&writer, name, &tid))
-			ErrorConcurrentChange(name);
-	}
-
-	WriterClose(&writer);
-	CommandCounterIncrement();
-}
-
-/*
- * KeyStoreDelete removes the row version "seen".  Throws 40001 if it changed.
- */
-void
-KeyStoreDelete(const KeyName *name, const KeyVersion *seen)
-{
-	Relation table = KeyTableOpen(RowExclusiveLock);
-	ItemPointerData tid = seen->tid;
-	TM_FailureData failure;
-
-	CheckCmdReplicaIdentity(table, CMD_DELETE);
-	if (table_tuple_delete(table, &tid, GetCurrentCommandId(true), GetActiveSnapshot(),
-						   InvalidSnapshot, true, &failure, false) != TM_Ok)
-		ErrorConcurrentChange(name);
-	table_close(table, NoLock);
-	CommandCounterIncrement();
-}
-
-/* ----------------------------------------------------------------
- * Batches, for once() with an array of keys
- * ----------------------------------------------------------------
- */
-
-struct KeyStoreBatch
-{
-	Writer writer;
-	TupleTableSlot *scratch;
 };
 
 /*
- * KeyStoreBatchBegin opens the store for many insertions without key locks.
+ * KeyStoreAbandonedBegin begins to list the abandoned operations of a scope,
+ * oldest first, as of now.  What the transaction writes meanwhile does not
+ * show.
  */
-KeyStoreBatch *
-KeyStoreBatchBegin(void)
+AbandonedScan *
+KeyStoreAbandonedBegin(const text *scope)
 {
-	KeyStoreBatch *batch = palloc(sizeof(KeyStoreBatch));
+	AbandonedScan *scan = palloc(sizeof(AbandonedScan));
+	ScanKeyData key;
 
-	WriterOpen(&batch->writer, true);
-	batch->scratch = table_slot_create(batch->writer.table, NULL);
-	return batch;
+	scan->context = CurrentMemoryContext;
+	scan->table = KeyTableOpen(RowExclusiveLock);
+	scan->index = KeyTableOpenAbandonedIndex(scan->table);
+	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan->slot = table_slot_create(scan->table, NULL);
+	scan->scan = index_beginscan_compat(scan->table, scan->index, scan->snapshot, 1);
+	ScanKeyEntryInitialize(&key, 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID, F_TEXTEQ,
+						   PointerGetDatum(scope));
+	index_rescan(scan->scan, &key, 1, NULL, 0);
+	return scan;
 }
 
 /*
- * TryInsert inserts the row in the writer's slot unless an index of (scope,
- * key) has one like it.  Returns false if another transaction came first after the
- * check before; nothing is left of the attempt then.
- */
-static bool
-TryInsert(KeyStoreBatch *batch)
-{
-	Writer *writer = &batch->writer;
-	TransactionId xid = GetCurrentTransactionId();
-	uint32 token = SpeculativeInsertionLockAcquire(xid);
-	bool conflict = false;
-	List *recheck;
-
-	table_tuple_insert_speculative(writer->table, writer->slot, GetCurrentCommandId(true), 0, NULL,
-								   token);
-	recheck = ExecInsertIndexTuplesCompat(writer->relinfo, writer->slot, writer->estate, false,
-										  true, &conflict, writer->keyIndexes, false);
-	table_tuple_complete_speculative(writer->table, writer->slot, token, !conflict);
-	SpeculativeInsertionLockRelease(xid);
-	list_free(recheck);
-	return !conflict;
-}
-
-/*
- * ReplaceIfExpired overwrites the committed row at "tid" if it has run out.
- * Sets "expired", and returns false if somebody changed the row meanwhile.
- */
-static bool
-ReplaceIfExpired(KeyStoreBatch *batch, const KeyName *name, ItemPointer tid, bool *expired)
-{
-	Writer *writer = &batch->writer;
-	bool settled;
-
-	*expired = false;
-	if (!table_tuple_fetch_row_version(writer->table, tid, SnapshotAny, batch->scratch))
-		return false;
-	CheckSnapshot(writer->table, name, batch->scratch);
-	*expired = KeyRowIsExpired(batch->scratch);
-	settled = !*expired || OverwriteVersion(writer, name, tid);
-	ExecClearTuple(batch->scratch);
-	return settled;
-}
-
-/*
- * KeyStoreBatchInsert remembers "name" as a record without an answer, unless
- * it is stored already.  Returns whether it was new.  Waits, without bound but
- * lock_timeout, for a transaction that is writing the same name; callers that
- * insert in bytewise order cannot deadlock with each other.  Throws 40001 in
- * REPEATABLE READ and above for a row that came after the snapshot.
+ * KeyStoreAbandonedNext copies the name of the next abandoned operation into
+ * the current memory context.  Returns false at the end.  The caller takes the
+ * key's lock and looks again: somebody may have come back for it.
  */
 bool
-KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, TimestampTz expiresAt)
+KeyStoreAbandonedNext(AbandonedScan *scan, KeyName *name)
 {
-	Writer *writer = &batch->writer;
-	StoredOutcome record = {.expiresAt = expiresAt};
+	MemoryContext caller = MemoryContextSwitchTo(scan->context);
+	bool found = false;
 
-	for (;;)
+	while (!found && index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
 	{
-		ItemPointerData conflict;
-		bool expired;
-
 		CHECK_FOR_INTERRUPTS();
-		ResetPerTupleExprContext(writer->estate);
-		KeyRowFill(writer->slot, name, &record);
-		ItemPointerSetInvalid(&conflict);
-
-		if (ExecCheckIndexConstraintsCompat(writer->relinfo, writer->slot, writer->estate,
-											&conflict, writer->keyIndexes))
-		{
-			if (TryInsert(batch))
-				return true;
-		}
-		else if (ReplaceIfExpired(batch, name, &conflict, &expired))
-			return expired;
+		found = KeyRowState(scan->slot) == KEY_ABANDONED;
 	}
+	MemoryContextSwitchTo(caller);
+
+	if (found)
+		KeyRowName(scan->slot, name);
+	return found;
 }
 
 /*
- * KeyStoreBatchEnd closes the store.  The transaction sees the rows from its
- * next command on.
+ * KeyStoreAbandonedEnd ends the list.
  */
 void
-KeyStoreBatchEnd(KeyStoreBatch *batch)
+KeyStoreAbandonedEnd(AbandonedScan *scan)
 {
-	ExecDropSingleTupleTableSlot(batch->scratch);
-	WriterClose(&batch->writer);
-	pfree(batch);
-	CommandCounterIncrement();
+	index_endscan(scan->scan);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	UnregisterSnapshot(scan->snapshot);
+	index_close(scan->index, AccessShareLock);
+	table_close(scan->table, NoLock);
+	pfree(scan);
 }

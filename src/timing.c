@@ -2,10 +2,11 @@
  *
  * timing.c
  *	  The intervals that callers pass: how long to wait for the owner of a
- *	  key, and how long an outcome is remembered.
+ *	  key, how long an owner may be silent, and how long an outcome is
+ *	  remembered.
  *
- * NULL means the setting.  A negative length is 22023, one beyond the last
- * timestamp 22008.  Takes no locks, touches no tables.
+ * A negative length is 22023, one beyond the last timestamp 22008.  Takes no
+ * locks, touches no tables.
  *
  *-------------------------------------------------------------------------
  */
@@ -75,33 +76,70 @@ RetentionFromArg(FunctionCallInfo fcinfo, int arg)
 						IntervalMicroseconds(&retention.length) == -USECS_PER_SEC;
 
 	/* what is no retention is better said now than when the work is done */
-	(void) RetentionEnd(&retention);
+	(void) RetentionEnd(&retention, GetCurrentTimestamp());
 	return retention;
 }
 
 /*
- * RetentionEnd returns when an outcome that is stored now will be forgotten.
- * Throws 22008 if that is no timestamp, and 22023 if it is not in the future:
- * how long a month or a day is depends on when it begins.
+ * Later returns "from" and an interval.  Throws 22008 if that is no timestamp.
+ * How long a month or a day is depends on when it begins.
+ */
+static TimestampTz
+Later(TimestampTz from, const Interval *length)
+{
+	if (length->month == 0 && length->day == 0 && length->time < (int64) INT_MAX * USECS_PER_SEC)
+		return from + length->time;
+	return DatumGetTimestampTz(
+		DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(from),
+							IntervalPGetDatum(unconstify(Interval *, length))));
+}
+
+/*
+ * RetentionEnd returns when an outcome that is stored at "from" will be
+ * forgotten.  Throws 22008, and 22023 if that is not later.
  */
 TimestampTz
-RetentionEnd(const Retention *retention)
+RetentionEnd(const Retention *retention, TimestampTz from)
 {
-	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz end;
 
 	if (retention->forever)
 		return DT_NOEND;
-	if (retention->length.month == 0 && retention->length.day == 0 &&
-		retention->length.time < (int64) INT_MAX * USECS_PER_SEC)
-		end = now + retention->length.time;
-	else
-		end = DatumGetTimestampTz(
-			DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(now),
-								IntervalPGetDatum(unconstify(Interval *, &retention->length))));
-	if (end <= now)
+	end = Later(from, &retention->length);
+	if (end <= from)
 		ErrorBadArgument("retention must be positive",
 						 "Pass '-1 second' to remember for ever, or NULL for "
 						 "idempotency.retention.");
+	return end;
+}
+
+/*
+ * LeaseFromArg returns the lease that argument "arg" passes, checked, or NULL.
+ */
+const Interval *
+LeaseFromArg(FunctionCallInfo fcinfo, int arg)
+{
+	const Interval *lease;
+
+	if (PG_ARGISNULL(arg))
+		return NULL;
+	lease = PG_GETARG_INTERVAL_P(arg);
+	(void) LeaseEnd(lease, GetCurrentTimestamp());
+	return lease;
+}
+
+/*
+ * LeaseEnd returns when a lease that begins at "from" runs out.  Throws 22008,
+ * and 22023 unless that is later and not never: a dead owner would block its
+ * key for ever.
+ */
+TimestampTz
+LeaseEnd(const Interval *lease, TimestampTz from)
+{
+	TimestampTz end = Later(from, lease);
+
+	if (end <= from || TIMESTAMP_NOT_FINITE(end))
+		ErrorBadArgument("lease must be positive and finite",
+						 "Pass how long the owner may be silent, such as '30 seconds'.");
 	return end;
 }

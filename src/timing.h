@@ -19,6 +19,8 @@ typedef struct Retention
 
 extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
 extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg);
-extern TimestampTz RetentionEnd(const Retention *retention);
+extern TimestampTz RetentionEnd(const Retention *retention, TimestampTz from);
+extern const Interval *LeaseFromArg(FunctionCallInfo fcinfo, int arg);
+extern TimestampTz LeaseEnd(const Interval *lease, TimestampTz from);
 
 #endif /* IDEMPOTENCY_TIMING_H */

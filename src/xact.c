@@ -14,10 +14,10 @@
  * - Scope marks: what the last call about each scope was granted, for
  *	 require_claim() and current_key().  A rollback uncovers the mark before.
  *
- * A claim still open when the transaction wants to commit or to be prepared is
- * an error (IK428), and so is a lost claim, caught or not (IK410).  Errors are
- * thrown from PRE_COMMIT and PRE_PREPARE only, when deferred triggers have run
- * and aborting is still possible.  No state outlives the transaction.
+ * A claim without a lease that is still open when the transaction wants to
+ * commit or to be prepared is an error (IK428), and so is a lost claim, caught or not (IK410).
+ *Errors are thrown from PRE_COMMIT and PRE_PREPARE only, when deferred triggers have run and
+ *aborting is still possible.  No state outlives the transaction.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,6 +27,7 @@
 #include "utils/memutils.h"
 
 #include "errors.h"
+#include "wakeup.h"
 #include "xact.h"
 
 typedef struct Mark
@@ -43,6 +44,7 @@ static dlist_head marks = DLIST_STATIC_INIT(marks);
 
 /* The operation whose claim was lost; its scope is NULL while none is. */
 static KeyName doomedBy;
+static bool doubted = false; /* ... or may be: TrustTransaction() will tell */
 
 /* ----------------------------------------------------------------
  * Open claims
@@ -74,12 +76,12 @@ OpenClaimFind(const KeyName *name)
 }
 
 /*
- * OpenClaimAdd notes that the current subtransaction claimed "name".  All is
- * copied.  The caller holds the key's lock.
+ * OpenClaimAdd notes that the current subtransaction claimed "name", with the
+ * lease that "token" names, or without one.  All is copied.  The caller holds the key's lock.
  */
 void
 OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *retention,
-			 const KeyVersion *seen)
+			 const KeyVersion *seen, int64 token)
 {
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
 	OpenClaim *claim = palloc0(sizeof(OpenClaim));
@@ -88,6 +90,7 @@ OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *ret
 	claim->fingerprint = TextCopy(fingerprint);
 	claim->retention = *retention;
 	claim->seen = *seen;
+	claim->token = token;
 	claim->openedIn = GetCurrentSubTransactionId();
 	claim->closedIn = InvalidSubTransactionId;
 	dlist_push_head(&claims, &claim->node);
@@ -334,7 +337,38 @@ DoomTransaction(const KeyName *name)
 
 	if (doomedBy.scope == NULL)
 		KeyNameCopy(name, &doomedBy);
+	doubted = false;
 	MemoryContextSwitchTo(caller);
+}
+
+/*
+ * DoubtTransaction dooms the current transaction until TrustTransaction() says
+ * otherwise.  In between stands what finds out whether the caller owns the
+ * operation: any error there leaves that open, and what is written without an
+ * owner must not commit.
+ */
+void
+DoubtTransaction(const KeyName *name)
+{
+	bool sure = doomedBy.scope != NULL;
+
+	DoomTransaction(name);
+	doubted = !sure;
+}
+
+/*
+ * TrustTransaction ends the doubt; a transaction that was doomed before it
+ * stays so.
+ */
+void
+TrustTransaction(void)
+{
+	if (!doubted)
+		return;
+	pfree(doomedBy.scope);
+	pfree(doomedBy.key);
+	doomedBy.scope = NULL;
+	doubted = false;
 }
 
 /*
@@ -354,7 +388,7 @@ CheckMayEnd(bool preparing)
 	{
 		OpenClaim *claim = dlist_container(OpenClaim, node, iter.cur);
 
-		if (IsOpen(claim))
+		if (IsOpen(claim) && claim->token == 0)
 		{
 			oldest = &claim->name;
 			open++;
@@ -362,6 +396,19 @@ CheckMayEnd(bool preparing)
 	}
 	if (open > 0)
 		ErrorNotCompleted(oldest, open, preparing);
+}
+
+/*
+ * ForgetAll forgets the transaction; the memory itself goes with
+ * TopTransactionContext.
+ */
+static void
+ForgetAll(void)
+{
+	dlist_init(&claims);
+	dlist_init(&marks);
+	doomedBy.scope = NULL;
+	doubted = false;
 }
 
 static void
@@ -376,12 +423,13 @@ TransactionCallback(XactEvent event, void *arg)
 			CheckMayEnd(true);
 			break;
 		case XACT_EVENT_COMMIT:
+			WakeupAtCommit();
+			ForgetAll();
+			break;
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
-			/* The memory itself goes with TopTransactionContext. */
-			dlist_init(&claims);
-			dlist_init(&marks);
-			doomedBy.scope = NULL;
+			WakeupAtAbort();
+			ForgetAll();
 			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
 		case XACT_EVENT_PARALLEL_COMMIT:

@@ -21,14 +21,15 @@ typedef struct OpenClaim
 	KeyName name;
 	bytea *fingerprint; /* NULL: the request was not given */
 	Retention retention;
-	KeyVersion seen; /* the expired row to overwrite, if any */
+	KeyVersion seen; /* the row to overwrite, if any; not kept up for a lease */
+	int64 token;	 /* 0: without a lease, to be finished before commit */
 	SubTransactionId openedIn;
 	SubTransactionId closedIn; /* invalid while open */
 } OpenClaim;
 
 extern OpenClaim *OpenClaimFind(const KeyName *name);
 extern void OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *retention,
-						 const KeyVersion *seen);
+						 const KeyVersion *seen, int64 token);
 extern void OpenClaimClose(OpenClaim *claim);
 
 extern void ScopeMark(const text *scope, const text *key, bool granted);
@@ -36,6 +37,8 @@ extern bool ScopeGranted(const char *pattern, bool *asked);
 extern const text *ScopeCurrentKey(const text *scope);
 
 extern void DoomTransaction(const KeyName *name);
+extern void DoubtTransaction(const KeyName *name);
+extern void TrustTransaction(void);
 
 extern void TransactionStateInit(void);
 

@@ -32,15 +32,21 @@ SELECT set_eq(
 	$$,
 	$$ VALUES
 		-- keys
-		('claim(scope text, key text, request idempotency.document DEFAULT NULL::idempotency.document, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval, fingerprint bytea DEFAULT NULL::bytea)',
+		('claim(scope text, key text, request idempotency.document DEFAULT NULL::idempotency.document, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval, fingerprint bytea DEFAULT NULL::bytea)',
 			'idempotency.operation', 'c', 'volatile', 'unsafe', false),
-		('try_claim(scope text, key text, request idempotency.document DEFAULT NULL::idempotency.document, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval, fingerprint bytea DEFAULT NULL::bytea)',
+		('try_claim(scope text, key text, request idempotency.document DEFAULT NULL::idempotency.document, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval, fingerprint bytea DEFAULT NULL::bytea)',
 			'idempotency.operation', 'c', 'volatile', 'unsafe', false),
-		('complete(scope text, key text, response idempotency.document DEFAULT NULL::idempotency.document, status integer DEFAULT 200, headers idempotency.document DEFAULT NULL::idempotency.document)',
+		('complete(scope text, key text, response idempotency.document DEFAULT NULL::idempotency.document, status integer DEFAULT 200, headers idempotency.document DEFAULT NULL::idempotency.document, token bigint DEFAULT NULL::bigint)',
 			'json', 'c', 'volatile', 'unsafe', false),
-		('fail(scope text, key text, response idempotency.document, status integer, headers idempotency.document DEFAULT NULL::idempotency.document)',
+		('fail(scope text, key text, response idempotency.document, status integer, headers idempotency.document DEFAULT NULL::idempotency.document, token bigint DEFAULT NULL::bigint)',
 			'json', 'c', 'volatile', 'unsafe', false),
-		('release(scope text, key text)', 'void', 'c', 'volatile', 'unsafe', false),
+		('release(scope text, key text, token bigint DEFAULT NULL::bigint)', 'void', 'c', 'volatile', 'unsafe', false),
+		('renew(scope text, key text, token bigint, lease interval)',
+			'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
+		('checkpoint(scope text, key text, token bigint, recovery_point text, state idempotency.document DEFAULT NULL::idempotency.document)',
+			'void', 'c', 'volatile', 'unsafe', false),
+		('claim_abandoned(scope text, lease interval, max integer DEFAULT 1)',
+			'SETOF idempotency.abandoned', 'c', 'volatile', 'unsafe', false),
 		('run(scope text, key text, request idempotency.document, handler regprocedure, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval)',
 			'idempotency.operation', 'c', 'volatile', 'unsafe', false),
 		('peek(scope text, key text)', 'idempotency.operation', 'c', 'stable', 'unsafe', false),
@@ -64,6 +70,12 @@ SELECT set_eq(
 		('uuidv7()', 'uuid', 'c', 'volatile', 'safe', false),
 		('parse_header(value text)', 'text', 'c', 'immutable', 'safe', false),
 		('problem(operation idempotency.operation)', 'json', 'c', 'immutable', 'safe', true),
+
+		-- counters
+		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT stats_reset timestamp with time zone)',
+			'SETOF record', 'c', 'volatile', 'unsafe', false),
+		('stats_reset()', 'void', 'c', 'volatile', 'unsafe', false),
+		('reap(max_rows integer DEFAULT 1000)', 'bigint', 'c', 'volatile', 'unsafe', false),
 
 		-- rights
 		('grant_client(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),

@@ -7,7 +7,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(20);
+SELECT plan(24);
 
 -- What CREATE EXTENSION made, without what comes with these by itself: array
 -- types, row types of relations, indexes, rules and constraints.
@@ -46,7 +46,7 @@ CREATE TEMPORARY VIEW relation_column AS
 		pg_catalog.format_type(a.atttypid, a.atttypmod) AS type
 	FROM pg_temp.relation AS c
 	JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
-	WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind <> 'i';
+	WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind NOT IN ('i', 'S');
 
 -- The extension itself.
 
@@ -65,8 +65,13 @@ SELECT set_eq(
 		('type', 'idempotency.document'),
 		('type', 'idempotency.keytext'),
 		('type', 'idempotency.operation'),
+		('type', 'idempotency.abandoned'),
 		('table', 'idempotency.key'),
+		('sequence', 'idempotency.token'),
 		('view', 'idempotency.keys'),
+		('view', 'idempotency.zombies'),
+		('table', 'idempotency.reaper'),
+		('view', 'idempotency.stats'),
 		('cast', '(json AS idempotency.document)'),
 		('cast', '(jsonb AS idempotency.document)'),
 		('cast', '(text AS idempotency.document)'),
@@ -149,13 +154,31 @@ SELECT results_eq(
 	$$ VALUES
 		('outcome', 'text'),
 		('replayed', 'boolean'),
+		('token', 'bigint'),
+		('attempt', 'integer'),
+		('recovery_point', 'text'),
+		('state', 'json'),
 		('status', 'integer'),
 		('headers', 'json'),
 		('response', 'json'),
 		('failed', 'boolean'),
+		('retry_after', 'interval'),
 		('expires_at', 'timestamp with time zone')
 	$$,
 	'the columns of operation');
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'abandoned' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('scope', 'text'),
+		('key', 'text'),
+		('request', 'json'),
+		('operation', 'idempotency.operation')
+	$$,
+	'the columns of abandoned, which a completer gets');
 
 SELECT results_eq(
 	$$
@@ -176,6 +199,48 @@ SELECT results_eq(
 	$$,
 	'the columns of keys: no response in it');
 
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'zombies' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('scope', 'text'),
+		('key', 'idempotency.keytext'),
+		('attempt', 'integer'),
+		('recovery_point', 'text'),
+		('age', 'interval'),
+		('overdue', 'interval'),
+		('expires_in', 'interval'),
+		('leased_until', 'timestamp with time zone')
+	$$,
+	'the columns of zombies: no token, no request and no state in it');
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'stats' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('datid', 'oid'),
+		('datname', 'name'),
+		('claims', 'bigint'),
+		('replays', 'bigint'),
+		('in_progress', 'bigint'),
+		('mismatches', 'bigint'),
+		('takeovers', 'bigint'),
+		('completions', 'bigint'),
+		('failures', 'bigint'),
+		('releases', 'bigint'),
+		('stale_tokens', 'bigint'),
+		('reaped', 'bigint'),
+		('zombies_reaped', 'bigint'),
+		('waits', 'bigint'),
+		('wait_time', 'interval'),
+		('stats_reset', 'timestamp with time zone')
+	$$,
+	'the columns of stats');
+
 -- The table that decides who won.
 
 SELECT results_eq(
@@ -193,7 +258,15 @@ SELECT results_eq(
 		('key', 'idempotency.keytext', true, NULL),
 		('fingerprint', 'bytea', false, NULL),
 		('response', 'json', false, NULL),
-		('headers', 'json', false, NULL)
+		('headers', 'json', false, NULL),
+		('token', 'bigint', false, NULL),
+		('attempt', 'integer', false, NULL),
+		('leased_at', 'timestamp with time zone', false, NULL),
+		('leased_until', 'timestamp with time zone', false, NULL),
+		('recovery_point', 'text', false, 'default'),
+		('recovery_state', 'json', false, NULL),
+		('request', 'json', false, NULL),
+		('retention', 'interval', false, NULL)
 	$$,
 	'the columns of key');
 
@@ -202,11 +275,21 @@ SELECT results_eq(
 		SELECT pg_catalog.pg_get_indexdef(i.indexrelid), i.indisprimary, i.indisvalid
 		FROM pg_catalog.pg_index AS i
 		WHERE i.indrelid = 'idempotency.key'::pg_catalog.regclass
+		ORDER BY i.indisprimary DESC
 	$$,
 	$$ VALUES
-		('CREATE UNIQUE INDEX key_pkey ON idempotency.key USING btree (scope, key)', true, true)
+		('CREATE UNIQUE INDEX key_pkey ON idempotency.key USING btree (scope, key)', true, true),
+		('CREATE INDEX key_abandoned ON idempotency.key USING btree (scope, created_at) WHERE (token IS NOT NULL)', false, true)
 	$$,
-	'one index, the primary key');
+	'two indexes: the primary key, and a partial one of what is in progress');
+
+SELECT results_eq(
+	$$
+		SELECT pg_catalog.format_type(seqtypid, NULL), seqincrement, seqmin, seqmax, seqcycle
+		FROM pg_catalog.pg_sequence WHERE seqrelid = 'idempotency.token'::pg_catalog.regclass
+	$$,
+	$$ VALUES ('bigint', 1::bigint, 1::bigint, 9223372036854775807, false) $$,
+	'tokens grow, and never come again');
 
 SELECT results_eq(
 	$$
@@ -269,7 +352,9 @@ SELECT set_eq(
 		('idempotency.wait', '5000', 'ms', 'integer', 'user', '0', '2147483647'),
 		('idempotency.max_response_size', '1048576', 'B', 'integer', 'user', '1024', '536870911'),
 		('idempotency.scope_prefix', '', NULL, 'string', 'superuser', NULL, NULL),
-		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL)
+		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL),
+		('idempotency.reaper_naptime', '10000', 'ms', 'integer', 'sighup', '0', '2147483647'),
+		('idempotency.databases', '', NULL, 'string', 'sighup', NULL, NULL)
 	$$,
 	'these settings, with these defaults, units and ranges, and no other');
 

@@ -102,7 +102,7 @@ SELECT pg_temp.refused(
 	'IK422', 'claim refuses a key with another request');
 
 SELECT is(
-	op::text, '(mismatched,f,,,,f,)', 'try_claim says mismatched, and shows nothing of the answer')
+	op::text, '(mismatched,f,,,,,,,,f,,)', 'try_claim says mismatched, and shows nothing of the answer')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-1', '{"amount": 26}') AS op;
 
 SELECT is(
@@ -111,10 +111,10 @@ FROM idempotency.try_claim('tenant1/charge.create', 'order-1', '{"amount": 26}')
 
 -- in_progress: IK409
 
-SELECT is(op::text, '(claimed,f,,,,f,)', 'a new key is claimed')
+SELECT is(op::text, '(claimed,f,,1,,,,,,f,,)', 'a new key is claimed')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-3') AS op;
 
-SELECT is(op::text, '(in_progress,f,,,,f,)', 'then it is in progress')
+SELECT is(op::text, '(in_progress,f,,,,,,,,f,,)', 'then it is in progress')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-3') AS op;
 
 SELECT is(idempotency.problem(op) ->> 'status', '409', 'and its problem document says 409')
@@ -184,7 +184,7 @@ SELECT is(idempotency.once('tenant1/mailer', 'm-1'), false, 'and false the secon
 SELECT results_eq(
 	$$ SELECT * FROM idempotency.once('tenant1/mailer', ARRAY['m-3', 'm-1', 'm-2', 'm-3']) $$,
 	ARRAY['m-2', 'm-3'], 'an array gives the new keys, each once, in order');
-SELECT is(op::text LIKE '(replayed,t,,,,f,%)', true, 'claim replays an inbox record, without a status')
+SELECT is(op::text LIKE '(replayed,t,,,,,,,,f,,%)', true, 'claim replays an inbox record, without a status')
 FROM idempotency.claim('tenant1/mailer', 'm-1') AS op;
 
 -- run

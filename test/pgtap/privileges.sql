@@ -8,7 +8,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(36);
+SELECT plan(44);
 
 CREATE ROLE idempotency_plain;
 CREATE ROLE idempotency_client;
@@ -25,8 +25,16 @@ CREATE TEMPORARY VIEW looker AS
 		('client', 'idempotency_client'),
 		('operator', 'idempotency_operator')) AS l (who, role);
 
+-- The types that have access lists of their own: that of an array is that of its
+-- elements, and row types of tables and views keep the server's default, since
+-- pg_dump warns of any other.
+CREATE TEMPORARY VIEW extension_type AS
+	SELECT t.*
+	FROM pg_catalog.pg_type AS t
+	LEFT JOIN pg_catalog.pg_class AS c ON c.oid = t.typrelid AND c.relkind IN ('r', 'v')
+	WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace AND t.typcategory <> 'A' AND c.oid IS NULL;
+
 -- Every access list of the extension, the server's default where none is set.
--- The access list of an array type is that of its elements.
 CREATE TEMPORARY VIEW access AS
 	SELECT 'schema ' || n.nspname AS object, a.*
 	FROM pg_catalog.pg_namespace AS n
@@ -51,9 +59,8 @@ CREATE TEMPORARY VIEW access AS
 	WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace
 	UNION ALL
 	SELECT 'type ' || t.typname, a.*
-	FROM pg_catalog.pg_type AS t
-	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner))) AS a
-	WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace AND t.typcategory <> 'A';
+	FROM pg_temp.extension_type AS t
+	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner))) AS a;
 
 -- The lists as a whole.
 
@@ -95,11 +102,14 @@ SELECT set_eq(
 		GROUP BY p.oid
 	$$,
 	$$ VALUES
-		('idempotency.claim(text,text,idempotency.document,interval,interval,bytea)', 'client'),
-		('idempotency.try_claim(text,text,idempotency.document,interval,interval,bytea)', 'client'),
-		('idempotency.complete(text,text,idempotency.document,integer,idempotency.document)', 'client'),
-		('idempotency.fail(text,text,idempotency.document,integer,idempotency.document)', 'client'),
-		('idempotency.release(text,text)', 'client'),
+		('idempotency.claim(text,text,idempotency.document,interval,interval,interval,bytea)', 'client'),
+		('idempotency.try_claim(text,text,idempotency.document,interval,interval,interval,bytea)', 'client'),
+		('idempotency.complete(text,text,idempotency.document,integer,idempotency.document,bigint)', 'client'),
+		('idempotency.fail(text,text,idempotency.document,integer,idempotency.document,bigint)', 'client'),
+		('idempotency.release(text,text,bigint)', 'client'),
+		('idempotency.renew(text,text,bigint,interval)', 'client'),
+		('idempotency.checkpoint(text,text,bigint,text,idempotency.document)', 'client'),
+		('idempotency.claim_abandoned(text,interval,integer)', 'client'),
 		('idempotency.run(text,text,idempotency.document,regprocedure,interval,interval)', 'client'),
 		('idempotency.peek(text,text)', 'client operator'),
 		('idempotency.forget(text,text)', 'operator'),
@@ -115,6 +125,9 @@ SELECT set_eq(
 		('idempotency.uuidv7()', 'client'),
 		('idempotency.parse_header(text)', 'client'),
 		('idempotency.problem(idempotency.operation)', 'client'),
+		('idempotency.stats()', 'operator'),
+		('idempotency.stats_reset()', 'operator'),
+		('idempotency.reap(integer)', 'operator'),
 		('idempotency.grant_client(regrole)', ''),
 		('idempotency.grant_operator(regrole)', ''),
 		('idempotency.document(jsonb)', 'client'),
@@ -153,8 +166,9 @@ SELECT set_eq(
 					AND pg_catalog.has_any_column_privilege(l.role, c.oid, p.privilege))
 		GROUP BY c.relname, l.who
 	$$,
-	$$ VALUES ('keys', 'operator', 'SELECT') $$,
-	'relations: an operator reads the view, and that is all');
+	$$ VALUES ('keys', 'operator', 'SELECT'), ('zombies', 'operator', 'SELECT'), ('stats', 'operator', 'SELECT'),
+		('reaper', 'operator', 'SELECT') $$,
+	'relations: an operator reads the views, and that is all');
 
 SELECT is_empty(
 	$$
@@ -169,17 +183,15 @@ SELECT is_empty(
 SELECT set_eq(
 	$$
 		SELECT t.typname::text AS type, coalesce(pg_catalog.string_agg(l.who, ' ' ORDER BY l.who), '') AS may_use
-		FROM pg_catalog.pg_type AS t
+		FROM pg_temp.extension_type AS t
 		LEFT JOIN pg_temp.looker AS l ON pg_catalog.has_type_privilege(l.role, t.oid, 'USAGE')
-		WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace AND t.typcategory <> 'A'
-		GROUP BY t.oid
+		GROUP BY t.oid, t.typname
 	$$,
 	$$ VALUES
 		('document', 'client operator'),
 		('keytext', ''),
 		('operation', 'client operator'),
-		('key', ''),
-		('keys', '')
+		('abandoned', 'client')
 	$$,
 	'types: those of arguments and results, for clients and operators');
 
@@ -205,6 +217,21 @@ SELECT results_eq(
 		WHERE grantee = 'idempotency_client'::pg_catalog.regrole
 	$$,
 	'a role whose name needs quotes gets the same rights');
+
+-- Whoever monitors the server.
+
+SELECT set_eq(
+	$$
+		SELECT object, privilege_type FROM pg_temp.access
+		WHERE grantee = 'pg_monitor'::pg_catalog.regrole
+	$$,
+	$$ VALUES
+		('schema idempotency', 'USAGE'),
+		('relation stats', 'SELECT'),
+		('relation reaper', 'SELECT'),
+		('function idempotency.stats()', 'EXECUTE')
+	$$,
+	'pg_monitor reads the counters and the progress of the reaper, and that is all');
 
 -- The rights at work.  What a role may not do fails before it looks at its
 -- arguments.
@@ -244,17 +271,27 @@ SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.peek('s', 'k')
 SELECT pg_temp.allowed('idempotency_client', $$SELECT * FROM idempotency.once('s', ARRAY['a', 'b'])$$);
 SELECT pg_temp.allowed('idempotency_client',
 	$$SELECT idempotency.problem(idempotency.try_claim('s', 'k', '{"a": 2}'))$$);
+SELECT pg_temp.allowed('idempotency_client', $$
+	SELECT idempotency.checkpoint('s', 'leased', token, 'begun'), idempotency.renew('s', 'leased', token, '1 min'),
+		idempotency.release('s', 'leased', token)
+	FROM idempotency.claim('s', 'leased', lease => '1 min')$$);
+SELECT pg_temp.allowed('idempotency_client', $$SELECT * FROM idempotency.claim_abandoned('s', '1 min')$$);
 SELECT pg_temp.refused('idempotency_client', $$SELECT idempotency.forget('s', 'k')$$);
 SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.keys$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.zombies$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT nextval('idempotency.token')$$);
 SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.key$$);
 SELECT pg_temp.refused('idempotency_client', $$DELETE FROM idempotency.key$$);
 SELECT pg_temp.refused('idempotency_client', $$SELECT idempotency.grant_client('idempotency_plain')$$);
 SELECT pg_temp.refused('idempotency_client', $$CREATE TABLE idempotency.mine ()$$);
 
 SELECT pg_temp.allowed('idempotency_operator', $$SELECT * FROM idempotency.keys$$);
+SELECT pg_temp.allowed('idempotency_operator', $$SELECT * FROM idempotency.zombies$$);
 SELECT pg_temp.allowed('idempotency_operator', $$SELECT idempotency.peek('s', 'k')$$);
 SELECT pg_temp.allowed('idempotency_operator', $$SELECT idempotency.forget('s', 'k')$$);
 SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.claim('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.renew('s', 'leased', 1, '1 min')$$);
+SELECT pg_temp.refused('idempotency_operator', $$SELECT * FROM idempotency.claim_abandoned('s', '1 min')$$);
 SELECT pg_temp.refused('idempotency_operator', $$SELECT * FROM idempotency.key$$);
 SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.grant_operator('idempotency_plain')$$);
 

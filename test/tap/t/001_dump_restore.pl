@@ -3,7 +3,8 @@
 # Proves that no way of dumping and restoring a database loses a key: whatever
 # kind of record it is, it is there afterwards, replays the very bytes, refuses
 # another request, and can be used by those, and only those, who could before.
-# Also that a dump names the extension once and none of its own objects.
+# Also that a dump names the extension once and none of its own objects, and that
+# pg_dump has nothing to complain about.
 
 use strict;
 use warnings FATAL => 'all';
@@ -170,13 +171,19 @@ sub fresh
 my @psql = ('psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file');
 my @restore = ('pg_restore', '--exit-on-error');
 
-$node->command_ok(['pg_dump', '--file', "$dir/plain", 'postgres'], 'dump as plain text');
-$node->command_ok(['pg_dump', '--format=custom', '--file', "$dir/custom", 'postgres'], 'dump as archive');
-$node->command_ok(['pg_dump', '--format=directory', '--jobs=2', '--file', "$dir/directory", 'postgres'],
-	'dump as directory, in parallel');
-$node->command_ok(['pg_dump', '--schema-only', '--file', "$dir/schema", 'postgres'], 'dump the schema');
-$node->command_ok(['pg_dump', '--data-only', '--disable-triggers', '--file', "$dir/data", 'postgres'],
-	'dump the data');
+# dumps runs pg_dump, which must end well and say nothing.
+sub dumps
+{
+	my ($name, @arguments) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$node->command_checks_all([ 'pg_dump', @arguments ], 0, [qr/\A\z/], [qr/\A\z/], $name);
+}
+
+dumps('dump as plain text', '--file', "$dir/plain", 'postgres');
+dumps('dump as archive', '--format=custom', '--file', "$dir/custom", 'postgres');
+dumps('dump as directory, in parallel', '--format=directory', '--jobs=2', '--file', "$dir/directory", 'postgres');
+dumps('dump the schema', '--schema-only', '--file', "$dir/schema", 'postgres');
+dumps('dump the data', '--data-only', '--disable-triggers', '--file', "$dir/data", 'postgres');
 
 my $text = slurp_file("$dir/plain");
 is(scalar(() = $text =~ /^CREATE EXTENSION.*idempotency/mg), 1, 'a dump creates the extension once');
@@ -201,7 +208,7 @@ restored('replaced');
 # The dump of a restored database is the dump once more.
 $node->safe_psql('postgres', 'CREATE DATABASE again TEMPLATE template0');
 $node->command_ok([@restore, '--dbname=again', "$dir/custom"], 'restore');
-$node->command_ok(['pg_dump', '--file', "$dir/again", 'again'], 'dump what was restored');
+dumps('dump what was restored', '--file', "$dir/again", 'again');
 my @again = map { s/^\\(un)?restrict .*//mgr } slurp_file("$dir/again"), $text;
 ok($again[0] eq $again[1], 'the dump of a restored database is the same');
 

@@ -41,7 +41,7 @@ sub decodes
 	foreach (split /^(?=BEGIN|COMMIT|table|PREPARE)/m, $changes)
 	{
 		push @seen, lc $_ if s/^(BEGIN|COMMIT)\s*\z/$1/;
-		push @seen, "$1 $2 $3" if /^table (\S+): (\w+):.* key\[text\]:'([^']*)'/s;
+		push @seen, "$1 $2 $3" if /^table (\S+): (\w+):.* key\[[\w.]+\]:'([^']*)'/s;
 		die "cannot read $_" unless /^(begin|commit|table)/i;
 	}
 	is(join(', ', @seen), $expected, $name) or diag $changes;
@@ -51,9 +51,9 @@ sub decodes
 my $changes = decodes(q{BEGIN; SELECT idempotency.claim('l', 'a', '{"n":1}', retention => '-1 second');
 	SELECT idempotency.complete('l', 'a', '{"n" :  1}', 201, '{"A": "b"}'); COMMIT},
 	'begin, idempotency.key INSERT a, commit', 'complete is one INSERT');
-like($changes, qr/ expires_at\[timestamp with time zone\]:'infinity' status\[integer\]:201 failed\[boolean\]:false /,
+like($changes, qr/ expires_at\[timestamp with time zone\]:'infinity' status\[smallint\]:201 /,
 	'with all columns');
-like($changes, qr/ headers\[json\]:'\{"A": "b"\}' response\[json\]:'\{"n" :  1\}'$/m, 'byte for byte');
+like($changes, qr/ response\[json\]:'\{"n" :  1\}' headers\[json\]:'\{"A": "b"\}'/, 'byte for byte');
 
 decodes(q{BEGIN; INSERT INTO charge VALUES ('b'); SELECT idempotency.claim('l', 'b', retention => '1 microsecond');
 	INSERT INTO charge VALUES ('b'); SELECT idempotency.complete('l', 'b', '1'); COMMIT},
@@ -81,7 +81,7 @@ decodes(q{SELECT idempotency.run('l', 'r', '{}', 'handler(json)'), idempotency.r
 	'run is one INSERT, and shows nothing of what was undone');
 $changes = decodes(q{SELECT idempotency.forget('l', 'w')}, 'begin, idempotency.key DELETE w, commit',
 	'forget is one DELETE');
-like($changes, qr/DELETE: scope\[text\]:'l' key\[text\]:'w'$/m, 'which names the key');
+like($changes, qr/DELETE: scope\[text\]:'l' key\[idempotency\.keytext\]:'w'$/m, 'which names the key');
 
 decodes(q{BEGIN; SELECT idempotency.claim('l', 'p'); SELECT idempotency.complete('l', 'p');
 	PREPARE TRANSACTION 'p'}, '', 'a prepared outcome is nothing yet');
@@ -91,7 +91,7 @@ my $body = q{(SELECT '"' || substr(string_agg(md5(i::text), ''), 1, 1000000) || 
 $changes = decodes(qq{BEGIN; SELECT idempotency.claim('l', 'large');
 	SELECT idempotency.complete('l', 'large', $body); COMMIT},
 	'begin, idempotency.key INSERT large, commit', 'a large response is one INSERT');
-my ($digits) = $changes =~ /response\[json\]:'"([0-9a-f]*)"'$/m;
+my ($digits) = $changes =~ / response\[json\]:'"([0-9a-f]*)"' /;
 is(length $digits, 1000000, 'whole');
 $publisher->safe_psql('postgres', q{SELECT pg_drop_replication_slot('slot')});
 

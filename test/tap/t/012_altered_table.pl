@@ -17,8 +17,7 @@ my $node = new_node('main', conf => 'log_statement = none');
 $node->safe_psql('postgres', q{
 	CREATE ACCESS METHOD heap2 TYPE TABLE HANDLER heap_tableam_handler;
 	CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';
-	CREATE FUNCTION handler(json) RETURNS json LANGUAGE sql AS 'SELECT $1';
-	CREATE TABLE parent (LIKE idempotency.key) PARTITION BY LIST (scope)});
+	CREATE FUNCTION handler(json) RETURNS json LANGUAGE sql AS 'SELECT $1'});
 
 # afresh makes a table that nobody has altered, and stores a key in it.
 sub afresh
@@ -90,7 +89,7 @@ my @alterations = (
 	[ 'a column that must not be null', "ALTER TABLE $t ALTER headers SET NOT NULL",
 		"ALTER TABLE $t ALTER headers DROP NOT NULL", '\w', "UPDATE $t SET headers = '{}'" ],
 	[ 'a default', "ALTER TABLE $t ALTER status SET DEFAULT 200", "ALTER TABLE $t ALTER status DROP DEFAULT", 'Drop' ],
-	[ 'a foreign key that refers to it', "CREATE TABLE r (s text COLLATE \"C\", k text COLLATE \"C\",
+	[ 'a foreign key that refers to it', "CREATE TABLE r (s text COLLATE \"C\", k idempotency.keytext,
 		FOREIGN KEY (s, k) REFERENCES $t)", "DROP TABLE r", 'Drop' ],
 	[ 'a foreign key of its own', "ALTER TABLE $t ADD CONSTRAINT f FOREIGN KEY (scope) REFERENCES s",
 		"ALTER TABLE $t DROP CONSTRAINT f", 'Drop',
@@ -98,13 +97,14 @@ my @alterations = (
 	[ 'a deferrable constraint', "ALTER TABLE $t ADD CONSTRAINT u UNIQUE (key, scope) DEFERRABLE",
 		"ALTER TABLE $t DROP CONSTRAINT u", 'Drop' ],
 	[ 'a child', "CREATE TABLE child () INHERITS ($t)", "DROP TABLE child", '\w' ],
-	[ 'a partition', "ALTER TABLE parent ATTACH PARTITION $t DEFAULT", "ALTER TABLE parent DETACH PARTITION $t", '\w' ],
+	[ 'a partition', "ALTER TABLE parent ATTACH PARTITION $t DEFAULT", "ALTER TABLE parent DETACH PARTITION $t", '\w',
+		"CREATE TABLE parent (LIKE $t) PARTITION BY LIST (scope)" ],
 	[ 'a renamed column', "ALTER TABLE $t RENAME status TO state", "ALTER TABLE $t RENAME state TO status",
 		'columns' ],
 	[ 'a column of another type', "ALTER TABLE $t ALTER headers TYPE jsonb", "ALTER TABLE $t ALTER headers TYPE json",
 		'columns' ],
-	[ 'a column of another collation', "ALTER TABLE $t ALTER key TYPE text COLLATE \"default\"",
-		"ALTER TABLE $t ALTER key TYPE text COLLATE \"C\"", '\w',
+	[ 'a column of another collation', "ALTER TABLE $t ALTER scope TYPE text COLLATE \"default\"",
+		"ALTER TABLE $t ALTER scope TYPE text COLLATE \"C\"", '\w',
 		'ALTER EXTENSION idempotency DROP VIEW idempotency.keys; DROP VIEW idempotency.keys' ],
 	[ 'no primary key', "ALTER TABLE $t DROP CONSTRAINT key_pkey", "ALTER TABLE $t ADD PRIMARY KEY (scope, key)",
 		'PRIMARY KEY \(scope, key\)' ],
@@ -150,7 +150,7 @@ is( $session->query_safe(q{ROLLBACK TO s; SELECT outcome FROM idempotency.claim(
 # What is nobody's harm.
 foreach my $change (
 	"GRANT SELECT ON $t TO pg_monitor", "ALTER TABLE $t SET (autovacuum_vacuum_scale_factor = 0.01)",
-	"CREATE STATISTICS idempotency.st (dependencies) ON scope, failed FROM $t", "COMMENT ON TABLE $t IS 'mine'",
+	"CREATE STATISTICS idempotency.st (dependencies) ON scope, status FROM $t", "COMMENT ON TABLE $t IS 'mine'",
 	"CREATE PUBLICATION p FOR TABLE $t", "ALTER TABLE $t REPLICA IDENTITY FULL", "CREATE INDEX mine ON $t (expires_at)",
 	"ALTER TABLE $t ALTER response SET COMPRESSION pglz", "CREATE VIEW mine AS SELECT * FROM $t",
 	"ALTER TABLE $t CLUSTER ON mine")

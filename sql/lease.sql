@@ -1,0 +1,973 @@
+--
+-- Leases: claims that survive commit, their heartbeats, recovery points, takeovers
+-- and ends, as one session sees them.  (What sessions do to each other is the
+-- matter of the isolation tests.)
+--
+\set SHOW_CONTEXT never
+
+-- What a statement comes to: its SQLSTATE, message and detail, without the number
+-- of a token.
+CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	message text;
+	detail text;
+BEGIN
+	EXECUTE statement;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL;
+	RETURN SQLSTATE || ': ' || message || coalesce('. ' || regexp_replace(nullif(detail, ''), 'token -?\d+', 'token N'), '');
+END
+$$;
+
+-- A claim with a lease that runs for a minute, and the token of its owner.
+CREATE FUNCTION pg_temp.lease(key text, request json DEFAULT NULL) RETURNS bigint LANGUAGE sql AS $$
+	SELECT token FROM idempotency.claim('lease', lease.key, request, lease => '1 min')
+$$;
+
+-- Makes it so much later for the lease on a key.
+CREATE FUNCTION pg_temp.pass(p_key text, p_time interval DEFAULT '1 hour') RETURNS void LANGUAGE sql AS $$
+	UPDATE idempotency.key
+		SET created_at = created_at - p_time, leased_at = leased_at - p_time,
+			leased_until = leased_until - p_time, expires_at = expires_at - p_time
+		WHERE scope = 'lease' AND key = p_key
+$$;
+
+--
+-- The outcomes
+--
+
+-- A claim with a lease is granted with a token, and is stored with its transaction:
+-- nothing has to complete it there.
+BEGIN;
+SELECT outcome, replayed, token > 0 AS token, attempt, recovery_point, state, status, headers, response, failed,
+		retry_after, expires_at
+	FROM idempotency.claim('lease', 'new', '{"amount": 100}', lease => '1 min');
+COMMIT;
+SELECT outcome, replayed, token > 0 AS token, attempt, recovery_point, state, status, headers, response, failed,
+		retry_after, expires_at
+	FROM idempotency.try_claim('lease', 'new for try_claim', lease => '1 min');
+SELECT key, state FROM idempotency.keys WHERE scope = 'lease' ORDER BY key;
+
+-- While it runs, the operation is in progress for everybody else, with a lease or
+-- without one: a value that says how long it may last, and nothing of the owner's
+-- token, or an error.
+SELECT outcome, replayed, token, attempt, recovery_point, state, status, headers, response, failed,
+		retry_after BETWEEN '30 s' AND '1 min' AS retry_after, expires_at
+	FROM idempotency.try_claim('lease', 'new', '{"amount": 100}', lease => '1 min');
+SELECT outcome, token, attempt, retry_after BETWEEN '30 s' AND '1 min' AS retry_after
+	FROM idempotency.try_claim('lease', 'new', '{"amount": 100}');
+SELECT pg_temp.error_of('SELECT idempotency.claim(''lease'', ''new'', wait => ''0'')'),
+	pg_temp.error_of('SELECT idempotency.claim(''lease'', ''new'', lease => ''1 min'', wait => ''1 microsecond'')');
+DO $$
+DECLARE
+	hint text;
+BEGIN
+	PERFORM idempotency.claim('lease', 'new', wait => '0');
+EXCEPTION WHEN SQLSTATE 'IK409' THEN
+	GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+	RAISE NOTICE '%', regexp_replace(hint, '\d+', 'NN');
+END
+$$;
+-- In the transaction that took it as well, and after a renewal there.
+BEGIN;
+SELECT pg_temp.lease('twice') > 0 AS leased;
+SELECT outcome, attempt, retry_after FROM idempotency.try_claim('lease', 'twice', lease => '1 min', wait => '1 hour');
+SAVEPOINT before;
+SELECT idempotency.claim('lease', 'twice');
+ROLLBACK TO before;
+COMMIT;
+SELECT token FROM idempotency.key WHERE scope = 'lease' AND key = 'new' \gset
+BEGIN;
+SELECT idempotency.renew('lease', 'new', :token, '1 min') > now() AS renewed;
+SELECT idempotency.claim('lease', 'new', '{"amount": 100}', wait => '1 hour');
+ROLLBACK;
+
+-- Another request is told so, whether the owner is at it or has gone: it would have
+-- to wait in vain.
+SELECT outcome, token, attempt, retry_after FROM idempotency.try_claim('lease', 'new', '{"amount": 999}', wait => '1 hour');
+SELECT idempotency.claim('lease', 'new', '{"amount": 999}', lease => '1 min');
+\echo :SQLSTATE
+SELECT pg_temp.pass('new for try_claim');
+SELECT outcome FROM idempotency.try_claim('lease', 'new for try_claim', '{"amount": 1}', lease => '1 min');
+SELECT pg_temp.pass('new for try_claim');
+SELECT outcome FROM idempotency.try_claim('lease', 'new for try_claim', '{"amount": 2}', lease => '1 min');
+
+-- When it is over, the next request takes over: another attempt, and a token that
+-- has grown.
+SELECT pg_temp.lease('lapsed') AS first \gset
+SELECT pg_temp.pass('lapsed');
+SELECT outcome, replayed, token > :first AS grown, attempt, recovery_point, state, failed, retry_after, expires_at
+	FROM idempotency.claim('lease', 'lapsed', lease => '1 min');
+SELECT pg_temp.pass('lapsed');
+SELECT outcome, attempt FROM idempotency.try_claim('lease', 'lapsed', lease => '1 min');
+SELECT outcome, attempt FROM idempotency.try_claim('lease', 'lapsed', lease => '1 min');
+
+-- Its end is that of the clock, within a transaction as well; and who waits takes
+-- over at that moment.
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'clock', lease => '1 millisecond');
+COMMIT;
+BEGIN;
+SELECT pg_sleep(0.01);
+SELECT outcome, attempt FROM idempotency.claim('lease', 'clock', lease => '200 milliseconds', wait => '0');
+COMMIT;
+SELECT leased_until AS until FROM idempotency.key WHERE scope = 'lease' AND key = 'clock' \gset
+SELECT outcome, attempt FROM idempotency.claim('lease', 'clock', lease => '1 min', wait => '1 min');
+SELECT leased_at - :'until' BETWEEN '0' AND '30 s' AS waited FROM idempotency.key WHERE scope = 'lease' AND key = 'clock';
+-- A wait that ends sooner does not.
+SELECT clock_timestamp() AS before \gset
+SELECT outcome FROM idempotency.try_claim('lease', 'clock', lease => '1 min', wait => '50 ms');
+SELECT clock_timestamp() - :'before' BETWEEN '50 ms' AND '30 s' AS waited;
+
+-- A clock that was set back leaves leases that begin in the future.  Nobody can say
+-- how long they have run, so they are over.
+SELECT pg_temp.lease('set back') AS first \gset
+SELECT pg_temp.pass('set back', '-1 hour');
+SELECT outcome, retry_after FROM idempotency.peek('lease', 'set back');
+SELECT outcome, attempt, token > :first AS grown FROM idempotency.claim('lease', 'set back', lease => '1 min');
+
+-- A stored outcome is replayed to a claim with a lease, and leaves no lease.
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'stored');
+SELECT idempotency.complete('lease', 'stored', '"done"', 201);
+COMMIT;
+SELECT outcome, replayed, token, attempt, recovery_point, state, status, response, retry_after, expires_at > now() AS remembered
+	FROM idempotency.claim('lease', 'stored', lease => '1 min');
+
+-- A lease that is rolled back was never there; its token is not used again.
+BEGIN;
+SELECT pg_temp.lease('rolled back') AS first \gset
+ROLLBACK;
+SELECT outcome, attempt, token > :first AS grown FROM idempotency.claim('lease', 'rolled back', lease => '1 min');
+
+--
+-- The arguments
+--
+
+-- No lease at all is a transactional claim.  Any length of time will do that has a
+-- beginning and an end.
+BEGIN;
+SELECT outcome, token, attempt FROM idempotency.claim('lease', 'no lease', lease => NULL);
+COMMIT;
+\echo :SQLSTATE
+SELECT l AS lease, pg_temp.error_of(format('SELECT idempotency.claim(''lease'', ''length'', lease => %L)', l)) AS claim,
+		pg_temp.error_of(format('SELECT idempotency.try_claim(''lease'', ''length'', lease => %L)', l)) AS try_claim,
+		pg_temp.error_of(format('SELECT idempotency.renew(''lease'', ''new'', %s, %L)', :token, l)) AS renew
+	FROM unnest('{0,-1 microsecond,-1 day,-1 month,1 day -25 hours,300000 years,178000000 years,2562047788 hours}'::text[]) AS l;
+SELECT l AS lease, (idempotency.claim('lease', 'length ' || l, lease => l::interval)).outcome
+	FROM unnest('{1 microsecond,1 month,1 day -1 hour,100 years}'::text[]) AS l;
+SELECT key, leased_until = leased_at + substr(key, 8)::interval AS as_said
+	FROM idempotency.key WHERE scope = 'lease' AND key LIKE 'length %' ORDER BY key;
+SELECT idempotency.claim('lease', 'length', lease => '0');
+-- Infinity, which is an interval from 17 on, has no end.
+SELECT pg_temp.error_of('SELECT idempotency.claim(''lease'', ''length'', lease => ''infinity'')') ~ '^(22023|22007):' AS refused;
+
+-- How long a lease may be, a heartbeat has to say.
+SELECT idempotency.renew('lease', 'new', :token, NULL);
+\echo :SQLSTATE
+
+-- A recovery point needs a name, and the state a size that a replay could have.
+SELECT idempotency.checkpoint('lease', 'new', :token, NULL);
+\echo :SQLSTATE
+SELECT idempotency.checkpoint('lease', 'new', :token, '');
+BEGIN;
+SET LOCAL idempotency.max_response_size = '1kB';
+SELECT idempotency.checkpoint('lease', 'new', :token, 'fits', to_json(repeat('x', 1022)));
+SELECT idempotency.checkpoint('lease', 'new', :token, 'does not', to_json(repeat('x', 1023)));
+\echo :SQLSTATE
+ROLLBACK;
+-- So does the request that a lease keeps; one that is only compared may be larger.
+BEGIN;
+SET LOCAL idempotency.max_response_size = '1kB';
+SELECT outcome FROM idempotency.claim('lease', 'size', to_json(repeat('x', 1022)), lease => '1 min');
+SELECT outcome FROM idempotency.try_claim('lease', 'size 2', to_json(repeat('x', 1023)));
+SELECT idempotency.claim('lease', 'size 3', to_json(repeat('x', 1023)), lease => '1 min');
+\echo :SQLSTATE
+ROLLBACK;
+
+-- Scope and key are held to the same rules as everywhere.
+SELECT pg_temp.error_of(format('SELECT idempotency.%s', call)) AS error FROM unnest(ARRAY[
+	'renew(NULL, ''k'', 1, ''1 min'')',
+	'renew(''s'', '''', 1, ''1 min'')',
+	'checkpoint('''', ''k'', 1, ''p'')',
+	'checkpoint(''s'', NULL, 1, ''p'')',
+	'release(''s'', E''a\tb'', 1)',
+	'complete(''s'', repeat(''k'', 256), token => 1)']) AS call;
+
+--
+-- The end of a lease
+--
+
+-- Open as it is, it holds up no commit; a claim without one does, beside it.
+BEGIN;
+SELECT pg_temp.lease('beside') > 0 AS leased;
+SELECT outcome FROM idempotency.claim('lease', 'beside 2');
+COMMIT;
+\echo :SQLSTATE
+
+-- In the transaction that took it, it is finished without its token, as every claim
+-- is, or with it;
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'at once', '{"a": 1}', lease => '1 min');
+SELECT idempotency.complete('lease', 'at once', '"done at once"', 201, '{"X": "1"}');
+COMMIT;
+SELECT status, headers, response FROM idempotency.claim('lease', 'at once', '{"a": 1}');
+BEGIN;
+SELECT pg_temp.lease('at once 2') AS own \gset
+SELECT idempotency.fail('lease', 'at once 2', '"no"', 402, NULL, :own);
+COMMIT;
+SELECT status, response, failed FROM idempotency.claim('lease', 'at once 2');
+BEGIN;
+SELECT pg_temp.lease('at once 3') > 0 AS leased;
+SELECT idempotency.release('lease', 'at once 3');
+COMMIT;
+SELECT count(*) FROM idempotency.key WHERE scope = 'lease' AND key = 'at once 3';
+-- in a later one, with its token.
+SELECT pg_temp.lease('later', '{"a": 1}') AS own \gset
+SELECT idempotency.complete('lease', 'later', '{"id" :   1}', 201, '{"X" : "1"}', :own);
+SELECT outcome, status, headers, response, failed, attempt, retry_after FROM idempotency.claim('lease', 'later', '{"a": 1}');
+SELECT outcome FROM idempotency.try_claim('lease', 'later', '{"a": 2}');
+SELECT pg_temp.lease('later 2') AS own \gset
+SELECT idempotency.fail('lease', 'later 2', '"no"', 402, token => :own);
+SELECT outcome, status, response, failed FROM idempotency.claim('lease', 'later 2');
+SELECT pg_temp.lease('later 3') AS own \gset
+SELECT idempotency.release('lease', 'later 3', :own);
+SELECT outcome, attempt FROM idempotency.claim('lease', 'later 3', lease => '1 min');
+
+-- An owner whose lease ran out, and who was not taken over, may finish: nobody else
+-- has begun.  So he may renew it, and go on from there.
+SELECT pg_temp.lease('late') AS own \gset
+SELECT pg_temp.pass('late');
+SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
+SELECT idempotency.checkpoint('lease', 'late', :own, 'charged');
+SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
+SELECT idempotency.renew('lease', 'late', :own, '1 min') > now() AS renewed;
+SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
+SELECT pg_temp.pass('late');
+SELECT idempotency.complete('lease', 'late', '"late"', token => :own);
+SELECT outcome, response FROM idempotency.claim('lease', 'late');
+
+-- What the arguments of an outcome are held to is the same, and costs the owner
+-- nothing: he may say it again.
+SELECT pg_temp.lease('bad outcome') AS own \gset
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''bad outcome'', status => 99, token => %s)', :own)),
+	pg_temp.error_of(format('SELECT idempotency.fail(''lease'', ''bad outcome'', NULL, NULL, token => %s)', :own)),
+	pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''bad outcome'', headers => ''[]'', token => %s)', :own));
+SELECT idempotency.complete('lease', 'bad outcome', '"good"', token => :own);
+COMMIT;
+
+--
+-- Fencing
+--
+
+-- Who was taken over finishes nothing, renews nothing and leaves no checkpoint, and
+-- what he wrote is not committed, whether he catches the error or not.
+CREATE TABLE effect (by_owner int);
+SELECT pg_temp.lease('fenced') AS stale \gset
+SELECT pg_temp.pass('fenced');
+SELECT pg_temp.lease('fenced') AS current \gset
+CREATE FUNCTION pg_temp.caught(p_call text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO effect VALUES (1);
+	RETURN pg_temp.error_of('SELECT idempotency.' || p_call);
+END
+$$;
+BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', token => %s)', :stale)); COMMIT;
+\echo :SQLSTATE
+BEGIN; SELECT pg_temp.caught(format('fail(''lease'', ''fenced'', NULL, 400, token => %s)', :stale)); COMMIT;
+\echo :SQLSTATE
+BEGIN; SELECT pg_temp.caught(format('release(''lease'', ''fenced'', %s)', :stale)); COMMIT;
+\echo :SQLSTATE
+BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''fenced'', %s, ''1 min'')', :stale)); COMMIT;
+\echo :SQLSTATE
+BEGIN; SELECT pg_temp.caught(format('checkpoint(''lease'', ''fenced'', %s, ''p'')', :stale)); COMMIT;
+\echo :SQLSTATE
+-- A savepoint does not help, nor does the right token after it, nor PREPARE.
+BEGIN;
+SAVEPOINT before;
+SELECT pg_temp.caught(format('renew(''lease'', ''fenced'', %s, ''1 min'')', :stale));
+ROLLBACK TO before;
+INSERT INTO effect VALUES (2);
+SELECT idempotency.complete('lease', 'fenced', '"owner"', token => :current);
+COMMIT;
+\echo :SQLSTATE
+BEGIN;
+SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', token => %s)', :stale));
+PREPARE TRANSACTION 'regress_idempotency_fenced';
+\echo :SQLSTATE
+SELECT count(*) > 0 AS prepared FROM pg_prepared_xacts WHERE gid = 'regress_idempotency_fenced' \gset
+\if :prepared
+ROLLBACK PREPARED 'regress_idempotency_fenced';
+\endif
+SELECT count(*) AS effects FROM effect;
+SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'fenced';
+
+-- Nobody else's token will do: none, 0, a negative one, one that nobody has had yet,
+-- that of another key; nor any for a key that is not there, or that is claimed
+-- without a lease.
+SELECT pg_temp.lease('fenced, other') AS other \gset
+BEGIN;
+SELECT what, key, pg_temp.error_of(format('SELECT idempotency.complete(''lease'', %L, token => %L)', key, token)) AS error
+	FROM (VALUES
+		(1, 'none', 'fenced', NULL),
+		(2, '0', 'fenced', 0),
+		(3, 'negative', 'fenced', -:current),
+		(4, 'the largest', 'fenced', 9223372036854775807),
+		(5, 'the next', 'fenced', :current + 1000000),
+		(6, 'of another key', 'fenced', :other),
+		(7, 'of an unknown key', 'unknown', :current),
+		(8, 'of a key with another case', 'FENCED', :current)) AS v (n, what, key, token) ORDER BY n;
+ROLLBACK;
+BEGIN;
+SELECT v.call, pg_temp.error_of(format('SELECT idempotency.' || v.call, 'fenced', 'NULL')) AS no_token,
+		pg_temp.error_of(format('SELECT idempotency.' || v.call, 'fenced', 0)) AS zero,
+		pg_temp.error_of(format('SELECT idempotency.' || v.call, 'unknown', :current)) AS unknown
+	FROM (VALUES
+		(1, 'complete(''lease'', %L, token => %s)'),
+		(2, 'fail(''lease'', %L, NULL, 400, token => %s)'),
+		(3, 'release(''lease'', %L, %s)'),
+		(4, 'renew(''lease'', %L, %s, ''1 min'')'),
+		(5, 'checkpoint(''lease'', %L, %s, ''p'')')) AS v (n, call) ORDER BY n;
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'transactional');
+SELECT pg_temp.error_of('SELECT idempotency.complete(''lease'', ''transactional'', token => 1)'),
+	pg_temp.error_of('SELECT idempotency.release(''lease'', ''transactional'', 1)');
+ROLLBACK;
+-- In full.
+SELECT idempotency.complete('lease', 'unknown', token => 9223372036854775807);
+\echo :SQLSTATE
+SELECT idempotency.renew('lease', 'fenced', NULL, '1 min');
+\echo :SQLSTATE
+
+-- What is finished cannot be finished again, not even with the right token: a retry
+-- would write twice.
+SELECT idempotency.complete('lease', 'fenced', '"owner"', token => :current);
+BEGIN;
+SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', ''"again"'', token => %s)', :current));
+COMMIT;
+BEGIN;
+SELECT pg_temp.lease('finished here') AS own \gset
+SELECT idempotency.complete('lease', 'finished here', '1', token => :own);
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''finished here'', ''2'', token => %s)', :own));
+ROLLBACK;
+SELECT pg_temp.lease('released') AS own \gset
+SELECT idempotency.checkpoint('lease', 'released', :own, 'charged');
+SELECT idempotency.release('lease', 'released', :own);
+BEGIN; SELECT pg_temp.caught(format('release(''lease'', ''released'', %s)', :own)); COMMIT;
+BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''released'', %s, ''1 min'')', :own)); COMMIT;
+SELECT response FROM idempotency.claim('lease', 'fenced');
+SELECT count(*) AS effects FROM effect;
+
+-- A claim without a lease has no heartbeat and no checkpoint, and loses itself by
+-- the attempt.
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'transactional');
+SELECT pg_temp.error_of('SELECT idempotency.renew(''lease'', ''transactional'', NULL, ''1 min'')'),
+	pg_temp.error_of('SELECT idempotency.checkpoint(''lease'', ''transactional'', NULL, ''p'')');
+SELECT idempotency.complete('lease', 'transactional');
+COMMIT;
+\echo :SQLSTATE
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'transactional');
+SELECT idempotency.renew('lease', 'transactional', NULL, '1 min');
+\echo :SQLSTATE
+ROLLBACK;
+
+--
+-- The heartbeat
+--
+
+-- The lease runs from the moment of the call, longer or shorter than before, and the
+-- row is kept as long as before after its end.
+SELECT pg_temp.lease('heartbeat') AS own \gset
+SELECT leased_at, leased_until, expires_at, created_at FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat' \gset before_
+BEGIN;
+SELECT pg_sleep(0.01);
+SELECT idempotency.renew('lease', 'heartbeat', :own, '1 hour') AS until \gset
+SELECT leased_until = :'until' AS as_returned, leased_at > now() AS not_of_the_transaction,
+		leased_until = leased_at + interval '1 hour' AS for_an_hour, expires_at = leased_until + interval '24 hours' AS kept,
+		created_at = :'before_created_at' AS first_claim, attempt, token = :own AS same_token
+	FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat';
+COMMIT;
+SELECT idempotency.renew('lease', 'heartbeat', :own, '1 second') < :'until' AS shorter;
+SELECT leased_until = leased_at + interval '1 second' AS for_a_second, expires_at = leased_until + interval '24 hours' AS kept
+	FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat';
+-- In the transaction of the claim it needs no token.
+BEGIN;
+SELECT pg_temp.lease('heartbeat 2') AS own \gset
+SELECT idempotency.renew('lease', 'heartbeat 2', NULL, '2 min') > now() + interval '1 min' AS renewed;
+SELECT idempotency.checkpoint('lease', 'heartbeat 2', NULL, 'begun');
+SELECT idempotency.renew('lease', 'heartbeat 2', :own, '3 min') > now() + interval '2 min' AS renewed;
+COMMIT;
+SELECT recovery_point, leased_until > now() + interval '2 min' AS renewed FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat 2';
+-- In a later one it does, and a heartbeat there is no claim.
+BEGIN;
+SELECT idempotency.renew('lease', 'heartbeat 2', :own, '1 min') > now() AS renewed;
+SELECT pg_temp.error_of('SELECT idempotency.complete(''lease'', ''heartbeat 2'')');
+ROLLBACK;
+
+--
+-- Recovery points
+--
+
+-- The next owner gets the last one, with its state as the very bytes that were given;
+-- it stays until he sets another.
+SELECT pg_temp.lease('steps', '{"amount": 1}') AS first \gset
+SELECT idempotency.checkpoint('lease', 'steps', :first, 'begun', '{"n": 1}');
+SELECT idempotency.checkpoint('lease', 'steps', :first, 'charged', '  { "b" : 1.50,"a":  [ ],  "b": 1e2, "c": "\u0041\/é" }  ');
+SELECT outcome, recovery_point, state, attempt FROM idempotency.try_claim('lease', 'steps', lease => '1 min');
+SELECT outcome, recovery_point, state, attempt FROM idempotency.peek('lease', 'steps');
+SELECT pg_temp.pass('steps');
+SELECT outcome, attempt, recovery_point, '[' || state::text || ']' AS state, token AS second
+	FROM idempotency.claim('lease', 'steps', lease => '1 min') \gset taken_
+\echo :taken_outcome :taken_attempt :taken_recovery_point :taken_state
+SELECT pg_temp.pass('steps');
+SELECT outcome, attempt, recovery_point, '[' || state::text || ']' AS state FROM idempotency.claim('lease', 'steps', lease => '1 min');
+-- No state is none: what an earlier recovery point had does not fit this one.
+SELECT token AS third FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
+SELECT idempotency.checkpoint('lease', 'steps', :third, 'booked');
+SELECT pg_temp.pass('steps');
+SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('lease', 'steps', lease => '1 min');
+-- JSON null is one.
+SELECT token AS fourth FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
+SELECT idempotency.checkpoint('lease', 'steps', :fourth, 'Überweisung 42', 'null');
+SELECT pg_temp.pass('steps');
+SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('lease', 'steps', lease => '1 min');
+-- It may be any JSON, from anything that holds JSON, and no other.
+SELECT token AS fifth FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
+SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'json', '{"b":1,  "a":2}'::json);
+SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'text', '[1,  2]'::text);
+SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'jsonb', jsonb_build_object('b', 1, 'a', 2));
+SELECT pg_temp.error_of(format('SELECT idempotency.checkpoint(''lease'', ''steps'', %s, ''no json'', ''x'')', :fifth));
+SELECT recovery_point, recovery_state FROM idempotency.key WHERE scope = 'lease' AND key = 'steps';
+-- A checkpoint is no heartbeat.
+SELECT leased_until AS until, expires_at AS expires FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
+SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'x');
+SELECT leased_until = :'until' AND expires_at = :'expires' AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'steps';
+-- The outcome ends it all.
+SELECT idempotency.complete('lease', 'steps', '"done"', token => :fifth);
+SELECT outcome, attempt, recovery_point, state, response FROM idempotency.claim('lease', 'steps', '{"amount": 1}', lease => '1 min');
+
+--
+-- Giving a lease up
+--
+
+-- Without a checkpoint nothing stays; with one, it stays for the next owner, who
+-- may begin at once.
+SELECT pg_temp.lease('given up') AS own \gset
+SELECT idempotency.release('lease', 'given up', :own);
+SELECT count(*) AS rows FROM idempotency.key WHERE scope = 'lease' AND key = 'given up';
+SELECT pg_temp.lease('given up', '{"amount": 1}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'given up', :own, 'charged', '{"charge": 7}');
+SELECT idempotency.release('lease', 'given up', :own);
+SELECT state, expires_in BETWEEN '23:59:00' AND '24:00:00' AS kept FROM idempotency.keys WHERE scope = 'lease' AND key = 'given up';
+SELECT outcome, attempt, retry_after, recovery_point FROM idempotency.peek('lease', 'given up');
+SELECT outcome FROM idempotency.try_claim('lease', 'given up', '{"amount": 2}', lease => '1 min');
+SELECT outcome, attempt, recovery_point, state, token > :own AS grown
+	FROM idempotency.claim('lease', 'given up', '{"amount": 1}', lease => '1 min', wait => '0');
+-- Within one transaction as well, again and again.
+BEGIN;
+SELECT pg_temp.lease('given up here') AS own \gset
+SELECT idempotency.checkpoint('lease', 'given up here', :own, 'begun');
+SELECT idempotency.release('lease', 'given up here');
+SELECT outcome, attempt, recovery_point, token AS next FROM idempotency.claim('lease', 'given up here', lease => '1 min') \gset taken_
+\echo :taken_outcome :taken_attempt :taken_recovery_point
+SELECT idempotency.release('lease', 'given up here', :taken_next);
+SELECT outcome, attempt, recovery_point FROM idempotency.claim('lease', 'given up here');
+SELECT idempotency.complete('lease', 'given up here', '"done"');
+COMMIT;
+SELECT outcome, response FROM idempotency.claim('lease', 'given up here');
+
+--
+-- Retention
+--
+
+-- The outcome is remembered for as long as the last owner's claim said, from the
+-- moment of complete() on.
+SELECT token AS own FROM idempotency.claim('lease', 'kept', lease => '1 min', retention => '1 hour') \gset
+SELECT retention, expires_at = leased_until + interval '1 hour' AS kept FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
+SELECT pg_temp.pass('kept', '30 min');
+SELECT token AS own, attempt FROM idempotency.claim('lease', 'kept', lease => '1 min', retention => '2 hours') \gset
+SELECT retention, expires_at = leased_until + interval '2 hours' AS kept FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
+SELECT idempotency.renew('lease', 'kept', :own, '10 min') > now() AS renewed;
+SELECT retention, expires_at = leased_until + interval '2 hours' AS kept FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
+SELECT idempotency.complete('lease', 'kept', token => :own);
+SELECT expires_at BETWEEN created_at + interval '119 min' AND created_at + interval '121 min' AS kept, created_at > now() - interval '1 min' AS new
+	FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
+-- For ever.
+SELECT token AS own FROM idempotency.claim('lease', 'for ever', lease => '1 min', retention => '-1 second') \gset
+SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key = 'for ever';
+SELECT idempotency.renew('lease', 'for ever', :own, '1 min') > now() AS renewed;
+SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key = 'for ever';
+SELECT idempotency.checkpoint('lease', 'for ever', :own, 'charged'), idempotency.release('lease', 'for ever', :own);
+SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key = 'for ever';
+SELECT outcome, attempt, token AS own FROM idempotency.claim('lease', 'for ever', lease => '1 min', retention => '-1 second') \gset
+SELECT idempotency.complete('lease', 'for ever', token => :own);
+SELECT expires_at FROM idempotency.peek('lease', 'for ever');
+-- The setting, as it was at the claim.
+BEGIN;
+SET LOCAL idempotency.retention = '90min';
+SELECT pg_temp.lease('setting') AS own \gset
+COMMIT;
+SELECT idempotency.complete('lease', 'setting', token => :own);
+SELECT expires_in BETWEEN '01:29:00' AND '01:30:00' AS kept FROM idempotency.keys WHERE scope = 'lease' AND key = 'setting';
+
+-- A zombie that nobody came back for within its retention counts as absent: the next
+-- owner is the first, with another request if he likes, and knows of no checkpoint.
+-- The zombie has lost.
+SELECT pg_temp.lease('forgotten', '{"amount": 1}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'forgotten', :own, 'charged', '{"charge": 7}');
+SELECT pg_temp.pass('forgotten', '25 hours');
+SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'forgotten';
+SELECT idempotency.peek('lease', 'forgotten') IS NULL AS absent;
+BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''forgotten'', %s, ''1 min'')', :own)); COMMIT;
+BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own)); COMMIT;
+BEGIN;
+SELECT outcome, attempt, recovery_point FROM idempotency.claim('lease', 'forgotten');
+ROLLBACK;
+SELECT outcome, attempt, recovery_point, state, token > :own AS grown
+	FROM idempotency.claim('lease', 'forgotten', '{"amount": 2}', lease => '1 min');
+SELECT attempt, recovery_point, recovery_state, request, created_at > now() - interval '1 min' AS new
+	FROM idempotency.key WHERE scope = 'lease' AND key = 'forgotten';
+BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own)); COMMIT;
+
+--
+-- The request
+--
+
+-- It is kept as it was given, while the lease is; its fingerprint is kept with the
+-- outcome.
+SELECT pg_temp.lease('request', ' {"b":  1, "a": 2.50}') AS own \gset
+SELECT '[' || request::text || ']' AS request FROM idempotency.key WHERE scope = 'lease' AND key = 'request';
+SELECT idempotency.complete('lease', 'request', token => :own);
+SELECT request IS NULL AS gone, fingerprint = idempotency.fingerprint('{"a":2.5,"b":1}') AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'request';
+
+-- Who claims without one matches whatever was given before, and leaves it there;
+-- who is the first to give one binds those after him.
+SELECT pg_temp.lease('request, late') > 0 AS leased;
+SELECT outcome FROM idempotency.try_claim('lease', 'request, late', '{"amount": 1}');
+SELECT request, fingerprint FROM idempotency.key WHERE scope = 'lease' AND key = 'request, late';
+SELECT pg_temp.pass('request, late');
+SELECT outcome FROM idempotency.claim('lease', 'request, late', '{"amount": 1}', lease => '1 min');
+SELECT request, fingerprint = idempotency.fingerprint('{"amount": 1}') AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'request, late';
+SELECT pg_temp.pass('request, late');
+SELECT outcome FROM idempotency.try_claim('lease', 'request, late', '{"amount": 2}', lease => '1 min');
+SELECT outcome, attempt FROM idempotency.try_claim('lease', 'request, late', lease => '1 min');
+SELECT request, fingerprint = idempotency.fingerprint('{"amount": 1}') AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'request, late';
+-- The same with a fingerprint: there is no request to keep then, until one comes.
+SELECT outcome FROM idempotency.claim('lease', 'digest', lease => '1 min', fingerprint => idempotency.fingerprint('{"amount": 1}'));
+SELECT request, fingerprint IS NOT NULL AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'digest';
+SELECT pg_temp.pass('digest');
+SELECT outcome FROM idempotency.try_claim('lease', 'digest', '{"amount": 2}', lease => '1 min');
+SELECT outcome, attempt FROM idempotency.try_claim('lease', 'digest', '{"amount" : 1.0}', lease => '1 min');
+SELECT request, fingerprint = idempotency.fingerprint('{"amount": 1}') AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'digest';
+
+--
+-- A claim without a lease
+--
+
+-- It waits for a lease that runs, and takes over one that does not, with the
+-- checkpoint, but without a token: the transaction itself is its lease.  Nothing is
+-- written before complete().
+SELECT pg_temp.lease('within', '{"amount": 1}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'within', :own, 'charged', '{"charge": 7}');
+SELECT pg_temp.pass('within');
+SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'lease' AND key = 'within' \gset
+BEGIN;
+SELECT outcome, replayed, token, attempt, recovery_point, state, retry_after, expires_at
+	FROM idempotency.claim('lease', 'within', '{"amount": 1}');
+SELECT ctid = :'old_ctid' AND xmin = :'old_xmin' AS untouched FROM idempotency.key WHERE scope = 'lease' AND key = 'within';
+SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 1}', lease => '1 min');
+COMMIT;
+\echo :SQLSTATE
+-- Rolled back or released, it leaves the lease as it was, and its owner may still come.
+BEGIN;
+SELECT outcome, attempt FROM idempotency.claim('lease', 'within');
+ROLLBACK;
+BEGIN;
+SELECT outcome, attempt FROM idempotency.claim('lease', 'within');
+SELECT idempotency.release('lease', 'within');
+COMMIT;
+SELECT ctid = :'old_ctid' AND xmin = :'old_xmin' AS untouched, attempt, recovery_point FROM idempotency.key WHERE scope = 'lease' AND key = 'within';
+BEGIN;
+SELECT idempotency.renew('lease', 'within', :own, '1 min') > now() AS renewed;
+ROLLBACK;
+-- Completed, it is stored with the fingerprint that was there, and its own retention.
+BEGIN;
+SELECT outcome, attempt FROM idempotency.claim('lease', 'within', retention => '2 hours');
+SELECT idempotency.complete('lease', 'within', '"within"', 201);
+COMMIT;
+SELECT outcome, status, response, expires_at BETWEEN now() + interval '119 min' AND now() + interval '120 min' AS kept
+	FROM idempotency.claim('lease', 'within', '{"amount": 1}', lease => '1 min');
+SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 2}');
+BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''within'', token => %s)', :own)); COMMIT;
+-- One that gives the first request binds the outcome to it.
+SELECT pg_temp.lease('within 2') > 0 AS leased;
+SELECT pg_temp.pass('within 2');
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'within 2', '{"amount": 1}');
+SELECT idempotency.complete('lease', 'within 2');
+COMMIT;
+SELECT outcome FROM idempotency.try_claim('lease', 'within 2', '{"amount": 2}');
+-- To the transaction that took over, the token of the former owner is as stale as any.
+SELECT pg_temp.lease('within 4') AS own \gset
+SELECT pg_temp.pass('within 4');
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'within 4');
+SELECT split_part(v.call, '(', 1) AS function, pg_temp.error_of(format('SELECT idempotency.' || v.call, :own)) AS error
+	FROM (VALUES
+		(1, 'renew(''lease'', ''within 4'', %s, ''1 min'')'),
+		(2, 'checkpoint(''lease'', ''within 4'', %s, ''p'')'),
+		(3, 'complete(''lease'', ''within 4'', token => %s)'),
+		(4, 'fail(''lease'', ''within 4'', NULL, 400, token => %s)'),
+		(5, 'release(''lease'', ''within 4'', %s)')) AS v (n, call) ORDER BY n;
+ROLLBACK;
+-- A failure is stored as well.
+SELECT pg_temp.lease('within 3') > 0 AS leased;
+SELECT pg_temp.pass('within 3');
+BEGIN;
+SELECT outcome FROM idempotency.claim('lease', 'within 3');
+SELECT idempotency.fail('lease', 'within 3', '"no"', 402);
+COMMIT;
+SELECT outcome, failed, status FROM idempotency.claim('lease', 'within 3');
+
+-- run() is such a claim.
+CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
+SELECT pg_temp.lease('run', '{"amount": 1}') AS own \gset
+SELECT pg_temp.error_of('SELECT idempotency.run(''lease'', ''run'', ''{"amount": 1}'', ''handler(json)'', wait => ''0'')'),
+	pg_temp.error_of('SELECT idempotency.run(''lease'', ''run'', ''{"amount": 2}'', ''handler(json)'', wait => ''0'')');
+SELECT pg_temp.pass('run');
+SELECT outcome, replayed, token, attempt, status, response, expires_at > now() AS remembered
+	FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
+SELECT outcome, response FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
+BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''run'', token => %s)', :own)); COMMIT;
+DROP FUNCTION handler;
+
+--
+-- once() and forget()
+--
+
+-- once() waits for a lease that runs, in vain here; an array does not wait.  Nothing
+-- of it stays.
+SELECT pg_temp.lease('inbox') AS own \gset
+BEGIN;
+SET LOCAL idempotency.wait = '10ms';
+SELECT pg_temp.error_of('SELECT idempotency.once(''lease'', ''inbox'')'),
+	pg_temp.error_of('SELECT * FROM idempotency.once(''lease'', ARRAY[''inbox before'', ''inbox'', ''inboxes''])');
+COMMIT;
+SELECT key, state FROM idempotency.keys WHERE scope = 'lease' AND key LIKE 'inbox%';
+-- In the transaction that holds it, neither does.
+BEGIN;
+SELECT pg_temp.lease('inbox here') AS own_here \gset
+SELECT pg_temp.error_of('SELECT idempotency.once(''lease'', ''inbox here'')'),
+	pg_temp.error_of('SELECT * FROM idempotency.once(''lease'', ARRAY[''inbox here''])');
+ROLLBACK;
+-- Of one that is over it is true, and the former owner has lost it.
+SELECT pg_temp.pass('inbox');
+SELECT idempotency.once('lease', 'inbox'), idempotency.once('lease', 'inbox');
+SELECT state, status FROM idempotency.keys WHERE scope = 'lease' AND key = 'inbox';
+BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''inbox'', %s, ''1 min'')', :own)); COMMIT;
+SELECT pg_temp.lease('inbox 2') AS own \gset
+SELECT pg_temp.pass('inbox 2');
+SELECT * FROM idempotency.once('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
+SELECT * FROM idempotency.once('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
+SELECT outcome, status, response FROM idempotency.claim('lease', 'inbox 2', lease => '1 min');
+BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %s)', :own)); COMMIT;
+
+-- forget() evicts a lease, running or not; its owner gets nowhere, and the next one
+-- is the first.
+SELECT pg_temp.lease('evicted', '{"amount": 1}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'evicted', :own, 'charged');
+SELECT idempotency.forget('lease', 'evicted'), idempotency.forget('lease', 'evicted');
+BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''evicted'', token => %s)', :own)); COMMIT;
+SELECT outcome, attempt, recovery_point, token > :own AS grown FROM idempotency.claim('lease', 'evicted', '{"amount": 2}', lease => '1 min');
+SELECT pg_temp.pass('evicted');
+SELECT idempotency.forget('lease', 'evicted');
+SELECT pg_temp.lease('evicted') > 0 AS leased;
+SELECT pg_temp.pass('evicted', '25 hours');
+SELECT idempotency.forget('lease', 'evicted');
+-- A transaction does not evict what it holds.
+BEGIN;
+SELECT pg_temp.lease('evicted') > 0 AS leased;
+SELECT idempotency.forget('lease', 'evicted');
+ROLLBACK;
+
+--
+-- Savepoints
+--
+
+-- A lease goes with the savepoint in which it was taken,
+BEGIN;
+SAVEPOINT before;
+SELECT pg_temp.lease('savepoint') AS own \gset
+ROLLBACK TO before;
+SELECT idempotency.peek('lease', 'savepoint') IS NULL AS absent;
+SELECT outcome, attempt, token > :own AS grown FROM idempotency.claim('lease', 'savepoint', lease => '1 min');
+ROLLBACK TO before;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''savepoint'', token => %s)', :own));
+ROLLBACK;
+-- with its lock,
+BEGIN;
+SAVEPOINT before;
+SELECT pg_temp.lease('savepoint') > 0 AS leased;
+SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+ROLLBACK TO before;
+SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+COMMIT;
+-- and stays with one that is released.
+BEGIN;
+SAVEPOINT before;
+SELECT pg_temp.lease('savepoint') AS own \gset
+RELEASE before;
+SELECT outcome FROM idempotency.try_claim('lease', 'savepoint', lease => '1 min');
+COMMIT;
+SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'savepoint';
+-- A heartbeat, a checkpoint, a takeover and an end that are rolled back were never
+-- made, and the owner goes on from where he was.
+BEGIN;
+SAVEPOINT before;
+SELECT idempotency.renew('lease', 'savepoint', :own, '1 hour') > now() AS renewed;
+SELECT idempotency.checkpoint('lease', 'savepoint', :own, 'undone');
+ROLLBACK TO before;
+SELECT recovery_point, leased_until < now() + interval '2 min' AS as_before FROM idempotency.key WHERE scope = 'lease' AND key = 'savepoint';
+SELECT idempotency.complete('lease', 'savepoint', '"undone"', token => :own);
+ROLLBACK TO before;
+SELECT idempotency.checkpoint('lease', 'savepoint', :own, 'charged');
+SAVEPOINT checkpointed;
+SELECT idempotency.release('lease', 'savepoint', :own);
+SELECT outcome, attempt FROM idempotency.claim('lease', 'savepoint', lease => '1 min');
+ROLLBACK TO checkpointed;
+SELECT idempotency.renew('lease', 'savepoint', :own, '1 min') > now() AS renewed;
+COMMIT;
+SELECT attempt, recovery_point, token = :own AS same_token FROM idempotency.key WHERE scope = 'lease' AND key = 'savepoint';
+SELECT idempotency.complete('lease', 'savepoint', '"done"', token => :own);
+-- So in the transaction that took it: what is undone opens the claim again.
+BEGIN;
+SELECT pg_temp.lease('reopened') AS own \gset
+SAVEPOINT before;
+SELECT idempotency.complete('lease', 'reopened', '"undone"');
+ROLLBACK TO before;
+SELECT idempotency.release('lease', 'reopened', :own);
+ROLLBACK TO before;
+SELECT idempotency.complete('lease', 'reopened', '"done"');
+COMMIT;
+SELECT outcome, response FROM idempotency.claim('lease', 'reopened');
+
+-- Under every isolation level a transaction sees its own lease.
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT pg_temp.lease('serializable') AS own \gset
+SELECT idempotency.renew('lease', 'serializable', :own, '1 min') > now() AS renewed;
+SELECT idempotency.checkpoint('lease', 'serializable', :own, 'begun');
+SELECT idempotency.complete('lease', 'serializable', '"done"', token => :own);
+SELECT outcome, response FROM idempotency.claim('lease', 'serializable');
+COMMIT;
+SELECT pg_temp.lease('repeatable read') AS own \gset
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT count(*) > 0 AS snapshot FROM idempotency.key;
+SELECT idempotency.checkpoint('lease', 'repeatable read', :own, 'begun');
+SELECT idempotency.renew('lease', 'repeatable read', :own, '1 min') > now() AS renewed;
+SELECT idempotency.complete('lease', 'repeatable read', '"done"', token => :own);
+COMMIT;
+
+--
+-- Guards
+--
+
+CREATE TABLE guarded (key text DEFAULT idempotency.current_key('lease'));
+CREATE TRIGGER require_claim BEFORE INSERT ON guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('lease');
+-- A claim with a lease opens them, as one without does, and so do a heartbeat and a
+-- checkpoint in a later transaction: each holds the operation until the end.
+BEGIN;
+SELECT pg_temp.lease('guarded') AS own \gset
+INSERT INTO guarded DEFAULT VALUES;
+COMMIT;
+INSERT INTO guarded DEFAULT VALUES;
+\echo :SQLSTATE
+BEGIN;
+SELECT idempotency.renew('lease', 'guarded', :own, '1 min') > now() AS renewed, idempotency.current_key('lease');
+INSERT INTO guarded DEFAULT VALUES;
+COMMIT;
+BEGIN;
+SELECT idempotency.checkpoint('lease', 'guarded', :own, 'charged'), idempotency.current_key('lease');
+INSERT INTO guarded DEFAULT VALUES;
+-- It stays open after complete(), and closes with release().
+SAVEPOINT before;
+SELECT idempotency.complete('lease', 'guarded', token => :own);
+INSERT INTO guarded DEFAULT VALUES;
+ROLLBACK TO before;
+SELECT idempotency.release('lease', 'guarded', :own), idempotency.current_key('lease');
+INSERT INTO guarded DEFAULT VALUES;
+\echo :SQLSTATE
+ROLLBACK TO before;
+COMMIT;
+-- What is not granted closes it: a lease of others, a replay, a lost lease.
+BEGIN;
+SELECT outcome, idempotency.current_key('lease') FROM idempotency.try_claim('lease', 'guarded', lease => '1 min');
+SAVEPOINT before;
+INSERT INTO guarded DEFAULT VALUES;
+ROLLBACK TO before;
+SELECT outcome FROM idempotency.claim('lease', 'stored', lease => '1 min');
+INSERT INTO guarded DEFAULT VALUES;
+ROLLBACK;
+BEGIN;
+SELECT pg_temp.error_of('SELECT idempotency.renew(''lease'', ''guarded'', 0, ''1 min'')');
+INSERT INTO guarded DEFAULT VALUES;
+\echo :SQLSTATE
+ROLLBACK;
+-- A takeover opens it.
+SELECT pg_temp.pass('guarded');
+BEGIN;
+SELECT outcome, idempotency.current_key('lease') FROM idempotency.claim('lease', 'guarded', lease => '1 min');
+INSERT INTO guarded DEFAULT VALUES;
+COMMIT;
+SELECT key, count(*) FROM guarded GROUP BY key;
+DROP TABLE guarded;
+
+--
+-- What is stored
+--
+
+-- The columns of a lease are gone with it.
+SELECT count(*) AS finished, count(token) AS token, count(attempt) AS attempt, count(leased_at) AS leased_at,
+		count(leased_until) AS leased_until, count(recovery_point) AS recovery_point, count(recovery_state) AS state,
+		count(request) AS request, count(retention) AS retention
+	FROM idempotency.key WHERE scope = 'lease' AND key IN ('late', 'fenced', 'steps', 'within', 'kept', 'for ever', 'savepoint');
+-- And they take no room in rows that are none: there are as many of these on a page
+-- as if the table had no such columns.
+BEGIN;
+TRUNCATE idempotency.key;
+SELECT count(*) FROM idempotency.once('lease', ARRAY(SELECT to_char(n, 'FM00000000') FROM generate_series(1, 500) AS n));
+SELECT count(*) AS rows_on_a_page, 8168 / (4 + 24 + 8 + 8 + 6 + 9 + 1) AS expected FROM idempotency.key WHERE ctid < '(1,0)';
+TRUNCATE idempotency.key;
+SELECT count(*) FROM generate_series(1, 500) AS n, idempotency.claim('lease', to_char(n, 'FM00000000'), '1', lease => '1 min') AS op
+	WHERE idempotency.complete('lease', to_char(n, 'FM00000000'), 'null', token => op.token) IS NOT NULL;
+ROLLBACK;
+
+-- A heartbeat writes one row version and touches no index, and so does a checkpoint.
+CREATE FUNCTION pg_temp.writes(OUT inserted bigint, OUT updated bigint, OUT hot bigint, OUT deleted bigint)
+	LANGUAGE sql AS $$
+	SELECT pg_stat_get_xact_tuples_inserted('idempotency.key'::regclass),
+		pg_stat_get_xact_tuples_updated('idempotency.key'::regclass),
+		pg_stat_get_xact_tuples_hot_updated('idempotency.key'::regclass),
+		pg_stat_get_xact_tuples_deleted('idempotency.key'::regclass)
+$$;
+BEGIN;
+TRUNCATE idempotency.key;
+SELECT * FROM pg_temp.writes() \gset before_
+SELECT pg_temp.lease('hot') AS own \gset
+SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
+SELECT count(idempotency.renew('lease', 'hot', :own, '1 min')) AS renewals FROM generate_series(1, 5);
+SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
+SELECT idempotency.checkpoint('lease', 'hot', :own, 'charged', '{"charge": 7}');
+SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
+-- A release, a takeover and the outcome write one as well.
+SELECT idempotency.release('lease', 'hot', :own);
+SELECT outcome, token AS own FROM idempotency.claim('lease', 'hot', lease => '1 min') \gset
+SELECT idempotency.complete('lease', 'hot', token => :own);
+SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, deleted - :before_deleted AS deleted FROM pg_temp.writes();
+ROLLBACK;
+
+-- A request that is stored out of line is not written again by a heartbeat, a
+-- checkpoint or a takeover, and goes with the lease.
+SELECT format('SELECT coalesce(string_agg(DISTINCT chunk_id::text, '','' ORDER BY chunk_id::text), ''none'') FROM %s', reltoastrelid::regclass) AS chunks,
+		reltoastrelid::regclass AS toast
+	FROM pg_class WHERE oid = 'idempotency.key'::regclass \gset
+SELECT string_agg(md5(n::text), '') AS noise FROM generate_series(1, 10000) AS n \gset
+SELECT (:chunks) AS other_chunks \gset
+SELECT pg_temp.lease('large', to_json(:'noise'::text)) AS own \gset
+SELECT (:chunks) AS before, pg_relation_size(:'toast') AS bytes \gset
+SELECT :'before' <> :'other_chunks' AS out_of_line;
+SELECT count(idempotency.renew('lease', 'large', :own, '1 min')) AS renewals FROM generate_series(1, 50);
+SELECT idempotency.checkpoint('lease', 'large', :own, 'charged', '{"charge": 7}');
+SELECT pg_temp.pass('large');
+SELECT outcome, attempt, token AS own FROM idempotency.claim('lease', 'large', to_json(:'noise'::text), lease => '1 min') \gset taken_
+\echo :taken_outcome :taken_attempt
+SELECT (:chunks) = :'before' AS same_chunks, pg_relation_size(:'toast') <= :bytes AS not_grown;
+SELECT md5(request #>> '{}') = md5(:'noise') AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'large';
+-- A state is stored anew with each checkpoint, and the old one goes.
+SELECT idempotency.checkpoint('lease', 'large', :taken_own, 'large state', to_json(reverse(:'noise'::text)));
+SELECT idempotency.renew('lease', 'large', :taken_own, '1 min') > now() AS renewed;
+SELECT cardinality(string_to_array((:chunks), ',')) - cardinality(string_to_array(:'before', ',')) AS more_out_of_line;
+SELECT md5(recovery_state #>> '{}') = md5(reverse(:'noise')) AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'large';
+SELECT idempotency.complete('lease', 'large', '"small"', token => :taken_own);
+SELECT (:chunks) = :'other_chunks' AS all_gone;
+
+-- A lease withstands what an administrator does to the table.
+SELECT pg_temp.lease('maintained', '{"amount": 1}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'maintained', :own, 'charged', '{"charge": 7}');
+VACUUM FULL idempotency.key;
+SELECT idempotency.renew('lease', 'maintained', :own, '1 min') > now() AS renewed;
+CLUSTER idempotency.key USING key_pkey;
+ALTER TABLE idempotency.key SET WITHOUT CLUSTER;
+REINDEX TABLE CONCURRENTLY idempotency.key;
+SELECT idempotency.renew('lease', 'maintained', :own, '1 min') > now() AS renewed;
+CREATE INDEX key_leased_until ON idempotency.key (leased_until);
+SELECT idempotency.renew('lease', 'maintained', :own, '2 min') > now() AS renewed;
+SET enable_seqscan = off;
+SELECT key, recovery_point FROM idempotency.key WHERE leased_until BETWEEN now() + interval '90 s' AND now() + interval '3 min' AND key = 'maintained';
+RESET enable_seqscan;
+DROP INDEX idempotency.key_leased_until;
+SELECT idempotency.complete('lease', 'maintained', token => :own);
+SELECT outcome FROM idempotency.try_claim('lease', 'maintained', '{"amount": 2}');
+
+--
+-- The views
+--
+
+SELECT idempotency.forget('lease', key) FROM idempotency.key WHERE scope = 'lease' \g /dev/null
+\d idempotency.zombies
+SELECT pg_temp.lease('running', '{"request": "secret"}') AS running \gset
+SELECT pg_temp.lease('checkpointed') AS own \gset
+SELECT idempotency.checkpoint('lease', 'checkpointed', :own, 'charged', '{"state": "secret"}');
+SELECT pg_temp.lease('given back') AS own \gset
+SELECT idempotency.checkpoint('lease', 'given back', :own, 'begun');
+SELECT idempotency.release('lease', 'given back', :own);
+SELECT pg_temp.lease('ran out', '{"request": "secret"}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'ran out', :own, 'booked', '{"state": "secret"}');
+SELECT pg_temp.pass('ran out', '3 hours');
+SELECT token AS own FROM idempotency.claim('lease', 'ran out, twice', lease => '1 min', retention => '-1 second') \gset
+SELECT pg_temp.pass('ran out, twice');
+SELECT outcome FROM idempotency.claim('lease', 'ran out, twice', lease => '1 min', retention => '-1 second');
+SELECT pg_temp.pass('ran out, twice', '2 hours');
+SELECT pg_temp.lease('begins in an hour') > 0 AS leased;
+SELECT pg_temp.pass('begins in an hour', '-1 hour');
+SELECT pg_temp.lease('long gone') > 0 AS leased;
+SELECT pg_temp.pass('long gone', '25 hours');
+SELECT idempotency.once('lease', 'seen');
+SELECT key, state, status, response_size, fingerprint IS NOT NULL AS fingerprint FROM idempotency.keys WHERE scope = 'lease' ORDER BY key;
+SELECT key, attempt, recovery_point, round(extract(epoch FROM age) / 3600) AS hours_old,
+		round(extract(epoch FROM overdue) / 3600) AS hours_overdue, round(extract(epoch FROM expires_in) / 3600) AS expires_in_hours,
+		leased_until < now() AS over,
+		concat(extract(microseconds FROM age)::int % 1000000, extract(microseconds FROM overdue)::int % 1000000,
+			extract(microseconds FROM expires_in)::int % 1000000) AS fractions
+	FROM idempotency.zombies WHERE scope = 'lease' ORDER BY key;
+-- Neither shows a request, a state or a token.
+SELECT count(*) AS leaks FROM idempotency.keys AS k WHERE scope = 'lease' AND k::text ~ 'secret';
+SELECT count(*) AS leaks FROM idempotency.zombies AS z WHERE scope = 'lease' AND z::text ~ 'secret';
+-- A heartbeat raises a zombie from the dead, and so does a takeover.
+SELECT token AS own FROM idempotency.key WHERE scope = 'lease' AND key = 'ran out' \gset
+SELECT idempotency.renew('lease', 'ran out', :own, '1 min') > now() AS renewed;
+SELECT outcome FROM idempotency.claim('lease', 'ran out, twice', lease => '1 min');
+SELECT key FROM idempotency.zombies WHERE scope = 'lease' ORDER BY key;
+
+--
+-- Where nothing can be written
+--
+
+BEGIN READ ONLY;
+SELECT call, pg_temp.error_of('SELECT idempotency.' || call) FROM unnest(ARRAY[
+	'claim(''lease'', ''read only'', lease => ''1 min'')',
+	'try_claim(''lease'', ''read only'', lease => ''1 min'')',
+	'renew(''lease'', ''running'', 1, ''1 min'')',
+	'checkpoint(''lease'', ''running'', 1, ''p'')',
+	'complete(''lease'', ''running'', token => 1)',
+	'release(''lease'', ''running'', 1)']) AS call;
+SELECT outcome, attempt, token FROM idempotency.peek('lease', 'running');
+COMMIT;
+SELECT idempotency.complete('lease', 'running', token => :running);
+
+DROP TABLE effect;
+DELETE FROM idempotency.key WHERE scope = 'lease';

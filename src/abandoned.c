@@ -1,0 +1,103 @@
+/*-------------------------------------------------------------------------
+ *
+ * abandoned.c
+ *	  claim_abandoned(): a completer takes over the operations that nobody came
+ *	  back for.
+ *
+ * Locks: the key's of each operation that is taken over, to the end of the
+ * transaction.  One whose lock is not free is left to whoever holds it, so that many
+ * completers never get the same one and never wait for each other.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+#include "utils/tuplestore.h"
+
+#include "claim.h"
+#include "errors.h"
+
+PG_FUNCTION_INFO_V1(idempotency_claim_abandoned);
+
+/* The columns of the result. */
+enum
+{
+	ABANDONED_SCOPE,
+	ABANDONED_KEY,
+	ABANDONED_REQUEST,
+	ABANDONED_OPERATION,
+	ABANDONED_COLUMNS
+};
+
+/*
+ * PutOperation adds an operation that was taken over to the result.
+ */
+static void
+PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const StoredOutcome *stored)
+{
+	Oid type = TupleDescAttr(rsinfo->setDesc, ABANDONED_OPERATION)->atttypid;
+	Datum values[ABANDONED_COLUMNS];
+	bool isnull[ABANDONED_COLUMNS] = {false};
+
+	values[ABANDONED_SCOPE] = PointerGetDatum(name->scope);
+	values[ABANDONED_KEY] = PointerGetDatum(name->key);
+	values[ABANDONED_REQUEST] = PointerGetDatum(stored->lease.request);
+	isnull[ABANDONED_REQUEST] = stored->lease.request == NULL;
+	values[ABANDONED_OPERATION] = OperationDatum(type, OUTCOME_TAKEN_OVER, stored);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
+}
+
+/*
+ * TakeOver takes over at most "max" abandoned operations of "scope", oldest
+ * first.
+ */
+static void
+TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
+{
+	AbandonedScan *scan = KeyStoreAbandonedBegin(scope);
+	MemoryContext each =
+		AllocSetContextCreate(CurrentMemoryContext, "idempotency takeover", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(each);
+	ClaimRequest request = {.lease = lease};
+
+	while (max > 0 && KeyStoreAbandonedNext(scan, &request.name))
+	{
+		StoredOutcome stored;
+
+		if (ClaimAbandoned(&request, &stored))
+		{
+			PutOperation(rsinfo, &request.name, &stored);
+			max--;
+		}
+		MemoryContextReset(each);
+	}
+
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(each);
+	KeyStoreAbandonedEnd(scan);
+}
+
+/*
+ * claim_abandoned(scope, lease, max) RETURNS TABLE (scope, key, request,
+ * operation)
+ */
+Datum
+idempotency_claim_abandoned(PG_FUNCTION_ARGS)
+{
+	text *scope = ScopeFromArg(fcinfo, 0);
+	const Interval *lease = LeaseFromArg(fcinfo, 1);
+
+	if (lease == NULL)
+		ErrorBadArgument("lease is missing",
+						 "Pass how long the completer may be silent, such as '30 seconds'.");
+	if (PG_ARGISNULL(2) || PG_GETARG_INT32(2) <= 0)
+		ErrorBadArgument("max must be positive", "Pass how many operations to take over at most.");
+	PreventCommandIfReadOnly("idempotency.claim_abandoned()");
+	InitMaterializedSRF(fcinfo, 0);
+	TakeOver((ReturnSetInfo *) fcinfo->resultinfo, scope, lease, PG_GETARG_INT32(2));
+	return (Datum) 0;
+}

@@ -1,0 +1,318 @@
+/*-------------------------------------------------------------------------
+ *
+ * keyrow.c
+ *	  The layout of a row of idempotency.key.
+ *
+ * The columns that only a lease has come last, and a row without one is
+ * stored without them, as rows from before an ALTER TABLE ... ADD COLUMN are:
+ * the server reads what is missing as NULL.  With eight columns at most, the
+ * null bitmap fits into the header's padding, and a finished operation costs
+ * nothing for the leases of others.
+ *
+ * Takes no locks.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "keyrow.h"
+#include "keytext.h"
+
+static const struct
+{
+	const char *name;
+	Oid type;
+	bool notNull;
+} columns[KEY_COLUMNS] = {
+	{"created_at", TIMESTAMPTZOID, true},
+	{"expires_at", TIMESTAMPTZOID, true},
+	{"status", INT2OID, false},
+	{"scope", TEXTOID, true},
+	{"key", InvalidOid, true}, /* idempotency.keytext */
+	{"fingerprint", BYTEAOID, false},
+	{"response", JSONOID, false},
+	{"headers", JSONOID, false},
+	{"token", INT8OID, false},
+	{"attempt", INT4OID, false},
+	{"leased_at", TIMESTAMPTZOID, false},
+	{"leased_until", TIMESTAMPTZOID, false},
+	{"recovery_point", TEXTOID, false},
+	{"recovery_state", JSONOID, false},
+	{"request", JSONOID, false},
+	{"retention", INTERVALOID, false},
+};
+
+/* The first columns, those of a row without a lease. */
+static TupleDesc outcomeDesc = NULL;
+
+/*
+ * KeyRowFits tells whether a table has the extension's columns and no others;
+ * "keyType" is the type of the column key.
+ */
+bool
+KeyRowFits(TupleDesc desc, Oid keyType)
+{
+	if (desc->natts < KEY_COLUMNS)
+		return false;
+
+	for (int i = 0; i < KEY_COLUMNS; i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(desc, i);
+
+		if (column->attisdropped || column->attnotnull != columns[i].notNull ||
+			column->atttypid != (i == COL_KEY - 1 ? keyType : columns[i].type) ||
+			strcmp(NameStr(column->attname), columns[i].name) != 0)
+			return false;
+	}
+
+	/* A column that was added and dropped again has left nothing but its place. */
+	for (int i = KEY_COLUMNS; i < desc->natts; i++)
+	{
+		if (!TupleDescAttr(desc, i)->attisdropped)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * KeyRowPrepare notes the table's columns, which fit, for KeyRowFill().
+ */
+void
+KeyRowPrepare(TupleDesc desc)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
+	TupleDesc outgoing = outcomeDesc;
+
+	outcomeDesc = NULL;
+	if (outgoing != NULL)
+		FreeTupleDesc(outgoing);
+	outgoing = CreateTemplateTupleDesc(OUTCOME_COLUMNS);
+	for (int column = 1; column <= OUTCOME_COLUMNS; column++)
+		TupleDescCopyEntry(outgoing, column, desc, column);
+	outcomeDesc = outgoing;
+	MemoryContextSwitchTo(caller);
+}
+
+/* ----------------------------------------------------------------
+ * Reading
+ * ----------------------------------------------------------------
+ */
+
+static TimestampTz
+GetTime(TupleTableSlot *slot, int column)
+{
+	bool isnull;
+
+	return DatumGetTimestampTz(slot_getattr(slot, column, &isnull));
+}
+
+/*
+ * GetVarlena returns a detoasted copy of a varlena column, or NULL.
+ */
+static void *
+GetVarlena(TupleTableSlot *slot, int column)
+{
+	bool isnull;
+	Datum value = slot_getattr(slot, column, &isnull);
+
+	return isnull ? NULL : PG_DETOAST_DATUM_COPY(value);
+}
+
+/*
+ * KeyRowIsExpired tells whether a row counts as absent at this very moment.
+ */
+bool
+KeyRowIsExpired(TupleTableSlot *slot)
+{
+	return GetTime(slot, COL_EXPIRES_AT) <= GetCurrentTimestamp();
+}
+
+/*
+ * KeyRowState tells what a row stands for at this very moment.  A lease is
+ * over when now is past its end, or before its start: then the clock went
+ * back, and nobody can say how long it has run.
+ */
+KeyState
+KeyRowState(TupleTableSlot *slot)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool isnull;
+
+	if (GetTime(slot, COL_EXPIRES_AT) <= now)
+		return KEY_EXPIRED;
+	(void) slot_getattr(slot, COL_TOKEN, &isnull);
+	if (isnull)
+		return KEY_STORED;
+	if (now > GetTime(slot, COL_LEASED_UNTIL) || now < GetTime(slot, COL_LEASED_AT))
+		return KEY_ABANDONED;
+	return KEY_LEASED;
+}
+
+/*
+ * KeyRowLeaseEnd returns when the lease in a row runs out.
+ */
+TimestampTz
+KeyRowLeaseEnd(TupleTableSlot *slot)
+{
+	return GetTime(slot, COL_LEASED_UNTIL);
+}
+
+/*
+ * KeyRowName copies the name in a row into the current memory context.
+ */
+void
+KeyRowName(TupleTableSlot *slot, KeyName *name)
+{
+	KeyNameSet(GetVarlena(slot, COL_SCOPE), KeyTextUnpack(GetVarlena(slot, COL_KEY)), name);
+}
+
+static void
+ReadLease(TupleTableSlot *slot, Lease *lease)
+{
+	bool isnull;
+	Datum value = slot_getattr(slot, COL_TOKEN, &isnull);
+
+	memset(lease, 0, sizeof(Lease));
+	if (isnull)
+		return;
+	lease->token = DatumGetInt64(value);
+	lease->attempt = DatumGetInt32(slot_getattr(slot, COL_ATTEMPT, &isnull));
+	lease->from = GetTime(slot, COL_LEASED_AT);
+	lease->until = GetTime(slot, COL_LEASED_UNTIL);
+	lease->recoveryPoint = GetVarlena(slot, COL_RECOVERY_POINT);
+	lease->state = GetVarlena(slot, COL_RECOVERY_STATE);
+	lease->request = GetVarlena(slot, COL_REQUEST);
+	value = slot_getattr(slot, COL_RETENTION, &isnull);
+	lease->retention.forever = isnull;
+	if (!isnull)
+		lease->retention.length = *DatumGetIntervalP(value);
+}
+
+/*
+ * KeyRowRead copies what a row remembers into the current memory context.
+ */
+void
+KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
+{
+	bool isnull;
+	int16 status = DatumGetInt16(slot_getattr(slot, COL_STATUS, &isnull));
+
+	outcome->expiresAt = GetTime(slot, COL_EXPIRES_AT);
+	outcome->hasStatus = !isnull;
+	outcome->failed = status < 0;
+	outcome->status = abs(status);
+	outcome->fingerprint = GetVarlena(slot, COL_FINGERPRINT);
+	outcome->headers = GetVarlena(slot, COL_HEADERS);
+	outcome->response = GetVarlena(slot, COL_RESPONSE);
+	ReadLease(slot, &outcome->lease);
+}
+
+/* ----------------------------------------------------------------
+ * Writing
+ * ----------------------------------------------------------------
+ */
+
+static void
+Set(TupleTableSlot *slot, int column, Datum value)
+{
+	slot->tts_values[column - 1] = value;
+	slot->tts_isnull[column - 1] = false;
+}
+
+static void
+SetVarlena(TupleTableSlot *slot, int column, const void *value)
+{
+	slot->tts_values[column - 1] = PointerGetDatum(value);
+	slot->tts_isnull[column - 1] = value == NULL;
+}
+
+static void
+SetLease(TupleTableSlot *slot, const StoredOutcome *record, int parts)
+{
+	const Lease *lease = &record->lease;
+
+	if (parts & LEASE_OWNER)
+	{
+		Set(slot, COL_TOKEN, Int64GetDatum(lease->token));
+		Set(slot, COL_ATTEMPT, Int32GetDatum(lease->attempt));
+		SetVarlena(slot, COL_RETENTION, lease->retention.forever ? NULL : &lease->retention.length);
+	}
+	if (parts & LEASE_TIMES)
+	{
+		Set(slot, COL_LEASED_AT, TimestampTzGetDatum(lease->from));
+		Set(slot, COL_LEASED_UNTIL, TimestampTzGetDatum(lease->until));
+		Set(slot, COL_EXPIRES_AT, TimestampTzGetDatum(record->expiresAt));
+	}
+	if (parts & LEASE_CHECKPOINT)
+	{
+		SetVarlena(slot, COL_RECOVERY_POINT, lease->recoveryPoint);
+		SetVarlena(slot, COL_RECOVERY_STATE, lease->state);
+	}
+	if (parts & LEASE_REQUEST)
+	{
+		SetVarlena(slot, COL_FINGERPRINT, record->fingerprint);
+		SetVarlena(slot, COL_REQUEST, lease->request);
+	}
+}
+
+/*
+ * StoreShort makes a row of the first columns of what the slot holds.
+ */
+static void
+StoreShort(TupleTableSlot *slot)
+{
+	HeapTuple tuple = heap_form_tuple(outcomeDesc, slot->tts_values, slot->tts_isnull);
+
+	ExecForceStoreHeapTuple(tuple, slot, true);
+}
+
+/*
+ * KeyRowFill makes the slot the row that remembers "record" under "name": an
+ * outcome, or a lease in progress.
+ */
+void
+KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *record)
+{
+	ExecClearTuple(slot);
+	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts * sizeof(bool));
+	Set(slot, COL_CREATED_AT, TimestampTzGetDatum(GetCurrentTimestamp()));
+	Set(slot, COL_EXPIRES_AT, TimestampTzGetDatum(record->expiresAt));
+	if (record->hasStatus)
+		Set(slot, COL_STATUS, Int16GetDatum(record->failed ? -record->status : record->status));
+	SetVarlena(slot, COL_SCOPE, name->scope);
+	SetVarlena(slot, COL_KEY, KeyTextPack(name->key));
+	SetVarlena(slot, COL_FINGERPRINT, record->fingerprint);
+	SetVarlena(slot, COL_RESPONSE, record->response);
+	SetVarlena(slot, COL_HEADERS, record->headers);
+	if (record->lease.token == 0)
+	{
+		StoreShort(slot);
+		return;
+	}
+	SetLease(slot, record, LEASE_OWNER | LEASE_TIMES | LEASE_CHECKPOINT | LEASE_REQUEST);
+	ExecStoreVirtualTuple(slot);
+}
+
+/*
+ * KeyRowChange makes "slot" the row in "old" with some parts of its lease
+ * changed.  Large values stay where they are, out of line.  "old" must stay as
+ * it is until the row is written.
+ */
+void
+KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const StoredOutcome *changed, int parts)
+{
+	int columns = slot->tts_tupleDescriptor->natts;
+
+	slot_getallattrs(old);
+	ExecClearTuple(slot);
+	memcpy(slot->tts_values, old->tts_values, columns * sizeof(Datum));
+	memcpy(slot->tts_isnull, old->tts_isnull, columns * sizeof(bool));
+	SetLease(slot, changed, parts);
+	ExecStoreVirtualTuple(slot);
+}

@@ -1,0 +1,33 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.h
+ *	  Claims that survive commit, and who owns an operation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_LEASE_H
+#define IDEMPOTENCY_LEASE_H
+
+#include "claim.h"
+#include "store.h"
+#include "xact.h"
+
+/* By what a caller owns the operation that he names. */
+typedef struct Ownership
+{
+	OpenClaim *claim;	/* of this transaction; NULL: by the token alone */
+	KeyVersion seen;	/* the row to overwrite, if any */
+	bytea *fingerprint; /* of the request */
+	Lease lease;		/* token 0: a transactional claim, which has a retention only */
+} Ownership;
+
+extern void RequireOwnership(const KeyName *name, const int64 *token, Ownership *own);
+extern void OwnershipFromArg(FunctionCallInfo fcinfo, int tokenArg, const KeyName *name,
+							 Ownership *own);
+
+extern void ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome);
+
+extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored);
+extern void LeaseGiveUp(const KeyName *name, const Ownership *own);
+
+#endif /* IDEMPOTENCY_LEASE_H */

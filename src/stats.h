@@ -1,0 +1,51 @@
+/*-------------------------------------------------------------------------
+ *
+ * stats.h
+ *	  What happened in each database, in numbers.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_STATS_H
+#define IDEMPOTENCY_STATS_H
+
+#include "nodes/pg_list.h"
+#include "portability/instr_time.h"
+
+/*
+ * What is counted.  The first five are the outcomes of claims: each claim that
+ * is answered counts as one of them.  In the order of the columns of
+ * idempotency.stats.
+ */
+typedef enum CounterKind
+{
+	COUNT_CLAIMS,
+	COUNT_REPLAYS,
+	COUNT_IN_PROGRESS,
+	COUNT_MISMATCHES,
+	COUNT_TAKEOVERS,
+	COUNT_COMPLETIONS,
+	COUNT_FAILURES,
+	COUNT_RELEASES,
+	COUNT_STALE_TOKENS, /* IK410 */
+	COUNT_REAPED,		/* all rows reaped, zombies too */
+	COUNT_ZOMBIES_REAPED,
+	COUNT_WAITS,
+	COUNT_WAIT_TIME, /* microseconds, by CountWait() and CountWaitTime() */
+	COUNTER_KINDS
+} CounterKind;
+
+extern void CountEvent(CounterKind kind);
+extern void CountEvents(CounterKind kind, uint64 events);
+extern void CountWait(instr_time began);
+extern void CountWaitTime(instr_time began);
+
+/* For the launcher. */
+extern List *StatsListDatabases(void);
+extern void StatsForgetDatabase(Oid database);
+
+/* For shmem.c and _PG_init(). */
+struct StatsState;
+extern void StatsStateInit(struct StatsState *stats);
+extern void StatsInit(void);
+
+#endif /* IDEMPOTENCY_STATS_H */

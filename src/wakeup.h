@@ -1,0 +1,21 @@
+/*-------------------------------------------------------------------------
+ *
+ * wakeup.h
+ *	  How a waiter sleeps until the owner of a lease is done.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_WAKEUP_H
+#define IDEMPOTENCY_WAKEUP_H
+
+/* The waiter: prepare, look, sleep, look, sleep, ... and cancel. */
+extern void WakeupPrepare(uint64 keyHash);
+extern void WakeupSleep(uint64 keyHash, int round, long timeoutMs);
+extern void WakeupCancel(void);
+
+/* The owner, whose change of the key takes effect when he commits. */
+extern void WakeupAfterCommit(uint64 keyHash);
+extern void WakeupAtCommit(void);
+extern void WakeupAtAbort(void);
+
+#endif /* IDEMPOTENCY_WAKEUP_H */

@@ -1,0 +1,339 @@
+# 014_stats.pl
+#
+# Proves that idempotency.stats counts every answer once, in its own database
+# and no other, and whatever becomes of the transaction: rolled back, failed, cut
+# short, many at a time; that counters go with their database and begin anew with
+# the server; who may read and reset them; and that without preloading nothing is
+# counted, and all else works.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# The reaper must not come in between.  Cluster.pm switches restart_after_crash
+# off, and one test needs it.
+my $node = new_node('main', conf => q{
+shared_preload_libraries = 'idempotency'
+idempotency.reaper_naptime = 0
+restart_after_crash = on
+max_prepared_transactions = 5
+});
+
+my @counters = qw(claims replays in_progress mismatches takeovers completions failures releases
+  stale_tokens reaped zombies_reaped waits);
+
+# counters returns the counters of a database, by name.
+sub counters
+{
+	my ($dbname) = @_;
+	my $row = $node->safe_psql('postgres',
+		'SELECT ' . join(', ', @counters) . " FROM idempotency.stats WHERE datname = '$dbname'");
+	my %value;
+	@value{@counters} = split /\|/, $row;
+	return \%value;
+}
+
+# counts runs SQL in one session, which goes on after an error, and checks by how
+# much each counter of the database has grown then; those not named, not at all.
+# %opt: dbname, sqlstate of the one error.
+sub counts
+{
+	my ($name, $sql, $expected, %opt) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $dbname = $opt{dbname} // 'postgres';
+	my $before = counters($dbname);
+	my (undef, undef, $stderr) = $node->psql($dbname, $sql, on_error_stop => 0,
+		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	my $after = counters($dbname);
+	my %grown = map { $_ => $after->{$_} - $before->{$_} } grep { $after->{$_} != $before->{$_} } @counters;
+
+	is_deeply(\%grown, $expected, "$name: counts") or diag($stderr);
+	if ($opt{sqlstate}) { error_is($stderr, $opt{sqlstate}, "$name: fails") }
+	else { is($stderr, '', "$name: succeeds") }
+}
+
+# ----------------------------------------------------------------
+# What counts as what
+# ----------------------------------------------------------------
+
+is($node->safe_psql('postgres', q{SELECT datid = (SELECT oid FROM pg_database WHERE datname = 'postgres'),
+		claims, waits, wait_time, stats_reset BETWEEN pg_postmaster_start_time() AND clock_timestamp() FROM idempotency.stats}),
+	't|0|0|00:00:00|t', 'the database of the caller has a row before anything is counted');
+
+$node->safe_psql('postgres', q{
+	CREATE FUNCTION handler(idempotency.document) RETURNS json LANGUAGE plpgsql AS $$
+	BEGIN
+		IF $1::text = '"no"' THEN RAISE 'no' USING ERRCODE = 'IKFIN'; END IF;
+		IF $1::text = '"busy"' THEN RAISE 'busy'; END IF;
+		RETURN '1'::json;
+	END $$});
+
+my $charge = q{SELECT idempotency.claim('s', '%s', '{"a": 1}'); SELECT idempotency.complete('s', '%1$s', '1')};
+my $complete = sub { sprintf "BEGIN; $charge; COMMIT", $_[0] };
+
+counts('claim and complete', $complete->('k1'), { claims => 1, completions => 1 });
+counts('replay', q{SELECT idempotency.claim('s', 'k1', '{"a": 1}')}, { replays => 1 });
+counts('replay by try_claim', q{SELECT idempotency.try_claim('s', 'k1')}, { replays => 1 });
+counts('mismatch', q{SELECT idempotency.claim('s', 'k1', '{"a": 2}')}, { mismatches => 1 }, sqlstate => 'IK422');
+counts('mismatch by try_claim', q{SELECT idempotency.try_claim('s', 'k1', '{"a": 2}')}, { mismatches => 1 });
+counts('claim and fail', q{BEGIN; SELECT idempotency.claim('s', 'k2'); SELECT idempotency.fail('s', 'k2', '0', 402); COMMIT},
+	{ claims => 1, failures => 1 });
+counts('replay of a failure', q{SELECT idempotency.claim('s', 'k2')}, { replays => 1 });
+counts('claim and release', q{BEGIN; SELECT idempotency.claim('s', 'k3'); SELECT idempotency.release('s', 'k3'); COMMIT},
+	{ claims => 1, releases => 1 });
+counts('claimed here already', q{BEGIN; SELECT idempotency.try_claim('s', 'k3'); SELECT idempotency.try_claim('s', 'k3')},
+	{ claims => 1, in_progress => 1 });
+counts('nothing to complete', q{SELECT idempotency.complete('s', 'k3')}, { stale_tokens => 1 }, sqlstate => 'IK410');
+counts('nothing to release', q{SELECT idempotency.release('s', 'k3')}, { stale_tokens => 1 }, sqlstate => 'IK410');
+counts('no key', q{SELECT idempotency.claim('s', NULL)}, {}, sqlstate => 'IK400');
+counts('no status', q{BEGIN; SELECT idempotency.claim('s', 'k3'); SELECT idempotency.fail('s', 'k3', '1', 1)},
+	{ claims => 1 }, sqlstate => '22023');
+counts('peek and forget', q{SELECT idempotency.peek('s', 'k1'); SELECT idempotency.forget('s', 'k2')}, {});
+
+counts('run', q{SELECT idempotency.run('s', 'r1', '1', 'handler(idempotency.document)')}, { claims => 1, completions => 1 });
+counts('replay by run', q{SELECT idempotency.run('s', 'r1', '1', 'handler(idempotency.document)')}, { replays => 1 });
+counts('run with a final error', q{SELECT idempotency.run('s', 'r2', '"no"', 'handler(idempotency.document)')}, { claims => 1, failures => 1 });
+counts('run with another error', q{SELECT idempotency.run('s', 'r3', '"busy"', 'handler(idempotency.document)')}, { claims => 1 },
+	sqlstate => 'P0001');
+
+counts('once', q{SELECT idempotency.once('m', '1')}, { claims => 1, completions => 1 });
+counts('once again', q{SELECT idempotency.once('m', '1')}, { replays => 1 });
+counts('once of many', q{SELECT idempotency.once('m', array['1', '2', '3', '3', '4'])},
+	{ claims => 3, completions => 3, replays => 1 });
+counts('once of a key that is claimed', q{BEGIN; SELECT idempotency.claim('m', '5'); SELECT idempotency.once('m', '5')},
+	{ claims => 1, in_progress => 1 }, sqlstate => 'IK409');
+counts('once of none', q{SELECT idempotency.once('m', array[]::text[])}, {});
+
+# Leases.
+counts('claim with a lease', q{SELECT idempotency.claim('l', 'k1', '{"a": 1}', lease => '1 hour')}, { claims => 1 });
+counts('leased by another', q{SELECT idempotency.try_claim('l', 'k1', '{"a": 1}', lease => '1 hour')}, { in_progress => 1 });
+counts('leased by another, error', q{SELECT idempotency.claim('l', 'k1', wait => '0')}, { in_progress => 1 },
+	sqlstate => 'IK409');
+counts('leased by another, with another request', q{SELECT idempotency.try_claim('l', 'k1', '{"a": 2}')}, { mismatches => 1 });
+my $token = $node->safe_psql('postgres', q{SELECT token FROM idempotency.claim('l', 'k2', lease => '1 ms')});
+counts('takeover', q{SELECT pg_sleep(0.01); SELECT idempotency.claim('l', 'k2', lease => '1 ms')}, { takeovers => 1 });
+counts('stale token', "SELECT idempotency.complete('l', 'k2', '1', token => $token)", { stale_tokens => 1 },
+	sqlstate => 'IK410');
+counts('stale token of a heartbeat', "SELECT idempotency.renew('l', 'k2', $token, '1 s')", { stale_tokens => 1 },
+	sqlstate => 'IK410');
+counts('stale token of a checkpoint', "SELECT idempotency.checkpoint('l', 'k2', $token, 'here')", { stale_tokens => 1 },
+	sqlstate => 'IK410');
+counts('heartbeat without a lease', q{BEGIN; SELECT idempotency.claim('l', 'k3'); SELECT idempotency.renew('l', 'k3', NULL, '1 s')},
+	{ claims => 1, stale_tokens => 1 }, sqlstate => 'IK410');
+counts('abandoned', q{SELECT pg_sleep(0.01); SELECT idempotency.claim_abandoned('l', '1 hour', 10)}, { takeovers => 1 });
+counts('no more abandoned', q{SELECT idempotency.claim_abandoned('l', '1 hour', 10)}, {});
+counts('completed with its token', q{SELECT idempotency.complete('l', 'k1', '1',
+	token => (SELECT token FROM idempotency.key WHERE key = 'k1' AND scope = 'l'))}, { completions => 1 });
+
+# ----------------------------------------------------------------
+# Whatever becomes of the transaction
+# ----------------------------------------------------------------
+
+counts('rolled back', sprintf("BEGIN; $charge; ROLLBACK", 'k5'), { claims => 1, completions => 1 });
+counts('rolled back to a savepoint', sprintf("BEGIN; SAVEPOINT a; $charge; ROLLBACK TO a; COMMIT", 'k5'),
+	{ claims => 1, completions => 1 });
+counts('failed', sprintf("BEGIN; $charge; SELECT 1/0", 'k5'), { claims => 1, completions => 1 }, sqlstate => '22012');
+counts('not completed', q{SELECT idempotency.claim('s', 'k5')}, { claims => 1 }, sqlstate => 'IK428');
+counts('caught', q{DO $$ BEGIN PERFORM idempotency.claim('s', 'k1', '{"a": 2}'); EXCEPTION WHEN OTHERS THEN NULL; END $$},
+	{ mismatches => 1 });
+counts('prepared', sprintf("BEGIN; $charge; PREPARE TRANSACTION 'p'", 'k5'), { claims => 1, completions => 1 });
+counts('commit prepared', q{COMMIT PREPARED 'p'}, {});
+
+# ----------------------------------------------------------------
+# Waits
+# ----------------------------------------------------------------
+
+my $owner = open_session($node);
+$owner->query_safe(q{BEGIN; SELECT idempotency.claim('s', 'owned')});
+
+# waited returns for how many milliseconds all waits have lasted.
+sub waited
+{
+	return $node->safe_psql('postgres', q{SELECT extract(epoch FROM wait_time) * 1000 FROM idempotency.stats
+		WHERE datname = 'postgres'});
+}
+
+# waits is counts() for SQL that waits so many milliseconds at least.
+sub waits
+{
+	my ($name, $sql, $ms, $expected, $sqlstate) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $before = waited();
+	counts($name, $sql, { waits => 1, %$expected }, sqlstate => $sqlstate);
+	my $time = waited() - $before;
+	cmp_ok($time, '>=', $ms, "$name: and how long it was");
+	cmp_ok($time, '<', 60_000, "$name: not much more");
+}
+
+counts('no wait', q{SELECT idempotency.try_claim('s', 'owned')}, { in_progress => 1 });
+foreach (
+	[ 'owned', 'an owner in a transaction' ],
+	[ 'leased', 'an owner with a lease', q{SELECT idempotency.claim('s', 'leased', lease => '1 hour')} ])
+{
+	my ($key, $what, $setup) = @$_;
+	$node->safe_psql('postgres', $setup) if $setup;
+	waits("wait for $what, in vain", "SELECT idempotency.claim('s', '$key', wait => '200 ms')", 200,
+		{ in_progress => 1 }, 'IK409');
+	waits("wait for $what as a value", "SELECT idempotency.try_claim('s', '$key', wait => '200 ms')", 200,
+		{ in_progress => 1 });
+	waits("wait for $what, cut short", "SET statement_timeout = 200; SELECT idempotency.claim('s', '$key', wait => '1 min')",
+		150, {}, '57014');
+}
+
+# One that is answered: by a transaction that ends.
+my $waiter = open_session($node);
+my $before = counters('postgres');
+$waiter->query_until(qr/waiting/, qq{\\echo waiting\nSELECT outcome FROM idempotency.try_claim('s', 'owned', wait => '1 min');\n});
+$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND objsubid = 18756})
+  or die 'nobody waits';
+$owner->query_safe(q{SELECT idempotency.complete('s', 'owned'); COMMIT});
+is($waiter->query_safe('SELECT 1'), "replayed\n1", 'a wait that is answered');
+my $after = counters('postgres');
+is($after->{waits} - $before->{waits}, 1, 'a wait that is answered: counts');
+$_->quit foreach $owner, $waiter;
+
+# ----------------------------------------------------------------
+# Many at a time
+# ----------------------------------------------------------------
+
+my $script = $node->basedir . '/once.sql';
+append_to_file($script, "SELECT idempotency.once('many', :client_id || ' ' || random());\nSELECT idempotency.once('many', 'one');\n");
+$node->safe_psql('postgres', q{SELECT idempotency.once('many', 'one')});
+$before = counters('postgres');
+$node->command_ok([ $node->installed_command('pgbench'), '-n', '-c', '8', '-j', '2', '-t', '250', '-f', $script, 'postgres' ],
+	'eight clients at a time');
+$after = counters('postgres');
+is_deeply({ map { $_ => $after->{$_} - $before->{$_} } qw(claims completions replays) },
+	{ claims => 2000, completions => 2000, replays => 2000 }, 'none of their answers is lost');
+
+# ----------------------------------------------------------------
+# Databases
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', 'CREATE DATABASE other');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.stats WHERE datname = 'other'}), '0',
+	'a database that has counted nothing has no row');
+$node->safe_psql('other', 'CREATE EXTENSION idempotency');
+my $here = counters('postgres');
+$node->safe_psql('other', $complete->('k1'));
+is_deeply(counters('postgres'), $here, 'another database counts for itself');
+is($node->safe_psql('postgres', q{SELECT claims, completions, replays FROM idempotency.stats WHERE datname = 'other'}),
+	'1|1|0', 'and is seen from here');
+is($node->safe_psql('other', q{SELECT string_agg(datname, ' ' ORDER BY datname COLLATE "C") FROM idempotency.stats}),
+	'other postgres', 'as we are from there');
+counts('the other database', q{SELECT idempotency.claim('s', 'k1', '{"a": 1}')}, { replays => 1 }, dbname => 'other');
+
+# A reset is of one database.
+my $since = $node->safe_psql('postgres', q{SELECT stats_reset FROM idempotency.stats WHERE datname = 'other'});
+$node->safe_psql('other', 'SELECT idempotency.stats_reset()');
+is($node->safe_psql('postgres', qq{SELECT claims, completions, replays, waits, wait_time, stats_reset > '$since'
+		FROM idempotency.stats WHERE datname = 'other'}), '0|0|0|0|00:00:00|t', 'reset');
+is_deeply(counters('postgres'), $here, 'the reset of another database is not ours');
+$node->safe_psql('postgres', 'SELECT idempotency.stats_reset()');
+is($node->safe_psql('postgres', q{SELECT claims, completions, replays, waits, wait_time FROM idempotency.stats
+		WHERE datname = 'postgres'}), '0|0|0|0|00:00:00', 'ours is');
+is($node->safe_psql('postgres', q{BEGIN READ ONLY; SELECT count(*) FROM idempotency.stats; SELECT idempotency.stats_reset()}),
+	"2\n", 'all in a read-only transaction');
+
+# A rename, and a copy.
+$node->safe_psql('other', $complete->('k2'));
+$node->safe_psql('postgres', 'ALTER DATABASE other RENAME TO renamed');
+is(counters('renamed')->{claims}, 1, 'a database that is renamed keeps its counters');
+$node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE renamed');
+is($node->safe_psql('copy', q{SELECT datname, claims FROM idempotency.stats WHERE datname IN ('renamed', 'copy')
+		ORDER BY datname}), "copy|0\nrenamed|1", 'a copy begins anew');
+
+# Dropped, and made again with the same OID.
+my $oid = $node->safe_psql('postgres', q{SELECT oid FROM pg_database WHERE datname = 'renamed'});
+$node->safe_psql('postgres', 'DROP DATABASE renamed');
+is($node->safe_psql('postgres', q{SELECT string_agg(datname, ' ' ORDER BY datname COLLATE "C") FROM idempotency.stats}),
+	'copy postgres', 'a database that is dropped has no row');
+$node->safe_psql('postgres', "CREATE DATABASE again OID = $oid");
+is($node->safe_psql('postgres', "SELECT count(*) FROM idempotency.stats WHERE datid = $oid"), '0',
+	'nor has a new one with its OID');
+$node->safe_psql('again', 'CREATE EXTENSION idempotency');
+$node->safe_psql('again', $complete->('k1'));
+is($node->safe_psql('postgres', "SELECT datname, claims FROM idempotency.stats WHERE datid = $oid"), 'again|1',
+	'which counts from 0 on');
+
+# ----------------------------------------------------------------
+# Rights
+# ----------------------------------------------------------------
+
+my $read = 'SELECT claims FROM idempotency.stats';
+my $reset = 'SELECT idempotency.stats_reset()';
+my @keys = ('SELECT * FROM idempotency.keys', 'SELECT * FROM idempotency.key', q{SELECT idempotency.peek('s', 'k1')},
+	q{SELECT idempotency.claim('s', 'k1')}, q{SELECT idempotency.forget('s', 'k1')});
+
+$node->safe_psql('postgres', q{
+	CREATE ROLE plain LOGIN; CREATE ROLE client LOGIN; CREATE ROLE operator LOGIN; CREATE ROLE monitor LOGIN;
+	GRANT pg_monitor TO monitor;
+	SELECT idempotency.grant_client('client'), idempotency.grant_operator('operator')});
+
+# may tries each statement as a role, and checks that it is allowed or not.
+sub may
+{
+	my ($role, $allowed, @statements) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	foreach my $statement (@statements)
+	{
+		my (undef, undef, $stderr) = $node->psql('postgres', $statement,
+			extra_params => [ '-v', 'VERBOSITY=verbose', '-U', $role ]);
+		if ($allowed) { is($stderr, '', "$role may: $statement") }
+		else { error_is($stderr, '42501', "$role may not: $statement") }
+	}
+}
+
+may('plain', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
+may('client', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
+may('monitor', 1, $read, 'SELECT * FROM idempotency.stats()');
+may('monitor', 0, $reset, @keys);
+may('operator', 1, $read, $reset);
+
+# ----------------------------------------------------------------
+# Restart and crash
+# ----------------------------------------------------------------
+
+$node->restart;
+is($node->safe_psql('postgres', 'SELECT datname, claims, replays FROM idempotency.stats'), 'postgres|0|0',
+	'a restart begins anew');
+$node->safe_psql('postgres', $complete->('after'));
+
+my $victim = open_session($node);
+$victim->query_safe(sprintf "BEGIN; $charge", 'victim');
+my $pid = $victim->query_safe('SELECT pg_backend_pid()');
+is(counters('postgres')->{claims}, 2, 'what a backend counted before it is killed is seen');
+kill 'KILL', $pid or die "kill: $!";
+$victim->{run}->finish;
+$node->poll_query_until('postgres', 'SELECT 1', '1') or die 'the server did not come back';
+is($node->safe_psql('postgres', 'SELECT datname, claims, replays FROM idempotency.stats'), 'postgres|0|0',
+	'and so does a crash');
+counts('after the crash', q{SELECT idempotency.claim('s', 'after', '{"a": 1}')}, { replays => 1 });
+$node->stop;
+
+# ----------------------------------------------------------------
+# Without preloading
+# ----------------------------------------------------------------
+
+foreach my $setting ("shared_preload_libraries = ''", "shared_preload_libraries = ''\nsession_preload_libraries = 'idempotency'")
+{
+	my $how = $setting =~ /session/ ? 'loaded by the session' : 'loaded by the first call';
+	$node->append_conf('postgresql.conf', $setting);
+	$node->start;
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM idempotency.stats'), '0', "$how: no rows");
+	is($node->safe_psql('postgres', $complete->($how) . "; SELECT count(*) FROM idempotency.stats"),
+		"(claimed,f,,1,,,,,,f,,)\n1\n0", "$how: claims work, and are not counted");
+	is($node->safe_psql('postgres', "SELECT outcome FROM idempotency.claim('s', '$how', '{\"a\": 1}')"), 'replayed',
+		"$how: and are remembered");
+	fails_with($node, 'SELECT idempotency.stats_reset()', '55000', "$how: there is nothing to reset",
+		like => qr/is not preloaded.*HINT:.*shared_preload_libraries/s);
+	may('monitor', 1, $read);
+	may('plain', 0, $read, $reset);
+	$node->stop;
+}
+
+done_testing();

@@ -1,0 +1,252 @@
+# 018_wakeup.pl
+#
+# Proves what a session may count on that waits for the owner of a lease, and what
+# others may count on meanwhile: twenty wake-ups in a row take a fraction of what a
+# look every second would; all ways of claiming wait alike; of many who wait for a
+# key that is given up one gets it, and the others his answer; who waits holds
+# nothing, shows what he waits for, is not woken for good by his namesake in
+# another database, and can be stopped at any time, after which his session is as
+# good as before.  (015_wakeup.pl measures single wake-ups.)
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my ($node, $how);
+
+# lease leaves a key that somebody else has leased, and returns the token.
+sub lease
+{
+	my ($key, $length) = @_;
+	return $node->safe_psql('postgres',
+		sprintf q{SELECT token FROM idempotency.claim('w', '%s', lease => '%s')}, $key, $length // '1 hour');
+}
+
+# pid_of returns the process ID of a session's backend.
+sub pid_of
+{
+	my ($session) = @_;
+	return $session->query_safe('SELECT pg_backend_pid()');
+}
+
+# begin_wait has a session run SQL that will sleep, and returns when it does.
+sub begin_wait
+{
+	my ($session, $pid, $sql) = @_;
+	$session->query_until(qr/begins/, "\\echo begins\n$sql;\n");
+	$node->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $pid")
+	  or die "nobody waits in: $sql";
+	return;
+}
+
+# answer returns what a session has been told since it began to wait.
+sub answer
+{
+	my ($session) = @_;
+	my $answer = $session->query_safe(q{\echo over});
+	$answer =~ s/^(begins\n)?(.*?)\n?over$/$2/s;
+	return $answer;
+}
+
+# stopped checks with which error a wait ended.
+sub stopped
+{
+	my ($session, $sqlstate, $name, $like) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return session_fails($session, q{\echo over}, $sqlstate, $name, $like);
+}
+
+# ----------------------------------------------------------------
+# The tests, on a server with the library preloaded, and on one without
+# ----------------------------------------------------------------
+
+foreach my $preload ('idempotency', '')
+{
+	$how = $preload ? 'preloaded' : 'not preloaded';
+	$node = new_node('server' . length $preload,
+		conf => "shared_preload_libraries = '$preload'\nmax_connections = 40\nlog_statement = none\n");
+	$node->safe_psql('postgres', q{
+		CREATE TABLE effect (by text);
+		CREATE TABLE answer (number int, outcome text, failed boolean, recovery_point text, said timestamptz);
+		CREATE FUNCTION handler(json) RETURNS json LANGUAGE sql AS $$ SELECT '"handled"'::json $$;
+
+		-- waits for the keys 1 to n, one after the other
+		CREATE PROCEDURE wait_for_all(n int) LANGUAGE plpgsql AS $$
+		DECLARE
+			op idempotency.operation;
+		BEGIN
+			FOR i IN 1 .. n LOOP
+				PERFORM set_config('application_name', 'waits for ' || i, false);
+				COMMIT;
+				op := idempotency.try_claim('w', i::text, lease => '1 hour', wait => '1 min');
+				INSERT INTO answer VALUES (i, op.outcome, op.failed, op.recovery_point, clock_timestamp());
+				COMMIT;
+			END LOOP;
+		END $$;
+
+		-- ends one lease after the other as soon as somebody sleeps for it, each in
+		-- another way
+		CREATE PROCEDURE end_all(tokens bigint[]) LANGUAGE plpgsql AS $$
+		BEGIN
+			FOR i IN 1 .. cardinality(tokens) LOOP
+				LOOP
+					PERFORM pg_stat_clear_snapshot();
+					EXIT WHEN EXISTS (SELECT FROM pg_stat_activity
+						WHERE application_name = 'waits for ' || i AND wait_event_type = 'Extension');
+					PERFORM pg_sleep(0.005);
+				END LOOP;
+				CASE i % 5
+					WHEN 0 THEN PERFORM idempotency.complete('w', i::text, token => tokens[i]);
+					WHEN 1 THEN PERFORM idempotency.fail('w', i::text, '1', 402, token => tokens[i]);
+					WHEN 2 THEN PERFORM idempotency.release('w', i::text, tokens[i]);
+					WHEN 3 THEN PERFORM idempotency.forget('w', i::text);
+					WHEN 4 THEN
+						PERFORM idempotency.checkpoint('w', i::text, tokens[i], 'here');
+						PERFORM idempotency.release('w', i::text, tokens[i]);
+				END CASE;
+				COMMIT;
+			END LOOP;
+		END $$});
+
+	# Twenty in a row.  Each begins to sleep just before it is woken, so that one
+	# that is not woken sleeps its second out.
+	my $tokens = join ', ', map { lease($_) } 1 .. 20;
+	my $waiter = open_session($node);
+	$waiter->query_until(qr/begins/, "\\echo begins\nCALL wait_for_all(20);\n");
+	my $took = $node->safe_psql('postgres', qq{
+		CREATE TEMPORARY TABLE begun AS SELECT clock_timestamp() AS at;
+		SET statement_timeout = '120s';
+		CALL end_all(ARRAY[$tokens]);
+		SELECT extract(epoch FROM clock_timestamp() - at) FROM begun});
+	answer($waiter);
+	is($node->safe_psql('postgres', q{SELECT string_agg(concat_ws(' ', outcome, CASE WHEN failed THEN 'failed' END, recovery_point), ', ' ORDER BY number)
+			FROM answer}),
+		join(', ', ('replayed failed', 'claimed', 'claimed', 'taken_over here', 'replayed') x 4),
+		"$how: twenty waits in a row get their answers");
+	note("$how: they took $took s");
+	cmp_ok($took, '<', 10, "$how: and take no seconds") if $preload;
+	$waiter->quit;
+
+	# All ways to wait.
+	my %calls = (
+		q{SELECT outcome FROM idempotency.claim('w', 'KEY', wait => '1 min')} => 'replayed',
+		q{SELECT outcome FROM idempotency.claim('w', 'KEY', '{"a": 1}', lease => '1 hour', wait => '1 min')} => 'replayed',
+		q{SELECT outcome FROM idempotency.try_claim('w', 'KEY', wait => '1 min')} => 'replayed',
+		q{SET idempotency.wait = '1min'; SELECT outcome FROM idempotency.claim('w', 'KEY')} => 'replayed',
+		q{SET idempotency.wait = '1min'; SELECT idempotency.once('w', 'KEY')} => 'f',
+		q{SELECT outcome FROM idempotency.run('w', 'KEY', '{"a": 1}', 'handler(json)', wait => '1 min')} => 'replayed',
+		q{SAVEPOINT a; SELECT outcome FROM idempotency.claim('w', 'KEY', wait => '1 min'); RELEASE a} => 'replayed');
+	my $number = 0;
+	foreach my $call (sort keys %calls)
+	{
+		my $key = 'way ' . ++$number;
+		my $token = lease($key);
+		my $session = open_session($node);
+		my $pid = pid_of($session);
+		my $sql = $call =~ s/KEY/$key/r;
+		begin_wait($session, $pid, $sql =~ /^SAVEPOINT/ ? "BEGIN; $sql; COMMIT" : $sql);
+
+		is($node->safe_psql('postgres', qq{SELECT count(*) FROM pg_locks WHERE pid = $pid AND locktype NOT IN ('relation', 'virtualxid')}),
+			0, "$how: $call: who waits holds no key");
+		is($node->safe_psql('postgres', qq{SELECT wait_event FROM pg_stat_activity WHERE pid = $pid}),
+			$node->pg_version->major >= 17 ? 'IdempotencyLease' : 'Extension', "$how: $call: and shows what he waits for");
+		$node->safe_psql('postgres', "SELECT idempotency.complete('w', '$key', '1', token => $token)");
+		is(answer($session), $calls{$call}, "$how: $call: what he is told");
+		$session->quit;
+	}
+
+	# Twenty who wait for one key that is given up: one of them gets it.
+	my $script = PostgreSQL::Test::Utils::tempdir . "/storm.sql";
+	append_to_file($script, <<'SQL') unless -e $script;
+SELECT replayed::int AS replayed, coalesce(token, 0) AS token FROM idempotency.claim('w', 'storm', lease => '1 hour', wait => '2 min') \gset
+\if :replayed
+\else
+BEGIN;
+INSERT INTO effect VALUES (:token);
+SELECT idempotency.complete('w', 'storm', '"done"', token => :token);
+COMMIT;
+\endif
+SQL
+	my $token = lease('storm');
+	my $output = '';
+	my $storm = IPC::Run::start([ 'pgbench', '-n', '-c', '20', '-t', '1', '-f', $script, $node->connstr('postgres') . ' application_name=storm' ], '>&', \$output);
+	$node->poll_query_until('postgres', q{SELECT count(*) = 20 FROM pg_stat_activity
+		WHERE application_name = 'storm' AND wait_event_type = 'Extension'}) or die "no storm: $output";
+	$node->safe_psql('postgres', "SELECT idempotency.release('w', 'storm', $token)");
+	ok($storm->finish, "$how: all who wait for a key that is given up go on");
+	like($output, qr{transactions actually processed: 20/20}, "$how: twenty of twenty") or diag($output);
+	is($node->safe_psql('postgres', "SELECT count(*), count(*) FILTER (WHERE by::bigint > $token) FROM effect"), '1|1', "$how: one of them did it");
+
+	# A namesake in another database.
+	$node->safe_psql('postgres', 'CREATE DATABASE other');
+	$node->safe_psql('other', q{CREATE EXTENSION idempotency; SELECT idempotency.claim('w', 'namesake', lease => '1 hour')});
+	$token = lease('namesake');
+	my $session = open_session($node);
+	my $pid = pid_of($session);
+	begin_wait($session, $pid, q{SELECT outcome, response FROM idempotency.try_claim('w', 'namesake', lease => '1 hour', wait => '2 s')});
+	$node->safe_psql('other', q{SELECT idempotency.complete('w', 'namesake', '"the other one"', token => token) FROM idempotency.key});
+	is(answer($session), 'in_progress|', "$how: an operation of the same name in another database answers nobody");
+
+	# The end of the wait.
+	$token = lease('ends');
+	session_fails($session, q{SELECT idempotency.claim('w', 'ends', lease => '1 hour', wait => '50 ms')}, 'IK409', "$how: the wait is over",
+		qr/^DETAIL:  Scope "w", key "ends"\.\n.*^HINT:  .*ends in 3(600|5\d\d) s\.$/ms);
+	session_fails($session, q{SELECT idempotency.claim('w', 'ends', lease => '1 hour', wait => '0')}, 'IK409', "$how: without a wait",
+		qr/^HINT:  .*ends in 3(600|5\d\d) s\.$/m);
+	is($session->query_safe(q{SELECT outcome, retry_after BETWEEN '50 min' AND '1 hour' FROM idempotency.try_claim('w', 'ends', lease => '1 hour', wait => '50 ms')}),
+		'in_progress|t', "$how: try_claim says so as a value");
+
+	# lock_timeout is about locks, and nobody waits for one here.
+	begin_wait($session, $pid, q{SET lock_timeout = '10ms'; SELECT outcome FROM idempotency.try_claim('w', 'ends', lease => '1 hour', wait => '500 ms')});
+	is(answer($session), 'in_progress', "$how: lock_timeout does not end a wait for a lease");
+	$session->query_safe('RESET lock_timeout');
+
+	# Stopped, in a transaction that goes on: everything before the savepoint stays,
+	# and the same session may wait, be woken, and claim.
+	my $wait = q{SELECT outcome FROM idempotency.claim('w', 'ends', lease => '1 hour', wait => '2 min')};
+	$session->query_safe(q{BEGIN; INSERT INTO effect VALUES ('before'); SELECT idempotency.claim('w', 'mine'); SAVEPOINT a});
+	begin_wait($session, $pid, $wait);
+	$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
+	stopped($session, '57014', "$how: a cancel ends a wait", qr/canceling statement due to user request/);
+	$session->query_safe(q{ROLLBACK TO a; SET LOCAL statement_timeout = '200ms'});
+	session_fails($session, $wait, '57014', "$how: statement_timeout ends a wait", qr/canceling statement due to statement timeout/);
+	$session->query_safe('ROLLBACK TO a');
+	is($session->query_safe(q{DO $$ BEGIN
+				PERFORM idempotency.claim('w', 'ends', lease => '1 hour', wait => '20 ms');
+			EXCEPTION WHEN SQLSTATE 'IK409' THEN
+				INSERT INTO effect VALUES ('caught');
+			END $$; SELECT idempotency.current_key('w')}), 'mine', "$how: a block catches the end of a wait");
+	begin_wait($session, $pid, $wait);
+	$node->safe_psql('postgres', "SELECT idempotency.complete('w', 'ends', '1', token => $token)");
+	is(answer($session), 'replayed', "$how: and then waits again, and is answered");
+	is($session->query_safe(q{SELECT idempotency.complete('w', 'mine', '"kept"'); COMMIT; SELECT outcome FROM idempotency.claim('w', 'mine')}),
+		qq("kept"\nreplayed), "$how: what was claimed before is completed");
+	is($node->safe_psql('postgres', q{SELECT string_agg(by, ' ' ORDER BY by) FROM effect WHERE by !~ '^\d'}), 'before caught',
+		"$how: what was written before and after is there");
+
+	# Two keys, one after the other, in one transaction.
+	my @two = map { lease($_) } 'one', 'two';
+	begin_wait($session, $pid, q{BEGIN; SELECT outcome FROM idempotency.claim('w', 'one', wait => '2 min');
+		SELECT outcome FROM idempotency.claim('w', 'two', wait => '2 min'); COMMIT});
+	$node->safe_psql('postgres', "SELECT idempotency.complete('w', 'one', token => $two[0])");
+	$node->safe_psql('postgres', q{SELECT pg_sleep(0.1)});
+	$node->safe_psql('postgres', "SELECT idempotency.complete('w', 'two', token => $two[1])");
+	is(answer($session), "replayed\nreplayed", "$how: one wait after the other");
+
+	# Terminated, in the middle of a transaction: nothing is left of it.
+	$token = lease('terminated');
+	$session->query_safe(q{BEGIN; INSERT INTO effect VALUES ('lost'); SELECT idempotency.claim('w', 'lost', lease => '1 hour')});
+	begin_wait($session, $pid, q{SELECT idempotency.claim('w', 'terminated', wait => '2 min')});
+	is($node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)"), 't', "$how: termination ends a wait");
+	eval { $session->{run}->finish };
+	is($node->safe_psql('postgres', q{SELECT outcome, token IS NOT NULL FROM idempotency.claim('w', 'lost', lease => '1 hour');
+			SELECT count(*) FROM effect WHERE by = 'lost'}), "claimed|t\n0", "$how: and nothing is left of its transaction");
+	is($node->safe_psql('postgres', "SELECT idempotency.complete('w', 'terminated', '1', token => $token)"), '1', "$how: the owner goes on");
+
+	$node->stop;
+}
+done_testing();
