@@ -171,6 +171,8 @@ SELECT idempotency.renew('lease', 'new', :token, NULL);
 SELECT idempotency.checkpoint('lease', 'new', :token, NULL);
 \echo :SQLSTATE
 SELECT idempotency.checkpoint('lease', 'new', :token, '');
+SELECT idempotency.checkpoint('lease', 'new', :token, repeat('x', 256));
+\echo :SQLSTATE
 BEGIN;
 SET LOCAL idempotency.max_response_size = '1kB';
 SELECT idempotency.checkpoint('lease', 'new', :token, 'fits', to_json(repeat('x', 1022)));

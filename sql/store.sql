@@ -264,6 +264,7 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'DROP INDEX idempotency.key_abandoned',
 	'ALTER INDEX idempotency.key_abandoned RENAME TO renamed',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope) WHERE token IS NOT NULL',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, created_at) WHERE token IS NULL',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, expires_at) WHERE token IS NOT NULL',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON others (scope, key)',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, created_at) WHERE token IS NOT NULL',

@@ -22,6 +22,7 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
+#include "nodes/primnodes.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
@@ -194,20 +195,48 @@ KeyTableOpen(LOCKMODE lockmode)
 }
 
 /*
+ * IsAbandonedIndex tells whether an open index is that of the leases in
+ * progress: (scope, created_at) WHERE token IS NOT NULL.
+ */
+static bool
+IsAbandonedIndex(Relation table, Relation index)
+{
+	Form_pg_index form = index->rd_index;
+	List *predicate = RelationGetIndexPredicate(index);
+	NullTest *test;
+
+	if (form->indrelid != RelationGetRelid(table) || !form->indisvalid || form->indnkeyatts != 2 ||
+		form->indkey.values[0] != COL_SCOPE || form->indkey.values[1] != COL_CREATED_AT ||
+		list_length(predicate) != 1 || !IsA(linitial(predicate), NullTest))
+		return false;
+	test = linitial_node(NullTest, predicate);
+	return test->nulltesttype == IS_NOT_NULL && IsA(test->arg, Var) &&
+		   ((Var *) test->arg)->varattno == COL_TOKEN;
+}
+
+/*
  * KeyTableOpenAbandonedIndex opens the index of the leases in progress, by
- * scope and age.  Throws 55000 if it is gone.
+ * scope and age.  Throws 55000 if it is gone.  While REINDEX CONCURRENTLY puts
+ * another in its place, the name may come to mean the new one.
  */
 Relation
 KeyTableOpenAbandonedIndex(Relation table)
 {
-	Oid relid = get_relname_relid("key_abandoned", RelationGetNamespace(table));
-	Relation index = OidIsValid(relid) ? try_index_open(relid, AccessShareLock) : NULL;
+	Oid before = InvalidOid;
 
-	if (index == NULL || index->rd_index->indrelid != RelationGetRelid(table) ||
-		!index->rd_index->indisvalid || index->rd_index->indnkeyatts != 2 ||
-		index->rd_index->indkey.values[0] != COL_SCOPE ||
-		index->rd_index->indkey.values[1] != COL_CREATED_AT)
-		ErrorStoreAltered("key", "Its index key_abandoned is missing.",
-						  "Create it again: (scope, created_at) WHERE token IS NOT NULL.");
-	return index;
+	for (;;)
+	{
+		Oid relid = get_relname_relid("key_abandoned", RelationGetNamespace(table));
+		Relation index;
+
+		if (relid == before)
+			ErrorStoreAltered("key", "Its index key_abandoned is missing.",
+							  "Create it again: (scope, created_at) WHERE token IS NOT NULL.");
+		before = relid;
+		index = try_index_open(relid, AccessShareLock);
+		if (index != NULL && IsAbandonedIndex(table, index))
+			return index;
+		if (index != NULL)
+			index_close(index, AccessShareLock);
+	}
 }

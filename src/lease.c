@@ -33,6 +33,9 @@
 PG_FUNCTION_INFO_V1(idempotency_renew);
 PG_FUNCTION_INFO_V1(idempotency_checkpoint);
 
+/* The longest name of a recovery point. */
+#define RECOVERY_POINT_BYTES 255
+
 /* ----------------------------------------------------------------
  * Who owns an operation
  * ----------------------------------------------------------------
@@ -287,6 +290,9 @@ idempotency_checkpoint(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(3) || VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(3)) == 0)
 		ErrorBadArgument("recovery point is missing",
 						 "Name the step from which the next owner goes on.");
+	if (VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(3)) > RECOVERY_POINT_BYTES)
+		ErrorBadArgument("recovery point is too long",
+						 "Name the step in at most 255 bytes; what it needs goes into the state.");
 	if (state != NULL && VARSIZE_ANY_EXHDR(state) > (Size) MaxResponseSize)
 		ErrorTooLarge(&name, "state", VARSIZE_ANY_EXHDR(state), MaxResponseSize);
 	PreventCommandIfReadOnly("idempotency.checkpoint()");
