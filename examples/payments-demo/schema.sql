@@ -131,3 +131,55 @@ BEGIN
 	INSERT INTO payments.loyalty_point (message) VALUES (p_message);
 	RETURN true;
 END $$;
+
+-- ---------------------------------------------------------------------------
+-- Orders that are paid by card
+-- ---------------------------------------------------------------------------
+
+-- The card is charged by a provider, whom no transaction of this database
+-- reaches, and no rollback.  So the key is claimed with a lease, and the order
+-- takes three transactions, between which its worker may die at any moment:
+--
+--	order_begin		claims the key; others wait, or go on when the lease is over
+--	(the provider charges the card, once for the key that is derived from ours)
+--	order_charged	notes that it did, so that the next worker goes on from there
+--	order_finish	writes the order and completes the key, in one transaction
+--
+-- Each shows the token of its claim.  A worker that was overtaken shows one
+-- that is out of date, and what it wrote does not commit.
+CREATE TABLE payments.orders (
+	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	request text NOT NULL,
+	customer integer NOT NULL,
+	amount numeric(12, 2) NOT NULL,
+	card_charge bigint NOT NULL,
+	placed_by text NOT NULL DEFAULT current_setting('application_name')
+);
+
+CREATE FUNCTION payments.order_begin(p_key text, p_customer integer, p_amount numeric,
+	p_lease interval DEFAULT '30 seconds', p_wait interval DEFAULT NULL) RETURNS idempotency.operation
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+	SELECT idempotency.claim('order.place', p_key,
+		jsonb_build_object('customer', p_customer, 'amount', p_amount), lease => p_lease, wait => p_wait)
+$$;
+
+CREATE FUNCTION payments.order_charged(p_key text, p_token bigint, p_card_charge bigint) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+	SELECT idempotency.checkpoint('order.place', p_key, p_token, 'charged',
+		json_build_object('card_charge', p_card_charge))
+$$;
+
+CREATE FUNCTION payments.order_finish(p_key text, p_token bigint, p_customer integer, p_amount numeric,
+	p_card_charge bigint) RETURNS json
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	new_id bigint;
+BEGIN
+	INSERT INTO payments.orders (request, customer, amount, card_charge)
+	VALUES (p_key, p_customer, p_amount, p_card_charge)
+	RETURNING id INTO new_id;
+
+	RETURN idempotency.complete('order.place', p_key,
+		json_build_object('order', new_id, 'amount', p_amount, 'card_charge', p_card_charge,
+			'at', clock_timestamp()), 201, token => p_token);
+END $$;

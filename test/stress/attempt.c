@@ -196,8 +196,8 @@ PendingHold(Attempt *attempt)
 char *
 ResultAnswer(Session *session)
 {
-	return AnswerText(Value(session, 0, 2), Value(session, 0, 5), Value(session, 0, 3),
-					  Value(session, 0, 4));
+	return AnswerText(Field(session, 0, "status"), Field(session, 0, "failed"),
+					  Field(session, 0, "headers"), Field(session, 0, "response"));
 }
 
 /*
@@ -239,7 +239,7 @@ Grant
 ReadGrant(Attempt *attempt, int key, bool acknowledged, bool another)
 {
 	Session *session = attempt->session;
-	const char *outcome = Value(session, 0, 0);
+	const char *outcome = Field(session, 0, "outcome");
 	char *answer;
 
 	if (strcmp(outcome, "claimed") == 0 || strcmp(outcome, "released") == 0)
@@ -271,7 +271,7 @@ ReadGrant(Attempt *attempt, int key, bool acknowledged, bool another)
 
 	Count(TALLY_REPLAYED);
 	answer = ResultAnswer(session);
-	AcknowledgeAnswer(key, answer, Value(session, 0, 6));
+	AcknowledgeAnswer(key, answer, Field(session, 0, "expires_at"));
 	free(answer);
 	return GRANT_NOT;
 }

@@ -26,9 +26,9 @@ Granted(Attempt *attempt, int key)
 {
 	Session *session = attempt->session;
 
-	if (strcmp(Value(session, 0, 0), "released") == 0)
+	if (strcmp(Field(session, 0, "outcome"), "released") == 0)
 		Count(TALLY_RELEASED);
-	else if (Value(session, 0, 2) == NULL)
+	else if (Field(session, 0, "status") == NULL)
 		Violation("[commit] attempt %lld claimed operation %d, did not complete it, and committed",
 				  (long long) attempt->number, key);
 	else
@@ -142,8 +142,8 @@ AttemptRun(Attempt *attempt)
 		return;
 
 	answer = ResultAnswer(session);
-	Count(strcmp(Value(session, 0, 5), "t") == 0 ? TALLY_FAILED : TALLY_COMPLETED);
-	AcknowledgeAnswer(key, answer, Value(session, 0, 6));
+	Count(strcmp(Field(session, 0, "failed"), "t") == 0 ? TALLY_FAILED : TALLY_COMPLETED);
+	AcknowledgeAnswer(key, answer, Field(session, 0, "expires_at"));
 	free(answer);
 }
 

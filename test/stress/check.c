@@ -16,6 +16,7 @@
 #include "check.h"
 #include "ledger.h"
 #include "plan.h"
+#include "server.h"
 #include "tally.h"
 
 /* What the tables say about one operation. */
@@ -36,32 +37,33 @@ static void
 ReadRecords(Session *session, Truth *truths)
 {
 	if (!Ask(session, NULL,
-			 "SELECT p.*, r.state, r.scope, r.key FROM idempotency.keys AS r "
+			 "SELECT p.*, r.state AS record, r.scope, r.key FROM idempotency.keys AS r "
 			 "LEFT JOIN LATERAL idempotency.peek(r.scope, r.key) AS p ON true "
 			 "WHERE r.state <> 'expired'"))
 		return;
 
 	for (int row = 0; row < PQntuples(session->result); row++)
 	{
-		const char *state = Value(session, row, 7);
-		int key = KeyNumber(Value(session, row, 9));
+		const char *record = Field(session, row, "record");
+		const char *scope = Field(session, row, "scope");
+		const char *name = Field(session, row, "key");
+		int key = KeyNumber(name);
 		char *answer;
 
-		if (key < 0 || strcmp(Value(session, row, 8), ScopeOf(key)) != 0)
+		if (key < 0 || strcmp(scope, ScopeOf(key)) != 0)
 		{
-			Violation("[records] key %s of scope %s belongs to no operation",
-					  Value(session, row, 9), Value(session, row, 8));
+			Violation("[records] key %s of scope %s belongs to no operation", name, scope);
 			continue;
 		}
-		answer = AnswerText(Value(session, row, 2), Value(session, row, 5), Value(session, row, 3),
-							Value(session, row, 4));
+		answer = AnswerText(Field(session, row, "status"), Field(session, row, "failed"),
+							Field(session, row, "headers"), Field(session, row, "response"));
 		if (truths[key].stored)
 			Violation("[records] operation %d has two records", key);
 		truths[key].stored = true;
-		truths[key].failed = strcmp(state, "failed") == 0;
+		truths[key].failed = strcmp(record, "failed") == 0;
 		truths[key].answer = answer;
-		if (LedgerAnswer(key) != NULL || strcmp(state, "seen") != 0)
-			AcknowledgeAnswer(key, answer, Value(session, row, 6));
+		if (LedgerAnswer(key) != NULL || strcmp(record, "seen") != 0)
+			AcknowledgeAnswer(key, answer, Field(session, row, "expires_at"));
 	}
 }
 
@@ -160,16 +162,6 @@ Check(Session *session, bool complete)
 }
 
 /*
- * Expect reports an answer other than the one expected.
- */
-static void
-Expect(Session *session, const char *what, const char *expected, const char *sql)
-{
-	if (Ask(session, NULL, "%s", sql) && strcmp(Value(session, 0, 0), expected) != 0)
-		Violation("[server] %s: %s, not %s", what, Value(session, 0, 0), expected);
-}
-
-/*
  * CheckServer makes sure that nothing is left in the server, and that the
  * index of the store is sound, as far as the server can tell.
  */
@@ -189,16 +181,5 @@ CheckServer(Session *session)
 		   "(SELECT sum(n) FROM (SELECT count(*) AS n FROM stress.charges UNION ALL "
 		   "SELECT count(*) FROM stress.deliveries UNION ALL "
 		   "SELECT count(*) FROM idempotency.keys WHERE state = 'failed') AS parts)");
-
-	if (!Ask(session, NULL, "SELECT 1 FROM pg_available_extensions WHERE name = 'amcheck'") ||
-		PQntuples(session->result) == 0)
-	{
-		printf("  indexes not checked: the server has no amcheck\n");
-		return;
-	}
-	if (Ask(session, NULL, "CREATE EXTENSION IF NOT EXISTS amcheck") &&
-		Ask(session, NULL,
-			"SELECT bt_index_parent_check(indexrelid, true, true) FROM pg_index "
-			"WHERE indrelid = 'idempotency.key'::regclass AND indisvalid"))
-		printf("  indexes checked: %d\n", PQntuples(session->result));
+	CheckIndexes(session);
 }

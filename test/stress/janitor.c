@@ -35,20 +35,24 @@ static const char *const chores[] = {
 #define CHORES ((int) (sizeof(chores) / sizeof(chores[0])))
 
 /*
- * Sweep drops an index that a rebuild left behind when it gave up.
+ * Sweep drops the indexes that rebuilds left behind when they gave up.  (The
+ * server makes even such an index valid, when it rebuilds the whole table.)
  */
 static void
 Sweep(Session *session)
 {
 	char name[128];
 
-	if (!Ask(session, EXPECTED,
-			 "SELECT indexrelid::regclass FROM pg_index "
-			 "WHERE indrelid = 'idempotency.key'::regclass AND NOT indisvalid") ||
-		PQntuples(session->result) == 0)
-		return;
-	snprintf(name, sizeof(name), "%s", Value(session, 0, 0));
-	(void) Ask(session, EXPECTED, "DROP INDEX %s", name);
+	while (Ask(session, EXPECTED,
+			   "SELECT indexrelid::regclass FROM pg_index "
+			   "WHERE indrelid = 'idempotency.key'::regclass "
+			   "AND (NOT indisvalid OR indexrelid::regclass::text ~ '_cc(new|old)[0-9]*$')") &&
+		   PQntuples(session->result) > 0)
+	{
+		snprintf(name, sizeof(name), "%s", Value(session, 0, 0));
+		if (!Ask(session, EXPECTED, "DROP INDEX %s", name))
+			break;
+	}
 }
 
 /*
@@ -63,13 +67,14 @@ JanitorMain(void *argument)
 	int chore = 0;
 
 	RandomSeed(&random, config.seed, UINT64_MAX - 1);
-	(void) Ask(session, NULL, "SET lock_timeout = '200ms'");
 	while (!atomic_load(&stopping))
 	{
 		SleepMicroseconds(RandomBelow(&random, 150000));
-		if (Ask(session, EXPECTED, "%s", chores[chore % CHORES]))
+		if (Ask(session, NULL, "SET lock_timeout = '200ms'") &&
+			Ask(session, EXPECTED, "%s", chores[chore % CHORES]))
 			Count(TALLY_MAINTENANCE);
 		Sweep(session);
+		SessionSettle(session);
 		chore++;
 	}
 	return NULL;

@@ -47,7 +47,7 @@ AS $$
 DECLARE
 	op idempotency.operation;
 BEGIN
-	op := idempotency.claim('stress/charge', p_key, p_request, p_wait);
+	op := idempotency.claim('stress/charge', p_key, p_request, wait => p_wait);
 	IF NOT op.replayed THEN
 		INSERT INTO stress.charges VALUES (p_key, 1, p_attempt);
 		PERFORM idempotency.complete('stress/charge', p_key, '{"undone": true}');
@@ -80,7 +80,7 @@ BEGIN
 		PERFORM stress.undo(p_key, p_request, p_attempt, p_wait);
 	END IF;
 
-	op := idempotency.claim('stress/charge', p_key, p_request, p_wait);
+	op := idempotency.claim('stress/charge', p_key, p_request, wait => p_wait);
 	IF op.replayed THEN
 		RETURN op;
 	END IF;

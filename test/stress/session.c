@@ -28,6 +28,9 @@
 /* No question of this test takes nearly as long: something hangs. */
 #define HANG_SECONDS 120
 
+/* How long the sessions of dropped connections may take to leave. */
+#define SECONDS_TO_LEAVE 60
+
 /*
  * A deadlock should cost little time; a log full of the errors that the test
  * provokes would cost much.
@@ -35,6 +38,9 @@
 #define OPTIONS                                                                                    \
 	"-c deadlock_timeout=5ms -c log_min_messages=fatal -c log_min_error_statement=fatal "          \
 	"-c client_min_messages=error"
+
+/* How long a server may take to come back; 0: it must be there. */
+int serverPatience = 0;
 
 int64_t
 Microseconds(void)
@@ -69,19 +75,31 @@ Ignore(void *argument, const PGresult *notice)
 	(void) notice;
 }
 
+/*
+ * Connect connects, if need be to a server that is about to restart.
+ */
 static void
 Connect(Session *session)
 {
+	int64_t end = Microseconds() + (int64_t) serverPatience * 1000000;
 	char options[512];
 	const char *wrong = getenv("STRESS_BREAK");
 
 	snprintf(options, sizeof(options), "%s -c stress.break=%s", OPTIONS, wrong ? wrong : "");
-	session->conn = PQconnectdbParams((const char *const[]){"options", "application_name", NULL},
-									  (const char *const[]){options, session->name, NULL}, 0);
-	if (PQstatus(session->conn) != CONNECTION_OK)
+	for (;;)
 	{
-		fprintf(stderr, "stress: %s", PQerrorMessage(session->conn));
-		exit(2);
+		session->conn =
+			PQconnectdbParams((const char *const[]){"options", "application_name", NULL},
+							  (const char *const[]){options, session->name, NULL}, 0);
+		if (PQstatus(session->conn) == CONNECTION_OK)
+			break;
+		if (Microseconds() >= end)
+		{
+			fprintf(stderr, "stress: %s", PQerrorMessage(session->conn));
+			exit(2);
+		}
+		PQfinish(session->conn);
+		SleepMicroseconds(20000);
 	}
 	PQsetNoticeReceiver(session->conn, Ignore, NULL);
 	session->cancel = PQgetCancel(session->conn);
@@ -135,12 +153,14 @@ Lose(Session *session)
 }
 
 /*
- * Drop loses the connection as a broken network does: nothing is said to the
- * server, and what it has sent already is not read.
+ * SessionDrop loses the connection as a broken network does: nothing is said to
+ * the server, and what it has sent already is not read.
  */
-static void
-Drop(Session *session)
+void
+SessionDrop(Session *session)
 {
+	if (session->lost)
+		return;
 	Count(TALLY_DROPPED);
 	shutdown(PQsocket(session->conn), SHUT_RDWR);
 	Lose(session);
@@ -207,7 +227,7 @@ WaitReadable(Session *session)
 			SendCancel(session);
 		else if (session->fuse == FUSE_DROP)
 		{
-			Drop(session);
+			SessionDrop(session);
 			return false;
 		}
 		else
@@ -344,6 +364,22 @@ Value(Session *session, int row, int column)
 													 : PQgetvalue(session->result, row, column);
 }
 
+/*
+ * Field returns the field of that name of the last result, NULL for NULL.
+ */
+const char *
+Field(Session *session, int row, const char *name)
+{
+	int column = PQfnumber(session->result, name);
+
+	if (column < 0)
+	{
+		fprintf(stderr, "stress: the result has no column %s\n", name);
+		exit(2);
+	}
+	return Value(session, row, column);
+}
+
 /* ----------------------------------------------------------------
  * Beginning and ending an attempt
  * ----------------------------------------------------------------
@@ -385,4 +421,27 @@ SessionSettle(Session *session)
 	session->mayCancel = false;
 	session->mayTimeOut = false;
 	session->maySerialize = false;
+}
+
+/*
+ * AwaitQuiet waits until no other client is connected: those whose connection
+ * was dropped may be at work still.
+ */
+void
+AwaitQuiet(Session *session)
+{
+	int64_t end = Microseconds() + (int64_t) SECONDS_TO_LEAVE * 1000000;
+
+	while (Ask(session, NULL,
+			   "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+			   "AND backend_type = 'client backend' AND pid <> pg_backend_pid()") &&
+		   strcmp(Value(session, 0, 0), "0") != 0)
+	{
+		if (Microseconds() > end)
+		{
+			Violation("[hang] sessions of dropped connections do not end");
+			return;
+		}
+		SleepMicroseconds(10000);
+	}
 }

@@ -43,14 +43,19 @@ typedef struct Session
 	char state[6];	  /* its SQLSTATE, "" for success */
 } Session;
 
+extern int serverPatience;
+
 extern void SessionOpen(Session *session, const char *name);
 extern void SessionClose(Session *session);
 extern void SessionSettle(Session *session);
 extern void SessionLight(Session *session, Fuse fuse, int microseconds);
+extern void SessionDrop(Session *session);
+extern void AwaitQuiet(Session *session);
 
 extern bool Ask(Session *session, const char *expected, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 extern const char *Value(Session *session, int row, int column);
+extern const char *Field(Session *session, int row, const char *name);
 extern int64_t Microseconds(void);
 extern void SleepMicroseconds(int64_t microseconds);
 

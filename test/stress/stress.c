@@ -37,8 +37,6 @@
 /* In percent of the operations: those that find a record that has run out. */
 #define EXPIRED_PERCENT 10
 
-#define SECONDS_TO_LEAVE 60
-
 /* The clients' sessions, and behind them the resolver's. */
 static Session *sessions;
 static atomic_llong nextAttempt;
@@ -205,29 +203,6 @@ LoseRecord(Session *session)
 {
 	if (WrongOnPurpose("record"))
 		(void) Ask(session, NULL, "DELETE FROM idempotency.key WHERE scope = 'stress/charge'");
-}
-
-/*
- * AwaitQuiet waits until no other client is connected: those whose connection
- * was dropped may be at work still.
- */
-static void
-AwaitQuiet(Session *session)
-{
-	int64_t end = Microseconds() + (int64_t) SECONDS_TO_LEAVE * 1000000;
-
-	while (Ask(session, NULL,
-			   "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-			   "AND backend_type = 'client backend' AND pid <> pg_backend_pid()") &&
-		   strcmp(Value(session, 0, 0), "0") != 0)
-	{
-		if (Microseconds() > end)
-		{
-			Violation("[hang] sessions of dropped connections do not end");
-			return;
-		}
-		SleepMicroseconds(10000);
-	}
 }
 
 /*

@@ -17,10 +17,6 @@
 #include "plan.h"
 #include "tally.h"
 
-/* Runs with fewer operations or clients need not show everything. */
-#define FULL_RUN 5000
-#define FULL_HOUSE 4
-
 /* How many violations of each check are printed, and how many checks there are. */
 #define SHOWN_VIOLATIONS 5
 #define MOST_CHECKS 32

@@ -39,7 +39,7 @@ Claim(Attempt *attempt, Part *part)
 
 	RequestText(part->key, false, &attempt->random, request);
 	if (way % 2 == 1)
-		snprintf(wait, sizeof(wait), ", '%d ms'", RandomBelow(&attempt->random, 15));
+		snprintf(wait, sizeof(wait), ", wait => '%d ms'", RandomBelow(&attempt->random, 15));
 	if (!Ask(session, NULL, "SELECT * FROM idempotency.%s('%s', '%s', '%s'%s)", functions[way],
 			 ScopeOf(part->key), part->name, request, wait))
 	{
@@ -90,10 +90,10 @@ AskAgain(Attempt *attempt, const Part *part, const char *answer)
 		return false;
 
 	told = ResultAnswer(session);
-	if (strcmp(Value(session, 0, 0), expected) != 0 ||
+	if (strcmp(Field(session, 0, "outcome"), expected) != 0 ||
 		(answer != NULL && strcmp(told, answer) != 0))
 		Violation("[again] attempt %lld, which owns operation %d, was told %s: %.300s",
-				  (long long) attempt->number, part->key, Value(session, 0, 0), told);
+				  (long long) attempt->number, part->key, Field(session, 0, "outcome"), told);
 	free(told);
 	return true;
 }

@@ -1,0 +1,320 @@
+/*-------------------------------------------------------------------------
+ *
+ * work.c
+ *	  The work of an operation: charge the customer at the provider, write the
+ *	  order, and finish.
+ *
+ *		claim | checkpoint | charge | checkpoint | write, finish
+ *
+ * Each bar is a commit, and a place to die at.  The provider is asked through
+ * a connection of its own, and nothing here can take back what it has done; it
+ * charges once for the key that is derived from the operation's.  What it has
+ * answered is noted in the second checkpoint, from which the next owner goes
+ * on.  The order and the outcome are written in one transaction, which shows
+ * the token.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ledger.h"
+#include "tally.h"
+#include "work.h"
+
+/*
+ * TableFor returns where the orders of the operation go: half of them into a
+ * table that takes no write without a claim.
+ */
+const char *
+TableFor(int key)
+{
+	return key % 2 == 0 ? "storm.orders" : "storm.bookings";
+}
+
+static bool
+IsGuarded(int key)
+{
+	return key % 2 != 0;
+}
+
+/* ----------------------------------------------------------------
+ * The provider
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Charge charges the customer.  Whoever gets no answer asks again, or gives up
+ * without knowing.  Returns false if he does.
+ */
+static bool
+Charge(Worker *worker)
+{
+	Session *provider = worker->provider;
+	char key[64];
+
+	snprintf(key, sizeof(key), "'%s'", worker->derived);
+	if (WrongOnPurpose("derived"))
+		snprintf(key, sizeof(key), "gen_random_uuid()");
+	if (WrongOnPurpose("charge") && RandomPercent(&worker->random, 30))
+	{
+		strcpy(worker->charge, "0");
+		return true;
+	}
+
+	while (!Ask(provider, NULL, "SELECT * FROM provider.charge(%s, '%s', %d)", key, worker->name,
+				AmountOf(worker->key)))
+	{
+		if (!worker->persistent || worker->reconnects++ >= MOST_RECONNECTS)
+			return false;
+		SessionSettle(provider);
+	}
+	Count(strcmp(Field(provider, 0, "asked"), "1") == 0 ? TALLY_CHARGED : TALLY_CHARGED_AGAIN);
+	snprintf(worker->charge, sizeof(worker->charge), "%s", Field(provider, 0, "id"));
+	worker->declined = strcmp(Field(provider, 0, "declined"), "t") == 0;
+	return true;
+}
+
+/*
+ * ChargeAndNote charges, unless a former owner has noted that he did; and
+ * even then at times, which must make no difference.
+ */
+static bool
+ChargeAndNote(Worker *worker)
+{
+	char state[96];
+
+	if (strcmp(worker->point, "charged") == 0 && !RandomPercent(&worker->random, 20))
+		return true;
+	if (!Charge(worker) || !WorkerAlive(worker, PHASE_CHARGED))
+		return false;
+	snprintf(state, sizeof(state), "{\"charge\": %s,  \"declined\":%s}", worker->charge,
+			 worker->declined ? "true" : "false");
+	return Checkpoint(worker, "charged", state);
+}
+
+/* ----------------------------------------------------------------
+ * The last transaction
+ * ----------------------------------------------------------------
+ */
+
+static bool
+Insert(Worker *worker, const char *expected)
+{
+	if (WrongOnPurpose("effect") && RandomPercent(&worker->random, 30))
+		return true;
+	return Ask(worker->session, expected, "INSERT INTO %s VALUES ('%s', %d, %lld, %s)",
+			   TableFor(worker->key), worker->name, AmountOf(worker->key),
+			   (long long) worker->number, worker->charge);
+}
+
+/*
+ * BreakFence does what no worker may: the token was refused, and the order is
+ * written all the same.
+ */
+static void
+BreakFence(Worker *worker)
+{
+	if (WrongOnPurpose("fence"))
+		(void) Insert(worker, NULL);
+}
+
+/*
+ * Write writes the order, unless the customer's card was declined.
+ */
+static bool
+Write(Worker *worker)
+{
+	return worker->declined || Insert(worker, NULL);
+}
+
+static bool
+Finish(Worker *worker, const Reply *reply)
+{
+	char token[32] = "NULL";
+
+	if (worker->leased)
+		snprintf(token, sizeof(token), "%lld", (long long) worker->token);
+	return Ask(worker->session, "IK410",
+			   "SELECT storm.finish('%s', %lld, %s, %s, %d, nullif('%s', ''), nullif('%s', ''))",
+			   worker->name, (long long) worker->number, token, reply->failed ? "true" : "false",
+			   reply->status, reply->headers ? reply->headers : "",
+			   reply->response ? reply->response : "");
+}
+
+/*
+ * FinishInSavepoint finishes in a savepoint, so that a refused token can be
+ * taken back; the transaction must not commit then, whatever it does.
+ */
+static bool
+FinishInSavepoint(Worker *worker, const Reply *reply)
+{
+	Session *session = worker->session;
+
+	if (!Ask(session, NULL, "SAVEPOINT finishing"))
+		return false;
+	if (Finish(worker, reply))
+		return Ask(session, NULL, "RELEASE finishing");
+	if (strcmp(session->state, "IK410") != 0 || !Ask(session, NULL, "ROLLBACK TO finishing"))
+		return false;
+	if (Ask(session, "IK410", "COMMIT"))
+		Violation("[doomed] operation %d: worker %lld lost its lease, and committed", worker->key,
+				  (long long) worker->number);
+	else if (strcmp(session->state, "IK410") == 0)
+		Count(TALLY_DOOMED);
+	return false;
+}
+
+/*
+ * WriteAndFinish writes and finishes, in either order.  A guarded table needs
+ * a heartbeat before, which counts as a claim.
+ */
+static bool
+WriteAndFinish(Worker *worker, const Reply *reply)
+{
+	bool (*finish)(Worker *, const Reply *) =
+		RandomPercent(&worker->random, 30) ? FinishInSavepoint : Finish;
+
+	if (worker->leased && IsGuarded(worker->key))
+	{
+		if (RandomPercent(&worker->random, 3))
+		{
+			if (Insert(worker, "IK403") && !WrongOnPurpose("effect"))
+				Violation("[guard] operation %d: worker %lld wrote without a claim", worker->key,
+						  (long long) worker->number);
+			return false;
+		}
+		if (!Renew(worker))
+			return false;
+	}
+	if (IsGuarded(worker->key) || RandomPercent(&worker->random, 50))
+		return Write(worker) && WorkerAlive(worker, PHASE_WRITTEN) && finish(worker, reply);
+	return finish(worker, reply) && WorkerAlive(worker, PHASE_WRITTEN) && Write(worker);
+}
+
+/*
+ * Commit commits; at times nobody reads what the server says to it.
+ */
+static bool
+Commit(Worker *worker)
+{
+	if (!worker->calm && RandomPercent(&worker->random, 3))
+	{
+		Count(TALLY_UNREAD);
+		SessionLight(worker->session, FUSE_DROP, 0);
+	}
+	return Ask(worker->session, "IK410", "COMMIT");
+}
+
+/*
+ * Answer gives the client what was committed.
+ */
+static void
+Answer(Worker *worker, const Reply *reply)
+{
+	char *answer = ReplyAnswer(reply);
+
+	AcknowledgeAnswer(worker->key, answer, NULL);
+	free(answer);
+	Count(reply->failed ? TALLY_FAILED : TALLY_COMPLETED);
+	worker->answered = true;
+}
+
+/*
+ * LastTransaction writes, finishes and commits.  "begin" begins the
+ * transaction, or is empty if it has begun.
+ */
+static bool
+LastTransaction(Worker *worker, const char *begin, const Reply *reply)
+{
+	Session *session = worker->session;
+	bool late;
+	bool done;
+
+	worker->inTransaction = true;
+	done = (*begin == '\0' || Ask(session, NULL, "%s", begin)) && WriteAndFinish(worker, reply) &&
+		   WorkerAlive(worker, PHASE_FINISHED);
+	late = worker->leased && Microseconds() > worker->leaseEnd;
+	done = done && Commit(worker);
+	worker->inTransaction = false;
+	if (done)
+	{
+		Answer(worker, reply);
+		if (late)
+			Count(TALLY_LATE);
+	}
+	else if (Fenced(worker))
+		BreakFence(worker);
+	return done;
+}
+
+/* ----------------------------------------------------------------
+ * The whole
+ * ----------------------------------------------------------------
+ */
+
+static Reply
+ReplyOf(Worker *worker)
+{
+	return ReplyMake(worker->number, worker->declined, &worker->random);
+}
+
+/*
+ * FinishLeased makes the last transaction under a lease, as often as it takes:
+ * after a lost COMMIT it may have to be done again, or have been done.  Some do
+ * it again for no reason, which must be refused.
+ */
+static void
+FinishLeased(Worker *worker)
+{
+	static const char *const begins[] = {"BEGIN", "BEGIN", "BEGIN",
+										 "BEGIN ISOLATION LEVEL REPEATABLE READ",
+										 "BEGIN ISOLATION LEVEL SERIALIZABLE"};
+	int level = RandomBelow(&worker->random, 5);
+	bool twice = RandomPercent(&worker->random, 3);
+	Reply reply = ReplyOf(worker);
+	bool done;
+
+	do
+	{
+		worker->session->maySerialize = level >= 3;
+		done = LastTransaction(worker, begins[level], &reply);
+	} while (!done && Recover(worker));
+	if (done && twice && Recover(worker))
+		(void) LastTransaction(worker, begins[0], &reply);
+	ReplyFree(&reply);
+}
+
+/*
+ * Work does the work of an operation under a lease.
+ */
+void
+Work(Worker *worker)
+{
+	if (!WorkerAlive(worker, PHASE_CLAIMED))
+		return;
+	if (worker->point[0] == '\0' && RandomPercent(&worker->random, 50) &&
+		!Checkpoint(worker, "prepared", "{}"))
+		return;
+	if (WorkerAlive(worker, PHASE_PREPARED) && ChargeAndNote(worker) &&
+		WorkerAlive(worker, PHASE_NOTED))
+		FinishLeased(worker);
+}
+
+/*
+ * WorkInTransaction does the work under a claim without a lease, in the
+ * transaction that has claimed, while the provider is asked outside of it.
+ */
+void
+WorkInTransaction(Worker *worker)
+{
+	Reply reply;
+
+	worker->inTransaction = true;
+	if (!WorkerAlive(worker, PHASE_CLAIMED) || !ChargeAndNote(worker))
+		return;
+	reply = ReplyOf(worker);
+	(void) LastTransaction(worker, "", &reply);
+	ReplyFree(&reply);
+}
