@@ -311,10 +311,11 @@ COMMENT ON COLUMN idempotency.key.request IS 'the request';
 COMMENT ON COLUMN idempotency.key.retention IS 'how long the outcome will be remembered; NULL: for ever';
 COMMENT ON INDEX idempotency.key_pkey IS 'decides who won';
 
--- Finds abandoned operations, oldest first.  Nothing that a heartbeat changes
--- is in it, so that a heartbeat touches no index.
-CREATE INDEX key_abandoned ON idempotency.key (scope, created_at) WHERE token IS NOT NULL;
-COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, oldest first';
+-- Finds abandoned operations, those of the oldest owners first, so that one
+-- which fails again and again stands in nobody's way.  Nothing that a heartbeat
+-- or an outcome changes is in it, so that neither touches an index in vain.
+CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL;
+COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, those of the oldest owners first';
 
 -- One sequence for all keys: a token never repeats, whatever was forgotten.
 CREATE SEQUENCE idempotency.token AS bigint NO CYCLE;
@@ -447,7 +448,7 @@ CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max inte
 	RETURNS SETOF idempotency.abandoned
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
 COMMENT ON FUNCTION idempotency.claim_abandoned(text, interval, integer) IS
-	'take over operations that nobody came back for, oldest first';
+	'take over operations that nobody came back for, those of the oldest owners first';
 
 CREATE FUNCTION idempotency.run(
 	scope text, key text, request idempotency.document, handler regprocedure,

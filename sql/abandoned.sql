@@ -42,16 +42,16 @@ $$;
 -- What is taken
 --
 
--- The oldest first, one unless told, and each with what claim() would answer.
-SELECT pg_temp.abandon('abandoned', 'third', 1) > 0 AS abandoned;
-SELECT pg_temp.abandon('abandoned', 'first', 3, ' {"amount":  100, "b": 1.50, "b": [ ]}') AS own \gset
+-- Those of the oldest owners first, one unless told, and each with what claim() would answer.
+SELECT pg_temp.abandon('abandoned', 'first', 1, ' {"amount":  100, "b": 1.50, "b": [ ]}') AS own \gset
 SELECT idempotency.checkpoint('abandoned', 'first', :own, 'charged', '{"charge":  7}');
-SELECT pg_temp.abandon('abandoned', 'second', 2) > 0 AS abandoned;
+SELECT pg_temp.abandon('abandoned', 'second', 3) > 0 AS abandoned;
+SELECT pg_temp.abandon('abandoned', 'third', 2) > 0 AS abandoned;
 SELECT scope, key, '[' || request::text || ']' AS request, (operation).outcome, (operation).replayed, (operation).token > :own AS grown,
 		(operation).attempt, (operation).recovery_point, (operation).state, (operation).status, (operation).response,
 		(operation).failed, (operation).retry_after, (operation).expires_at
 	FROM idempotency.claim_abandoned('abandoned', '1 min');
-SELECT key, state FROM idempotency.keys WHERE scope = 'abandoned' ORDER BY created_at;
+SELECT key, state FROM idempotency.keys WHERE scope = 'abandoned' ORDER BY key;
 -- Its lease runs, so that the next call takes the next one.
 SELECT key, request, (operation).attempt, (operation).recovery_point FROM idempotency.claim_abandoned('abandoned', '1 min', 1);
 -- There is none left after the last, however many are wanted.
@@ -59,7 +59,8 @@ SELECT key FROM idempotency.claim_abandoned('abandoned', '1 min', 2147483647);
 SELECT * FROM idempotency.claim_abandoned('abandoned', '1 min', 100);
 SELECT * FROM idempotency.claim_abandoned('nothing of the kind', '1 min', 100);
 
--- The age is that of the first claim, whatever was renewed, taken over or noted since.
+-- One that was taken over stands behind those that were not, or before it: an operation
+-- that fails again and again is in nobody's way.
 UPDATE idempotency.key SET leased_until = now() - interval '1 s' - (now() - created_at) WHERE scope = 'abandoned';
 SELECT key, (operation).attempt FROM idempotency.claim_abandoned('abandoned', '1 min', 10);
 SELECT idempotency.forget('abandoned', key) FROM idempotency.key WHERE scope = 'abandoned' \g /dev/null

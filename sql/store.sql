@@ -264,10 +264,11 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'DROP INDEX idempotency.key_abandoned',
 	'ALTER INDEX idempotency.key_abandoned RENAME TO renamed',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope) WHERE token IS NOT NULL',
-	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, created_at) WHERE token IS NULL',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NULL',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, expires_at) WHERE token IS NOT NULL',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON others (scope, key)',
-	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, created_at) WHERE token IS NOT NULL',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL AND attempt > 1',
+	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL',
 	'ALTER SEQUENCE idempotency.token RENAME TO renamed',
 	'ALTER SEQUENCE idempotency.token SET SCHEMA public'
 	]) AS statement;

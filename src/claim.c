@@ -99,8 +99,10 @@ IsGranted(Attempt attempt)
  * nobody else can put anything there: it looks, takes the key's lock (waiting for
  * at most waitMs), and looks again, since the owner may have come and gone
  * between the look and the lock; unless nobody at all has.  If the attempt is
- * granted, the lock is held to the end of the transaction, and "seen" is the
- * row to overwrite, if any.  Throws what KeyStoreProbe() and KeyLockAcquire() do.
+ * granted, the locks of key and table are held to the end of the transaction, and
+ * "seen" is the row to overwrite, if any; if not, none is: who waits for a lease
+ * must not stand in the way of the table's owner, and with him of the lease's.  Throws what
+ * KeyStoreProbe() and KeyLockAcquire() do.
  */
 static Attempt
 LookUnderLock(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredOutcome *stored)
@@ -112,15 +114,23 @@ LookUnderLock(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredO
 		return ATTEMPT_HELD_HERE;
 	attempt = Judge(request, KeyStoreProbe(name, stored, seen), seen, stored);
 	if (!IsGranted(attempt))
+	{
+		KeyStoreLetGo(seen);
 		return attempt;
+	}
 	if (!KeyLockAcquire(name, waitMs))
 		return ATTEMPT_HELD_ELSEWHERE;
-	if (!KeyStoreUnchanged(seen))
-		attempt = Judge(request, KeyStoreProbe(name, stored, seen), seen, stored);
+	if (KeyStoreUnchanged(seen))
+		return attempt;
 
-	/* Let the other waiters through: they will find it too. */
+	KeyStoreLetGo(seen);
+	attempt = Judge(request, KeyStoreProbe(name, stored, seen), seen, stored);
 	if (!IsGranted(attempt))
+	{
+		/* Let the other waiters through: they will find it too. */
 		KeyLockRelease(name);
+		KeyStoreLetGo(seen);
+	}
 	return attempt;
 }
 
@@ -145,15 +155,13 @@ TimeLeft(instr_time began, int waitMs)
  * is in the current memory context.
  */
 static Attempt
-WaitForOwner(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *stored)
+WaitForOwner(const ClaimRequest *request, instr_time began, KeyVersion *seen, StoredOutcome *stored)
 {
 	MemoryContext look =
 		AllocSetContextCreate(CurrentMemoryContext, "idempotency look", ALLOCSET_SMALL_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(look);
-	instr_time began;
 	Attempt attempt;
 
-	INSTR_TIME_SET_CURRENT(began);
 	for (int round = 0;; round++)
 	{
 		long leaseMs;
@@ -166,7 +174,7 @@ WaitForOwner(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *store
 		if (attempt != ATTEMPT_LEASED || left == 0)
 			break;
 		leaseMs = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), stored->lease.until);
-		WakeupSleep(request->name.hash, round, Min(left, leaseMs + 1));
+		WakeupSleep(request->name.hash, round, Min(left - 1, leaseMs) + 1);
 	}
 	WakeupCancel();
 
@@ -181,10 +189,13 @@ WaitForOwner(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *store
 static Attempt
 Look(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *stored)
 {
-	Attempt attempt = LookUnderLock(request, request->waitMs, seen, stored);
+	instr_time began;
+	Attempt attempt;
 
+	INSTR_TIME_SET_CURRENT(began);
+	attempt = LookUnderLock(request, request->waitMs, seen, stored);
 	if (attempt == ATTEMPT_LEASED && request->waitMs > 0)
-		attempt = WaitForOwner(request, seen, stored);
+		attempt = WaitForOwner(request, began, seen, stored);
 	return attempt;
 }
 

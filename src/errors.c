@@ -223,8 +223,9 @@ ErrorTransactionDoomed(const KeyName *name)
 {
 	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
 					errmsg("cannot commit after a lost claim"), DetailName(name),
-					errhint("An error IK410 was caught in this transaction. Roll back, and begin "
-							"the retry with idempotency.claim().")));
+					errhint("An error of complete(), fail(), release(), renew() or checkpoint() "
+							"was caught in this transaction. Roll back, and begin the retry with "
+							"idempotency.claim().")));
 }
 
 /*

@@ -20,6 +20,7 @@
 
 #include "claim.h"
 #include "errors.h"
+#include "finish.h"
 #include "guc.h"
 #include "lease.h"
 #include "stats.h"
@@ -76,7 +77,8 @@ ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome)
 	if (own->lease.token != 0)
 		DoubtTransaction(name);
 	KeyStoreWrite(name, &own->seen, outcome);
-	TrustTransaction();
+	if (own->lease.token != 0)
+		TrustTransaction();
 	if (own->claim != NULL)
 		OpenClaimClose(own->claim);
 	if (ItemPointerIsValid(&own->seen.tid))

@@ -105,32 +105,47 @@ HandLock(bool dontWait)
  */
 
 /*
+ * PlanOf returns the plan of a query, which it makes once a session.
+ */
+static SPIPlanPtr
+PlanOf(const char *query, SPIPlanPtr *plan, int parameters, Oid *types)
+{
+	if (*plan == NULL)
+	{
+		SPIPlanPtr made = SPI_prepare(query, parameters, types);
+
+		if (made == NULL || SPI_keepplan(made) != 0)
+			ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
+							errmsg_internal("could not plan \"%s\": %s", query,
+											SPI_result_code_string(SPI_result))));
+		*plan = made;
+	}
+	return *plan;
+}
+
+/*
  * Execute runs a query as the table's owner, and leaves its result to SPI.
  * The caller calls SPI_finish().
  */
 static void
 Execute(const char *query, SPIPlanPtr *plan, int parameters, Oid *types, Datum *values,
-		const char *nulls, int expected)
+		const char *nulls)
 {
 	Relation table = table_open(HandTable(), RowExclusiveLock);
 	Oid caller;
 	int context;
+	int result;
 
 	GetUserIdAndSecContext(&caller, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE |
 														SECURITY_RESTRICTED_OPERATION |
 														SECURITY_NOFORCE_RLS);
 	SPI_connect();
-	if (*plan == NULL)
-	{
-		SPIPlanPtr made = SPI_prepare(query, parameters, types);
-
-		if (made == NULL || SPI_keepplan(made) != 0)
-			elog(ERROR, "could not prepare query of the reaper");
-		*plan = made;
-	}
-	if (SPI_execute_plan(*plan, values, nulls, false, 0) != expected)
-		elog(ERROR, "could not execute query of the reaper");
+	result = SPI_execute_plan(PlanOf(query, plan, parameters, types), values, nulls, false, 0);
+	if (result < 0)
+		ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
+						errmsg_internal("could not execute \"%s\": %s", query,
+										SPI_result_code_string(result))));
 	SetUserIdAndSecContext(caller, context);
 	table_close(table, NoLock);
 }
@@ -165,7 +180,7 @@ HandLoad(Oid keyTable, Hand *hand)
 	memset(hand, 0, sizeof(Hand));
 	values[0] = Int64GetDatum((int64) GetSystemIdentifier());
 	values[1] = ObjectIdGetDatum(keyTable);
-	Execute(loadQuery, &loadPlan, LOAD_PARAMETERS, types, values, NULL, SPI_OK_SELECT);
+	Execute(loadQuery, &loadPlan, LOAD_PARAMETERS, types, values, NULL);
 	if (SPI_processed > 0)
 	{
 		bool isnull;
@@ -207,6 +222,6 @@ HandSave(Oid keyTable, const Hand *hand, const Harvest *harvest)
 		nulls[5] = 'n';
 	if (harvest->rows == 0)
 		nulls[8] = nulls[9] = 'n';
-	Execute(saveQuery, &savePlan, SAVE_PARAMETERS, types, values, nulls, SPI_OK_INSERT);
+	Execute(saveQuery, &savePlan, SAVE_PARAMETERS, types, values, nulls);
 	SPI_finish();
 }

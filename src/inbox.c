@@ -54,7 +54,8 @@ idempotency_once(PG_FUNCTION_ARGS)
 		record.expiresAt = RetentionEnd(&retention, GetCurrentTimestamp());
 		KeyStoreWrite(&name, &seen, &record);
 		CountEvent(COUNT_COMPLETIONS);
-		WakeupAfterCommit(name.hash); /* if it was a lease */
+		if (ItemPointerIsValid(&seen.tid))
+			WakeupAfterCommit(name.hash); /* it may have been a lease */
 	}
 	ScopeMark(name.scope, name.key, isNew);
 	PG_RETURN_BOOL(isNew);

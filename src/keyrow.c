@@ -7,7 +7,8 @@
  * stored without them, as rows from before an ALTER TABLE ... ADD COLUMN are:
  * the server reads what is missing as NULL.  With eight columns at most, the
  * null bitmap fits into the header's padding, and a finished operation costs
- * nothing for the leases of others.
+ * nothing for the leases of others.  (Where the server itself forms a row anew,
+ * for a value out of line or in VACUUM FULL, it has all columns.)
  *
  * Takes no locks.
  *
@@ -141,14 +142,15 @@ KeyRowIsExpired(TupleTableSlot *slot)
 KeyState
 KeyRowState(TupleTableSlot *slot)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now;
 	bool isnull;
 
-	if (GetTime(slot, COL_EXPIRES_AT) <= now)
+	if (KeyRowIsExpired(slot))
 		return KEY_EXPIRED;
 	(void) slot_getattr(slot, COL_TOKEN, &isnull);
 	if (isnull)
 		return KEY_STORED;
+	now = GetCurrentTimestamp();
 	if (now > GetTime(slot, COL_LEASED_UNTIL) || now < GetTime(slot, COL_LEASED_AT))
 		return KEY_ABANDONED;
 	return KEY_LEASED;
@@ -226,7 +228,7 @@ Set(TupleTableSlot *slot, int column, Datum value)
 }
 
 static void
-SetVarlena(TupleTableSlot *slot, int column, const void *value)
+SetPointer(TupleTableSlot *slot, int column, const void *value)
 {
 	slot->tts_values[column - 1] = PointerGetDatum(value);
 	slot->tts_isnull[column - 1] = value == NULL;
@@ -241,7 +243,7 @@ SetLease(TupleTableSlot *slot, const StoredOutcome *record, int parts)
 	{
 		Set(slot, COL_TOKEN, Int64GetDatum(lease->token));
 		Set(slot, COL_ATTEMPT, Int32GetDatum(lease->attempt));
-		SetVarlena(slot, COL_RETENTION, lease->retention.forever ? NULL : &lease->retention.length);
+		SetPointer(slot, COL_RETENTION, lease->retention.forever ? NULL : &lease->retention.length);
 	}
 	if (parts & LEASE_TIMES)
 	{
@@ -251,13 +253,13 @@ SetLease(TupleTableSlot *slot, const StoredOutcome *record, int parts)
 	}
 	if (parts & LEASE_CHECKPOINT)
 	{
-		SetVarlena(slot, COL_RECOVERY_POINT, lease->recoveryPoint);
-		SetVarlena(slot, COL_RECOVERY_STATE, lease->state);
+		SetPointer(slot, COL_RECOVERY_POINT, lease->recoveryPoint);
+		SetPointer(slot, COL_RECOVERY_STATE, lease->state);
 	}
 	if (parts & LEASE_REQUEST)
 	{
-		SetVarlena(slot, COL_FINGERPRINT, record->fingerprint);
-		SetVarlena(slot, COL_REQUEST, lease->request);
+		SetPointer(slot, COL_FINGERPRINT, record->fingerprint);
+		SetPointer(slot, COL_REQUEST, lease->request);
 	}
 }
 
@@ -285,11 +287,11 @@ KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *recor
 	Set(slot, COL_EXPIRES_AT, TimestampTzGetDatum(record->expiresAt));
 	if (record->hasStatus)
 		Set(slot, COL_STATUS, Int16GetDatum(record->failed ? -record->status : record->status));
-	SetVarlena(slot, COL_SCOPE, name->scope);
-	SetVarlena(slot, COL_KEY, KeyTextPack(name->key));
-	SetVarlena(slot, COL_FINGERPRINT, record->fingerprint);
-	SetVarlena(slot, COL_RESPONSE, record->response);
-	SetVarlena(slot, COL_HEADERS, record->headers);
+	SetPointer(slot, COL_SCOPE, name->scope);
+	SetPointer(slot, COL_KEY, KeyTextPack(name->key));
+	SetPointer(slot, COL_FINGERPRINT, record->fingerprint);
+	SetPointer(slot, COL_RESPONSE, record->response);
+	SetPointer(slot, COL_HEADERS, record->headers);
 	if (record->lease.token == 0)
 	{
 		StoreShort(slot);

@@ -196,7 +196,7 @@ KeyTableOpen(LOCKMODE lockmode)
 
 /*
  * IsAbandonedIndex tells whether an open index is that of the leases in
- * progress: (scope, created_at) WHERE token IS NOT NULL.
+ * progress: (scope, token) WHERE token IS NOT NULL.
  */
 static bool
 IsAbandonedIndex(Relation table, Relation index)
@@ -206,7 +206,8 @@ IsAbandonedIndex(Relation table, Relation index)
 	NullTest *test;
 
 	if (form->indrelid != RelationGetRelid(table) || !form->indisvalid || form->indnkeyatts != 2 ||
-		form->indkey.values[0] != COL_SCOPE || form->indkey.values[1] != COL_CREATED_AT ||
+		form->indkey.values[0] != COL_SCOPE || form->indkey.values[1] != COL_TOKEN ||
+		index->rd_rel->relam != BTREE_AM_OID || index->rd_indcollation[0] != C_COLLATION_OID ||
 		list_length(predicate) != 1 || !IsA(linitial(predicate), NullTest))
 		return false;
 	test = linitial_node(NullTest, predicate);
@@ -216,7 +217,7 @@ IsAbandonedIndex(Relation table, Relation index)
 
 /*
  * KeyTableOpenAbandonedIndex opens the index of the leases in progress, by
- * scope and age.  Throws 55000 if it is gone.  While REINDEX CONCURRENTLY puts
+ * scope and token.  Throws 55000 if it is gone.  While REINDEX CONCURRENTLY puts
  * another in its place, the name may come to mean the new one.
  */
 Relation
@@ -231,7 +232,7 @@ KeyTableOpenAbandonedIndex(Relation table)
 
 		if (relid == before)
 			ErrorStoreAltered("key", "Its index key_abandoned is missing.",
-							  "Create it again: (scope, created_at) WHERE token IS NOT NULL.");
+							  "Create it again: (scope, token) WHERE token IS NOT NULL.");
 		before = relid;
 		index = try_index_open(relid, AccessShareLock);
 		if (index != NULL && IsAbandonedIndex(table, index))

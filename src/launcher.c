@@ -55,6 +55,7 @@
 #include "storage/ipc.h"
 #include "storage/lock.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "databases.h"
@@ -165,19 +166,21 @@ LauncherKnowsRefusal(void)
  */
 
 /*
- * IsReserved tells whether somebody is just dropping or copying the database.
+ * IsOpen tells whether a worker could connect to the database: it is still
+ * there, and nobody is just dropping or copying it.
  */
 static bool
-IsReserved(Oid database)
+IsOpen(Oid database)
 {
-	LockAcquireResult result;
 	LOCKTAG tag;
+	bool open;
 
 	StartTransactionCommand();
 	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
-	result = LockAcquire(&tag, RowExclusiveLock, false, true);
+	open = LockAcquire(&tag, RowExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL &&
+		   SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(database));
 	CommitTransactionCommand();
-	return result == LOCKACQUIRE_NOT_AVAIL;
+	return open;
 }
 
 /*
@@ -290,7 +293,7 @@ VisitDatabase(Database *database)
 		pfree(database->late);
 		database->late = NULL;
 	}
-	if (IsReserved(database->oid))
+	if (!IsOpen(database->oid))
 		return;
 	handle = StartWorker(database);
 	if (handle == NULL)

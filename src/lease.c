@@ -16,11 +16,15 @@
  */
 #include "postgres.h"
 
+#include "access/relation.h"
+#include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "commands/sequence.h"
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "utils/lsyscache.h"
+#include "utils/rel.h"
 #include "utils/timestamp.h"
 
 #include "errors.h"
@@ -42,17 +46,41 @@ PG_FUNCTION_INFO_V1(idempotency_checkpoint);
  */
 
 /*
- * NewToken returns a token that no owner of any key of this database ever had.
+ * MakeDurable makes sure that a crash does not set the sequence back behind what
+ * it has given out.  The server logs some values ahead, but flushes the log
+ * only at a commit, and a token that was told to somebody is out.  One value in
+ * 32 costs a flush; for the others there is nothing left to do.
+ */
+static void
+MakeDurable(Oid sequence)
+{
+	Relation relation = relation_open(sequence, AccessShareLock);
+	Buffer buffer = ReadBuffer(relation, 0);
+	XLogRecPtr lsn;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	lsn = BufferGetLSNAtomic(buffer);
+	UnlockReleaseBuffer(buffer);
+	relation_close(relation, NoLock);
+	XLogFlush(lsn);
+}
+
+/*
+ * NewToken returns a token that no owner of any key of this database ever had,
+ * and that none will have again.
  */
 static int64
 NewToken(void)
 {
+	int64 token;
 	Oid schema = get_namespace_oid("idempotency", true);
 	Oid sequence = OidIsValid(schema) ? get_relname_relid("token", schema) : InvalidOid;
 
 	if (!OidIsValid(sequence))
 		ErrorNotInstalled();
-	return nextval_internal(sequence, false);
+	token = nextval_internal(sequence, false);
+	MakeDurable(sequence);
+	return token;
 }
 
 /*

@@ -25,8 +25,6 @@ extern void RequireOwnership(const KeyName *name, const int64 *token, Ownership 
 extern void OwnershipFromArg(FunctionCallInfo fcinfo, int tokenArg, const KeyName *name,
 							 Ownership *own);
 
-extern void ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome);
-
 extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored);
 extern void LeaseGiveUp(const KeyName *name, const Ownership *own);
 

@@ -37,7 +37,7 @@
 
 /* A batch is at most that large. */
 #define BATCH_PAGES 64
-#define BATCH_ROWS 500
+#define BATCH_ROWS 250
 
 /* How many runs a round takes, but that each reads so many pages at least. */
 #define ROUND_RUNS 256

@@ -32,6 +32,7 @@
 #include "compat.h"
 #include "errors.h"
 #include "fingerprint.h"
+#include "finish.h"
 #include "guc.h"
 #include "http.h"
 #include "lease.h"

@@ -15,7 +15,8 @@
  * further databases are not counted, and the server's log says so once.
  *
  * Locks: the stats' own LWLock: exclusive for giving a place out or back,
- * shared for looking one up and for reading them all.
+ * shared for looking one up.  Reading them all takes none: a row may be that of
+ * a moment.
  *
  *-------------------------------------------------------------------------
  */
@@ -278,7 +279,6 @@ idempotency_stats(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 
 	(void) MyCounters();
-	LWLockAcquire(Shared->stats.lock, LW_SHARED);
 	for (int place = 0; place < STATS_DATABASES; place++)
 	{
 		Oid database = pg_atomic_read_u32(&Shared->stats.database[place]);
@@ -286,7 +286,6 @@ idempotency_stats(PG_FUNCTION_ARGS)
 		if (OidIsValid(database))
 			PutRow((ReturnSetInfo *) fcinfo->resultinfo, database, &Shared->stats.counters[place]);
 	}
-	LWLockRelease(Shared->stats.lock);
 	return (Datum) 0;
 }
 

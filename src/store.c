@@ -18,7 +18,6 @@
  * of the transaction, so that row versions stay where they were seen (VACUUM
  * FULL waits); index locks within one call.
  *
-
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -30,6 +29,7 @@
 #include "access/xact.h"
 #include "catalog/pg_collation.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -128,6 +128,7 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 	TupleTableSlot *slot = table_slot_create(table, NULL);
 	KeyState state = KEY_ABSENT;
 
+	version->table = RelationGetRelid(table);
 	ItemPointerSetInvalid(&version->tid);
 	version->xmin = InvalidTransactionId;
 	version->asOf = latest->snapXactCompletionCount;
@@ -159,6 +160,16 @@ bool
 KeyStoreUnchanged(const KeyVersion *seen)
 {
 	return GetLatestSnapshot()->snapXactCompletionCount == seen->asOf;
+}
+
+/*
+ * KeyStoreLetGo gives back the lock on the table that the look which filled
+ * "seen" took, for a caller who will not write on the strength of it.
+ */
+void
+KeyStoreLetGo(const KeyVersion *seen)
+{
+	UnlockRelationOid(seen->table, RowExclusiveLock);
 }
 
 /*
@@ -200,7 +211,7 @@ struct AbandonedScan
 
 /*
  * KeyStoreAbandonedBegin begins to list the abandoned operations of a scope,
- * oldest first, as of now.  What the transaction writes meanwhile does not
+ * those of the oldest owners first, as of now.  What the transaction writes meanwhile does not
  * show.
  */
 AbandonedScan *

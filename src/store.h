@@ -3,7 +3,8 @@
  * store.h
  *	  The key store: what is remembered of each operation.
  *
- * Nothing outside store.c knows how the rows are laid out.
+ * Nothing outside the rooms of the store knows how the rows are laid out: keyrow.c
+ * says it, store.c looks, storewrite.c and storebatch.c write, storescan.c reaps.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,6 +30,7 @@ typedef enum KeyState
 /* One version of one row, so that nobody overwrites another than he saw. */
 typedef struct KeyVersion
 {
+	Oid table;			 /* where we looked */
 	ItemPointerData tid; /* invalid: there was no row */
 	TransactionId xmin;
 	uint64 asOf; /* how many transactions had ended when we looked */
@@ -74,6 +76,7 @@ typedef struct AbandonedScan AbandonedScan;
 
 extern KeyState KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version);
 extern bool KeyStoreUnchanged(const KeyVersion *seen);
+extern void KeyStoreLetGo(const KeyVersion *seen);
 extern KeyState KeyStoreRead(const KeyName *name, StoredOutcome *outcome);
 
 extern void KeyStoreWrite(const KeyName *name, const KeyVersion *seen,

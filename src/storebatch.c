@@ -9,7 +9,6 @@
  * Locks: ROW EXCLUSIVE on the table, and those of the rows themselves, to the
  * end of the transaction.
  *
-
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"

@@ -12,7 +12,6 @@
  * within one call.  Nobody waits for a row here but for the batch of once(),
  * which takes no key locks.
  *
-
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"

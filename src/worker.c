@@ -51,17 +51,17 @@ static const struct
 static emit_log_hook_type previousLogHook = NULL;
 
 /*
- * HideRefusal keeps out of the log that a worker did not come in: the database
- * was just dropped, or closed, or the worker was told to go.  It tries again, or
- * the database is gone; neither is worth a FATAL.
+ * SoftenRefusal logs as LOG, instead of FATAL, why a worker did not come in:
+ * the database was just dropped, or closed, or the worker was told to go.  It
+ * tries again, or there is nothing left to try; neither is worth an alarm.
  */
 static void
-HideRefusal(ErrorData *error)
+SoftenRefusal(ErrorData *error)
 {
 	if (error->elevel == FATAL && (error->sqlerrcode == ERRCODE_UNDEFINED_DATABASE ||
 								   error->sqlerrcode == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE ||
 								   error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
-		error->output_to_server = false;
+		error->elevel = LOG;
 	if (previousLogHook != NULL)
 		previousLogHook(error);
 }
@@ -84,7 +84,7 @@ WorkerConnect(Oid database)
 		SetConfigOption(settings[i].name, settings[i].value, PGC_SUSET, PGC_S_OVERRIDE);
 
 	previousLogHook = emit_log_hook;
-	emit_log_hook = HideRefusal;
+	emit_log_hook = SoftenRefusal;
 	if (OidIsValid(database))
 		BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	else

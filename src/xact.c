@@ -16,7 +16,7 @@
  *
  * A claim without a lease that is still open when the transaction wants to
  * commit or to be prepared is an error (IK428), and so is a lost claim, caught or not (IK410).
- *Errors are thrown from PRE_COMMIT and PRE_PREPARE only, when deferred triggers have run and
+ * Errors are thrown from PRE_COMMIT and PRE_PREPARE only, when deferred triggers have run and
  *aborting is still possible.  No state outlives the transaction.
  *
  *-------------------------------------------------------------------------
@@ -313,6 +313,7 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 	{
 		AbortClaims(child);
 		AbortMarks(child);
+		doubted = false; /* whoever was to find out did not: the doom stays */
 	}
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{

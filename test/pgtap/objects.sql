@@ -279,7 +279,7 @@ SELECT results_eq(
 	$$,
 	$$ VALUES
 		('CREATE UNIQUE INDEX key_pkey ON idempotency.key USING btree (scope, key)', true, true),
-		('CREATE INDEX key_abandoned ON idempotency.key USING btree (scope, created_at) WHERE (token IS NOT NULL)', false, true)
+		('CREATE INDEX key_abandoned ON idempotency.key USING btree (scope, token) WHERE (token IS NOT NULL)', false, true)
 	$$,
 	'two indexes: the primary key, and a partial one of what is in progress');
 

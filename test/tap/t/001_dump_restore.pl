@@ -75,12 +75,36 @@ is( $node->safe_psql('postgres', q{SELECT idempotency.once('inbox', 'one');
 		SELECT idempotency.once('inbox', array['b', 'a', 'b'], '-1 second')}),
 	"t\nt\na\nb", 'inbox records are new');
 
+# Leases: one that runs, one that ran out after a checkpoint, and two that were
+# given up there, one of them of an operation to be remembered for ever.
+sub lease
+{
+	my ($key, $more) = @_;
+	return $node->safe_psql('postgres', sprintf
+		q{SELECT token FROM idempotency.claim('lease', '%s', '{"amount" :  1.50}', lease => '1 day'%s)}, $key, $more // '');
+}
+my $state = qq({"step" :  2,\t"b":[ 1 ]} );
+my %token = map { $_ => lease($_) } 'live', 'abandoned', 'released';
+$token{'for ever'} = lease('for ever', q{, retention => '-1 second'});
+$node->safe_psql('postgres', qq{
+	SELECT idempotency.checkpoint('lease', 'abandoned', $token{abandoned}, 'charged', E'$state');
+	UPDATE idempotency.key SET leased_at = now() - interval '2 hours', leased_until = now() - interval '1 hour'
+		WHERE scope = 'lease' AND key::text = 'abandoned';
+	SELECT idempotency.checkpoint('lease', 'released', $token{released}, 'charged', E'$state'),
+		idempotency.release('lease', 'released', $token{released}),
+		idempotency.checkpoint('lease', 'for ever', $token{'for ever'}, 'begun'),
+		idempotency.release('lease', 'for ever', $token{'for ever'})});
+my $greatest = $node->safe_psql('postgres', 'SELECT last_value FROM idempotency.token');
+is($node->safe_psql('postgres', q{SELECT string_agg(keys.state, ', ' ORDER BY key), max(token) FROM idempotency.keys
+		JOIN idempotency.key USING (scope, key) WHERE token IS NOT NULL}),
+	"abandoned, released, in_progress, released|$greatest", 'the source has all kinds of leases');
+
 # Stored by a transaction that has not committed: no dump may show it.
 my $open = open_session($node);
 $open->query_safe(q{BEGIN; SELECT idempotency.claim('kind', 'uncommitted');
 	SELECT idempotency.complete('kind', 'uncommitted', '1')});
 
-# replays_of returns what claim() answers for every key that has not expired.
+# replays_of returns what claim() answers for every finished key that has not expired.
 sub replays_of
 {
 	my ($dbname) = @_;
@@ -89,7 +113,7 @@ sub replays_of
 			encode(convert_to((op).headers::text, 'UTF8'), 'hex'),
 			encode(convert_to((op).response::text, 'UTF8'), 'hex')
 		FROM (SELECT key, idempotency.claim(scope, key, fingerprint => fingerprint) AS op
-			FROM idempotency.key WHERE expires_at > clock_timestamp() ORDER BY scope, key OFFSET 0) AS k});
+			FROM idempotency.key WHERE expires_at > clock_timestamp() AND token IS NULL ORDER BY scope, key OFFSET 0) AS k});
 }
 
 # rights_of returns every right on everything in the extension's schema.
@@ -118,7 +142,7 @@ my %before = (
 	rights => rights_of('postgres'),
 	charges => $node->safe_psql('postgres', 'SELECT * FROM charge ORDER BY key'));
 
-is(scalar(split /\n/, $before{keys}), 21, 'the source has all kinds of keys');
+is(scalar(split /\n/, $before{keys}), 25, 'the source has all kinds of keys');
 like($before{answers}, qr/^kind\|odd\|replayed\|t\|201\|.*\|@{[unpack 'H*', $odd]}\|f\|/m,
 	'the source keeps the bytes of the response');
 like($before{rights}, qr/^function\|idempotency\.forget\(text,text\)\|\w+\|operator\|EXECUTE/m,
@@ -153,10 +177,39 @@ sub restored
 			INSERT INTO charge VALUES ('restored', 2);
 			SELECT idempotency.complete('kind', 'short', '2'), idempotency.complete('kind', 'uncommitted', '2');
 			COMMIT}), "claimed\nclaimed\n2|2", "$dbname: a client claims what is free");
+	leases_restored($dbname);
 	fails_with($node, q{INSERT INTO charge VALUES ('unclaimed', 1)}, 'IK403',
 		"$dbname: the guard is there", dbname => $dbname);
 	fails_with($node, q{SET ROLE stranger; SELECT idempotency.peek('kind', 'odd')}, '42501',
 		"$dbname: a stranger may nothing", dbname => $dbname);
+}
+
+# leases_restored checks that every lease is its owner's, or the next one's, as it
+# was, and that no token is given out that anybody had.
+sub leases_restored
+{
+	my ($dbname) = @_;
+	my $claim = q{FROM idempotency.try_claim('lease', '%s', '{"amount":1.5}', lease => '1 day')};
+
+	is( $node->safe_psql($dbname, sprintf "SELECT outcome, attempt $claim", 'live'), 'in_progress|1', "$dbname: a lease that runs bars others");
+	is( $node->safe_psql($dbname, q{SELECT outcome FROM idempotency.try_claim('lease', 'live', '{"amount": 2}')}), 'mismatched',
+		"$dbname: and knows its request");
+	is( $node->safe_psql($dbname, qq{SELECT idempotency.renew('lease', 'live', $token{live}, '2 days') > now();
+			SELECT idempotency.complete('lease', 'live', '"done"', token => $token{live});
+			SELECT outcome, response FROM idempotency.claim('lease', 'live')}), qq(t\n"done"\nreplayed|"done"),
+		"$dbname: its owner renews, and finishes");
+
+	my ($outcome, $attempt, $point, $left, $token) = split /\|/,
+	  $node->safe_psql($dbname, sprintf "SELECT outcome, attempt, recovery_point, encode(convert_to(state::text, 'UTF8'), 'hex'), token $claim", 'abandoned');
+	is("$outcome $attempt $point $left", 'taken_over 2 charged ' . unpack('H*', $state =~ s/\\t/\t/r), "$dbname: an abandoned operation is taken over at its checkpoint");
+	cmp_ok($token, '>', $greatest, "$dbname: with a token greater than all before");
+	fails_with($node, "SELECT idempotency.complete('lease', 'abandoned', token => $token{abandoned})", 'IK410',
+		"$dbname: its former owner is refused", dbname => $dbname);
+	is( $node->safe_psql($dbname, qq{SELECT key, request, (operation).attempt, (operation).recovery_point, (operation).token > $token
+			FROM idempotency.claim_abandoned('lease', '1 day', 10) ORDER BY key}),
+		qq(for ever|{"amount" :  1.50}|2|begun|t\nreleased|{"amount" :  1.50}|2|charged|t), "$dbname: a completer gets those that were given up");
+	is( $node->safe_psql($dbname, q{SELECT string_agg(key::text, ', ') FROM idempotency.key WHERE scope = 'lease' AND retention IS NULL AND token IS NOT NULL}),
+		'for ever', "$dbname: which are to be remembered as long as they were");
 }
 
 # fresh makes an empty database and runs commands that must restore into it.
@@ -187,7 +240,8 @@ dumps('dump the data', '--data-only', '--disable-triggers', '--file', "$dir/data
 
 my $text = slurp_file("$dir/plain");
 is(scalar(() = $text =~ /^CREATE EXTENSION.*idempotency/mg), 1, 'a dump creates the extension once');
-is(scalar(() = $text =~ /^COPY idempotency\./mg), 1, 'and copies its one table');
+is(join(', ', sort $text =~ /^COPY idempotency\.(\w+)/mg), 'key, reaper', 'and copies its two tables');
+is(join(', ', $text =~ /^SELECT pg_catalog\.setval\('idempotency\.(\w+)', \d+, true\)/mg), 'token', 'and sets its sequence');
 unlike($text, qr/^CREATE (?!TRIGGER|EXTENSION)\w+ .*idempotency/m, 'and creates none of its objects');
 unlike($text, qr/^(COMMENT|ALTER) .* idempotency\./m, 'nor alters any');
 unlike(slurp_file("$dir/schema"), qr/^COPY/m, 'a dump of the schema has no data');

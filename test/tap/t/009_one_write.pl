@@ -2,9 +2,9 @@
 #
 # Proves that an operation on a new key costs one heap insert and one index
 # insert, and leaves no dead tuple; that an expired key is overwritten by one
-# update; and that a claim which comes to nothing, a replay and a duplicate write
-# nothing at all, not even a transaction id.  Read from the WAL itself, and from
-# the server's statistics.
+# update; that a heartbeat is one update, and touches no index; and that a claim
+# which comes to nothing, a replay and a duplicate write nothing at all, not even a
+# transaction id.  Read from the WAL itself, and from the server's statistics.
 
 use strict;
 use warnings FATAL => 'all';
@@ -40,7 +40,8 @@ $node->safe_psql('postgres', 'VACUUM idempotency.key; VACUUM');
 
 my %file = map { split /\|/ } split /\n/, $node->safe_psql('postgres', q{
 	SELECT pg_relation_filenode(oid) || '|heap' FROM pg_class WHERE oid = 'idempotency.key'::regclass
-	UNION ALL SELECT pg_relation_filenode(indexrelid) || '|index' FROM pg_index WHERE indrelid = 'idempotency.key'::regclass
+	UNION ALL SELECT pg_relation_filenode(indexrelid) || CASE WHEN indisprimary THEN '|index' ELSE '|leases' END
+		FROM pg_index WHERE indrelid = 'idempotency.key'::regclass
 	UNION ALL SELECT pg_relation_filenode(reltoastrelid) || '|toast' FROM pg_class WHERE oid = 'idempotency.key'::regclass});
 
 # records returns what WAL between two positions says of the key table: the
@@ -175,6 +176,29 @@ writes(q{BEGIN; SELECT idempotency.claim('w', 'i'); SELECT idempotency.complete(
 	'heap HOT_UPDATE, Transaction COMMIT', 'an expired key is overwritten by one update, and no index is touched');
 $session->query_safe('SELECT pg_stat_force_next_flush()');
 is(counted(), '17|1|0|1|1', 'of which one dead tuple is left');
+
+# ----------------------------------------------------------------
+# A lease, whose row is in the index of leases too
+# ----------------------------------------------------------------
+
+$session->query_safe(q{SELECT idempotency.claim('w', 'warm 5', lease => '1 hour')});
+my $leased = 'index INSERT_LEAF, leases INSERT_LEAF, Transaction COMMIT';
+my $row = q{FROM idempotency.key WHERE key = 'j'};
+my $again = q{idempotency.try_claim('w', 'j', '{"n":1}', lease => '1 hour')};
+writes("SELECT $again", "heap INSERT, $leased", 'a claim with a lease');
+writes("SELECT idempotency.renew(scope, key, token, '2 hours') $row", 'heap HOT_UPDATE, Transaction COMMIT',
+	'a heartbeat');
+writes("SELECT idempotency.checkpoint(scope, key, token, 'here', '{\"a\":1}') $row", 'heap HOT_UPDATE, Transaction COMMIT',
+	'a checkpoint');
+writes_nothing("SELECT $again", 'a duplicate of a leased operation');
+
+# Who owns the lease is in that index.
+writes("SELECT idempotency.release(scope, key, token) $row", "heap UPDATE, $leased", 'a lease that is given up');
+writes("SELECT $again", "heap UPDATE, $leased", 'a takeover');
+writes("SELECT idempotency.complete(scope, key, '1', token => token) $row",
+	'heap UPDATE, index INSERT_LEAF, Transaction COMMIT', 'complete with a token');
+writes_nothing("SELECT $again", 'a replay of what was leased');
+$session->query_safe('SELECT pg_stat_force_next_flush()');
 
 $node->safe_psql('postgres', 'VACUUM idempotency.key; SELECT pg_stat_reset()');
 $session->query_safe(q{DO $$
