@@ -1,8 +1,11 @@
 # shellcheck shell=bash
 #
-# What all suites of test/bench share: rounds, the CPU and the WAL of one
-# backend, throughput, and the report.  test/bench/run sources this file beside
+# What all suites of test/bench share: contestants, rounds, the CPU and the WAL of
+# one backend, throughput, and the report.  test/bench/run sources this file beside
 # a throw-away server; samples are kept in that server, in schema bench.
+#
+# A suite may name settings that its server needs, in the array settings, and say
+# in measured what a round was.
 
 rounds=${ROUNDS:-5}
 operations=${OPERATIONS:-20000}
@@ -11,6 +14,12 @@ seconds_each=${SECONDS_EACH:-1}
 for number in "$rounds" "$operations" "$seconds_each"; do
 	[[ $number =~ ^[1-9][0-9]{0,8}$ ]] || die "ROUNDS, OPERATIONS and SECONDS_EACH are positive numbers"
 done
+
+# floor does the business work and nothing for retries, hand is what one would
+# write by hand; their tables are bench.charge, bench.hand_key and idempotency.key.
+contestants="floor hand idempotency"
+settings=()
+measured="of $operations operations"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -45,6 +54,16 @@ in_turn() {
 	echo "${@:shift_by+1}" "${@:1:shift_by}"
 }
 
+# turn_of prints a contestant's number in the scripts of pgbench.
+turn_of() {
+	case $1 in floor) echo 0 ;; hand) echo 1 ;; idempotency) echo 2 ;; esac
+}
+
+# empty_tables takes away what was written before.
+empty_tables() {
+	sql "TRUNCATE bench.charge, bench.hand_key, idempotency.key RESTART IDENTITY"
+}
+
 # sample records one measured value, an expression of SQL:
 # sample round figure contestant value
 sample() {
@@ -68,19 +87,26 @@ sample_wal() {
 	sample "$1" "$2" "$3" "(pg_current_wal_insert_lsn() - '$4') / $5"
 }
 
+# sample_bytes records how large a contestant's key table is for one key:
+# sample_bytes round figure contestant keys
+sample_bytes() {
+	sample "$1" "$2" "$3" "pg_total_relation_size(bench.key_table('$3'))::double precision / $4"
+}
+
 # settle brings the server to the same state before every measurement: the
 # sessions before have left, and with them their statistics and dirty pages.
 settle() {
 	sql "CALL bench.wait_until_alone()" "CHECKPOINT"
 }
 
-# pgbench_quietly runs pgbench, and shows its complaints only if it fails:
+# pgbench_quietly runs pgbench, and shows its complaints only if it fails.  What it
+# prints is kept for this shell, which may be one of several at the same time:
 # pgbench_quietly script option ...
 pgbench_quietly() {
-	local script=$1
+	local script=$1 output=$work/pgbench.$BASHPID
 	shift
-	pgbench -n -M simple -f "$script" "$@" >"$work/pgbench" 2>"$work/pgbench.errors" || {
-		cat "$work/pgbench" "$work/pgbench.errors" >&2
+	pgbench -n -M simple -f "$script" "$@" >"$output" 2>"$output.errors" || {
+		cat "$output" "$output.errors" >&2
 		die "pgbench did not run ${script##*/}"
 	}
 }
@@ -89,31 +115,54 @@ pgbench_quietly() {
 # records it as a sample:
 # measure_throughput round figure contestant script clients option ...
 measure_throughput() {
-	local round=$1 figure=$2 contestant=$3 script=$4 clients=$5 throughput
+	local round=$1 figure=$2 contestant=$3 script=$4 clients=$5 throughput output=$work/pgbench.$BASHPID
 	shift 5
 	settle
 	pgbench_quietly "$script" -c "$clients" -j "$(nproc)" -T "$seconds_each" "$@"
-	throughput=$(sed -n 's/^tps = \([0-9.]*\).*/\1/p' "$work/pgbench")
-	grep -q '^number of failed transactions: 0 ' "$work/pgbench" && [ -n "$throughput" ] || {
-		cat "$work/pgbench" >&2
+	throughput=$(sed -n 's/^tps = \([0-9.]*\).*/\1/p' "$output")
+	grep -q '^number of failed transactions: 0 ' "$output" && [ -n "$throughput" ] || {
+		cat "$output" >&2
 		die "transactions failed in ${script##*/}"
 	}
 	sample "$round" "$figure" "$contestant" "$throughput"
 }
 
-# report prints the table and writes results/bench.csv.
+# restart_with restarts the server with other settings; one without a value becomes
+# what it was at first: restart_with name=value ... name= ...
+restart_with() {
+	local setting statements=() data
+	for setting in "$@"; do
+		case $setting in
+		*=) statements+=("ALTER SYSTEM RESET ${setting%=}") ;;
+		*) statements+=("ALTER SYSTEM SET ${setting%%=*} = '${setting#*=}'") ;;
+		esac
+	done
+	sql "CALL bench.wait_until_alone()" "${statements[@]}"
+	data=$(sql "SHOW data_directory")
+	(
+		cd "$data"
+		as_server "$("$PG_CONFIG" --bindir)/pg_ctl" restart --silent --wait --mode=fast \
+			--pgdata="$data" --log="$data/../log" </dev/null >/dev/null 2>&1
+	) || {
+		tail "$data/../log" >&2
+		die "the server did not restart"
+	}
+}
+
+# report prints the table, and writes the suite's part of results/bench.csv.
 report() {
 	local missing
 	missing=$(sql "SELECT * FROM bench.missing($rounds)")
 	[ -z "$missing" ] || die "not measured: ${missing//$'\n'/, }"
 
 	mkdir -p results
-	psql -X -q -v ON_ERROR_STOP=1 -c "COPY (SELECT '$suite', r.* FROM bench.csv AS r) TO STDOUT (FORMAT csv)" >"$work/csv"
 	{
 		echo "suite,figure,contestant,value,unit,ratio_to_hand"
-		cat "$work/csv"
-	} >results/bench.csv
+		[ ! -e results/bench.csv ] || sed -e 1d -e "/^$suite,/d" results/bench.csv
+		psql -X -q -v ON_ERROR_STOP=1 -c "COPY (SELECT '$suite', r.* FROM bench.csv AS r) TO STDOUT (FORMAT csv)"
+	} >"$work/csv"
+	cp "$work/csv" results/bench.csv
 	echo
 	psql -X -q -v ON_ERROR_STOP=1 -P footer=off -P null= -c "TABLE bench.report"
-	say "medians of $rounds rounds of $operations operations; also in results/bench.csv"
+	say "$suite: medians of $rounds rounds $measured; also in results/bench.csv"
 }

@@ -3,7 +3,8 @@
 
 CREATE SCHEMA bench;
 
--- What is measured.  Contestants are compared with "hand", in the same round.
+-- What is measured.  Contestants are compared with "hand", in the same round, if
+-- there is one.
 -- "above_floor": the contestant "floor" is what the work costs in any case, and
 -- is subtracted from the others before they are compared.
 CREATE TABLE bench.figure (
@@ -76,6 +77,14 @@ BEGIN
 	TRUNCATE bench.mark;
 END $$;
 
+-- The key table of a contestant; every suite has both.
+CREATE FUNCTION bench.key_table(p_contestant text) RETURNS regclass
+LANGUAGE sql STABLE
+RETURN (CASE p_contestant
+	WHEN 'hand' THEN 'bench.hand_key'
+	WHEN 'idempotency' THEN 'idempotency.key'
+END)::text::regclass;
+
 -- Waits until no other client is connected: a session counts in the statistics
 -- what it has done at the latest when it leaves, which is after its client did.
 CREATE PROCEDURE bench.wait_until_alone()
@@ -141,7 +150,8 @@ CREATE VIEW bench.result AS
 		max(n.value / nullif(hand.value, 0)) AS most
 	FROM bench.net AS n
 	JOIN bench.figure AS f USING (figure)
-	JOIN bench.net AS hand ON hand.figure = n.figure AND hand.contestant = 'hand' AND hand.round = n.round
+	LEFT JOIN bench.net AS hand
+		ON hand.figure = n.figure AND hand.contestant = 'hand' AND hand.round = n.round
 	GROUP BY n.figure, n.contestant;
 
 CREATE VIEW bench.csv AS
@@ -163,7 +173,7 @@ CREATE VIEW bench.report AS
 		max(v.spread) FILTER (WHERE v.contestant = 'idempotency') AS spread,
 		CASE
 			WHEN f.target IS NULL THEN NULL
-			WHEN f.absolute THEN f.target::text
+			WHEN f.absolute THEN '<= ' || f.target
 			ELSE '<= ' || f.target || coalesce(', aim ' || f.aim, '')
 		END AS target,
 		max(CASE
@@ -178,7 +188,7 @@ CREATE VIEW bench.report AS
 			round(m.ratio::numeric, 2)::text AS ratio,
 			round(m.least::numeric, 2) || ' to ' || round(m.most::numeric, 2) AS spread
 		FROM bench.result AS m
-		WHERE m.figure = f.figure
+		WHERE m.figure = f.figure AND m.contestant = ANY (f.contestants)
 	) AS v ON true
 	GROUP BY f.position, f.title, f.unit, f.target, f.aim, f.absolute
 	ORDER BY f.position;

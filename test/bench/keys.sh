@@ -1,31 +1,13 @@
 # shellcheck shell=bash
 #
 # The suite keys: claim, complete and replay against the hand-written pattern
-# and against the business insert alone.  The contestants are in keys.sql, one
+# and against the business insert alone.  The contestants are in charge.sql, one
 # operation of theirs in keys-one.pgbench, ten in keys-ten.pgbench.
 
-contestants="floor hand idempotency"
 messages=20 # of ten operations each, before it is the next contestant's turn
 turns=$(((operations + 10 * messages - 1) / (10 * messages))) # of each, in a round
 replays=$((operations * 2)) # by one function, before it is the next one's turn
 slices=4 # measurements of throughput of each contestant, in a round
-
-# turn_of prints a contestant's number in the scripts of pgbench.
-turn_of() {
-	case $1 in floor) echo 0 ;; hand) echo 1 ;; idempotency) echo 2 ;; esac
-}
-
-# empty_tables takes away what was written before.
-empty_tables() {
-	sql "TRUNCATE bench.charge, bench.hand_key, idempotency.key RESTART IDENTITY"
-}
-
-# sample_bytes records how large a key table is for one key.
-sample_bytes() {
-	local round=$1 figure=$2 contestant=$3 table="bench.key_table('$3')"
-	sample "$round" "$figure" "$contestant" \
-		"pg_total_relation_size($table)::double precision / $operations"
-}
 
 # measure_cpu measures new keys in one session, in which the contestants take turns.
 measure_cpu() {
@@ -54,11 +36,11 @@ measure_disk() {
 	for contestant in hand idempotency; do
 		sample "$round" dead "$contestant" \
 			"bench.dead_tuples(bench.key_table('$contestant'), $operations)"
-		sample_bytes "$round" bytes "$contestant"
+		sample_bytes "$round" bytes "$contestant" "$operations"
 	done
 	sql "VACUUM FULL bench.hand_key, idempotency.key"
 	for contestant in hand idempotency; do
-		sample_bytes "$round" bytes_packed "$contestant"
+		sample_bytes "$round" bytes_packed "$contestant" "$operations"
 	done
 }
 

@@ -1,0 +1,37 @@
+# Draws what a claim costs when many keys are stored already, from what `make bench
+# SUITE=scale` has measured: gnuplot -e "data = '...'; picture = '...'" scale.gnuplot
+
+set terminal svg size 960, 420 font "sans,13" background "white"
+set output picture
+set datafile separator ","
+set logscale x
+set format x "10^{%L}"
+set xlabel "stored keys"
+set yrange [0:*]
+set grid ytics linecolor "#dddddd"
+set border 3
+set tics nomirror
+set key at graph 0.99, 0.46 reverse Left
+
+# columns: kind, contestant, keys, wal_bytes, cpu_us, bytes_per_key
+of(kind, contestant, column) = \
+	strcol(1) eq kind && strcol(2) eq contestant ? column(column) : NaN
+
+set multiplot layout 1, 2
+
+set title "WAL of a claim right after a checkpoint (bytes)"
+plot \
+	data every ::1 using 3:(of("v4", "hand", 4)) with linespoints linewidth 2 pointtype 6 linecolor "#b0413e" title "hand-written, random keys", \
+	data every ::1 using 3:(of("v7", "hand", 4)) with linespoints linewidth 2 pointtype 7 linecolor "#b0413e" title "hand-written, UUIDv7", \
+	data every ::1 using 3:(of("v4", "idempotency", 4)) with linespoints linewidth 2 pointtype 6 linecolor "#2f6690" title "idempotency, random keys", \
+	data every ::1 using 3:(of("v7", "idempotency", 4)) with linespoints linewidth 2 pointtype 7 linecolor "#2f6690" title "idempotency, UUIDv7"
+
+set title "server CPU of a claim (microseconds)"
+unset key
+plot \
+	data every ::1 using 3:(of("v4", "hand", 5)) with linespoints linewidth 2 pointtype 6 linecolor "#b0413e", \
+	data every ::1 using 3:(of("v7", "hand", 5)) with linespoints linewidth 2 pointtype 7 linecolor "#b0413e", \
+	data every ::1 using 3:(of("v4", "idempotency", 5)) with linespoints linewidth 2 pointtype 6 linecolor "#2f6690", \
+	data every ::1 using 3:(of("v7", "idempotency", 5)) with linespoints linewidth 2 pointtype 7 linecolor "#2f6690"
+
+unset multiplot

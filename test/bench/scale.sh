@@ -1,0 +1,55 @@
+# shellcheck shell=bash
+#
+# The suite scale: what a charge costs when many keys are stored already, for keys
+# in the order of time (UUIDv7) and at random (v4), right after a checkpoint, when the
+# first change of a page writes the whole page to WAL.  The plot docs/scale.svg is
+# drawn from what it leaves in results/scale.csv.
+#
+#	SIZES="100000 1000000 10000000"	how many keys are stored, in this order
+#	CHARGES=2000	how many charges are measured after a checkpoint
+#
+# With ten million keys it takes about ten minutes, 20 GB of disk, and memory
+# for 6 GB of shared buffers.
+
+sizes=${SIZES:-100000 1000000 10000000}
+charges=${CHARGES:-2000}
+[[ "$charges $sizes" =~ ^[1-9][0-9]{0,7}(\ [1-9][0-9]{0,8})+$ ]] || die "SIZES and CHARGES are positive numbers"
+
+# Reading pages from disk is not what is compared: the tables are to fit in memory.
+memory=$(awk '/^MemTotal:/ { print int($2 / 1024) }' /proc/meminfo)
+settings=(full_page_writes=on shared_buffers=$((memory / 3))MB "bench.sizes=$sizes")
+measured="of $charges charges after a checkpoint"
+
+# measure_charges measures one contestant in a session of its own.  The charges
+# before the checkpoint make the plans.
+measure_charges() {
+	local round=$1 contestant=$2 kind=$3 stored=$4
+	sql "CALL bench.charge('$contestant', bench.new_keys('$kind', 100))" \
+		"CHECKPOINT" \
+		"CALL bench.measure($round, '$contestant', '$kind', $stored, $charges)"
+}
+
+run_scale() {
+	local kind stored size round contestant
+	for kind in v7 v4; do
+		empty_tables
+		stored=0
+		for size in $sizes; do
+			say "$size keys, UUID$kind"
+			sql "CALL bench.grow('$kind', $stored, $size)" "ANALYZE bench.hand_key, idempotency.key"
+			stored=$size
+			settle
+			for ((round = 1; round <= rounds; round++)); do
+				# shellcheck disable=SC2086
+				for contestant in $(in_turn "$round" $contestants); do
+					measure_charges "$round" "$contestant" "$kind" "$size"
+				done
+			done
+		done
+	done
+
+	mkdir -p results
+	psql -X -q -v ON_ERROR_STOP=1 -c "COPY (TABLE bench.scale) TO STDOUT (FORMAT csv, HEADER)" >results/scale.csv
+	gnuplot -e "data = 'results/scale.csv'; picture = 'results/scale.svg'" docs/scale.gnuplot
+	say "for the plot: results/scale.csv, results/scale.svg"
+}

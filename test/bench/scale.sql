@@ -1,0 +1,134 @@
+-- The suite scale: what one charge of charge.sql costs when so many keys are
+-- stored already, in the order of time (v7) or at random (v4), right after a
+-- checkpoint.  The driver names the sizes in the setting bench.sizes.
+
+\ir charge.sql
+
+-- How many keys are stored when a figure is measured.
+CREATE TABLE bench.measured (
+	figure text NOT NULL,
+	part text NOT NULL,
+	kind text NOT NULL,
+	keys integer NOT NULL
+);
+INSERT INTO bench.measured
+SELECT part || '_' || kind || '_' || keys, part, kind, keys
+FROM unnest('{v7,v4}'::text[]) WITH ORDINALITY AS k (kind, i),
+	unnest(string_to_array(current_setting('bench.sizes'), ' ')::integer[]) AS s (keys),
+	unnest('{wal,cpu,bytes}'::text[]) WITH ORDINALITY AS p (part, j)
+ORDER BY j, i, keys;
+
+INSERT INTO bench.figure (figure, title, unit, above_floor, contestants)
+SELECT figure,
+	format('UUID%s, %s keys: %s', kind, keys, title), unit, above_floor, contestants
+FROM bench.measured
+JOIN (VALUES
+	('wal', 'WAL above the floor', 'bytes', true, '{floor,hand,idempotency}'::text[]),
+	('cpu', 'server CPU above the floor', 'us', true, '{floor,hand,idempotency}'),
+	('bytes', 'heap and index per key', 'bytes', false, '{hand,idempotency}')
+) AS t (part, title, unit, above_floor, contestants) USING (part);
+
+CREATE FUNCTION bench.new_key(p_kind text) RETURNS text
+LANGUAGE sql
+RETURN CASE p_kind WHEN 'v7' THEN idempotency.uuidv7() ELSE gen_random_uuid() END;
+
+CREATE FUNCTION bench.new_keys(p_kind text, p_keys integer) RETURNS text[]
+LANGUAGE sql
+RETURN (SELECT array_agg(bench.new_key(p_kind)) FROM generate_series(1, p_keys));
+
+-- Adds so many keys to the table of a contestant, as if each had been claimed when
+-- it was its turn.
+CREATE PROCEDURE bench.add_keys(p_contestant text, p_kind text, p_keys bigint)
+LANGUAGE plpgsql AS $$
+BEGIN
+	IF p_contestant = 'hand' THEN
+		INSERT INTO bench.hand_key
+		SELECT bench.new_key(p_kind), encode(sha256(n::text::bytea), 'hex'), 'completed',
+			jsonb_build_object('id', n, 'status', 'created'),
+			clock_timestamp(), clock_timestamp() + interval '24 hours'
+		FROM generate_series(1, p_keys) AS n;
+	ELSE
+		INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, fingerprint, response)
+		SELECT clock_timestamp(), clock_timestamp() + interval '24 hours', 201, 'charge.create',
+			bench.new_key(p_kind), sha256(n::text::bytea),
+			json_build_object('id', n, 'status', 'created')
+		FROM generate_series(1, p_keys) AS n;
+	END IF;
+END $$;
+
+-- Makes the tables of both contestants so large, some keys at a time.
+CREATE PROCEDURE bench.grow(p_kind text, p_from integer, p_to integer)
+LANGUAGE plpgsql AS $$
+DECLARE
+	step CONSTANT integer := 500000;
+	missing integer := p_to - p_from;
+BEGIN
+	WHILE missing > 0 LOOP
+		CALL bench.add_keys('hand', p_kind, least(missing, step));
+		COMMIT;
+		CALL bench.add_keys('idempotency', p_kind, least(missing, step));
+		COMMIT;
+		missing := missing - step;
+	END LOOP;
+END $$;
+
+-- Makes new charges, each a transaction of its own.  The server itself makes them, in
+-- a loop that all contestants have in common.
+CREATE PROCEDURE bench.charge(p_contestant text, p_keys text[])
+LANGUAGE plpgsql AS $$
+DECLARE
+	key text;
+BEGIN
+	FOREACH key IN ARRAY p_keys LOOP
+		IF p_contestant = 'floor' THEN
+			PERFORM bench.charge_0(key, 1, 12.50);
+		ELSIF p_contestant = 'hand' THEN
+			PERFORM bench.charge_1(key, 1, 12.50);
+		ELSE
+			PERFORM bench.charge_2(key, 1, 12.50);
+		END IF;
+		COMMIT;
+	END LOOP;
+END $$;
+
+-- Measures so many charges.  (It sleeps because the scheduler's count of CPU time is
+-- exact to the last sleep.)
+CREATE PROCEDURE bench.measure(
+	p_round integer, p_contestant text, p_kind text, p_stored integer, p_charges integer)
+LANGUAGE plpgsql AS $$
+DECLARE
+	keys text[] := bench.new_keys(p_kind, p_charges);
+	began pg_lsn := pg_current_wal_insert_lsn();
+	cpu double precision;
+	used double precision;
+	stored bigint;
+BEGIN
+	PERFORM pg_sleep(0.001);
+	cpu := bench.cpu();
+	CALL bench.charge(p_contestant, keys);
+	PERFORM pg_sleep(0.001);
+	used := bench.cpu() - cpu;
+
+	INSERT INTO bench.sample VALUES
+		(p_round, format('cpu_%s_%s', p_kind, p_stored), p_contestant, used / p_charges),
+		(p_round, format('wal_%s_%s', p_kind, p_stored), p_contestant,
+			(pg_current_wal_insert_lsn() - began) / p_charges);
+	IF p_contestant <> 'floor' THEN
+		EXECUTE format('SELECT count(*) FROM %s', bench.key_table(p_contestant)) INTO stored;
+		INSERT INTO bench.sample VALUES
+			(p_round, format('bytes_%s_%s', p_kind, p_stored), p_contestant,
+				pg_total_relation_size(bench.key_table(p_contestant))::double precision / stored);
+	END IF;
+END $$;
+
+-- What the plot is drawn from.
+CREATE VIEW bench.scale AS
+	SELECT m.kind, r.contestant, m.keys,
+		round(max(r.value) FILTER (WHERE m.part = 'wal')::numeric) AS wal_bytes,
+		round(max(r.value) FILTER (WHERE m.part = 'cpu')::numeric, 1) AS cpu_us,
+		round(max(r.value) FILTER (WHERE m.part = 'bytes')::numeric) AS bytes_per_key
+	FROM bench.measured AS m
+	JOIN bench.result AS r USING (figure)
+	WHERE r.contestant <> 'floor'
+	GROUP BY m.kind, r.contestant, m.keys
+	ORDER BY m.kind DESC, r.contestant, m.keys;
