@@ -109,7 +109,7 @@ SELECT key, request, (operation).attempt, (operation).recovery_point, (operation
 SELECT count(pg_temp.abandon('many', 'k' || n, n, to_json(n))) FROM generate_series(1, 23) AS n;
 SELECT count(pg_temp.abandon('many', 'l' || n, 1, to_json(n))) FROM generate_series(1, 227) AS n;
 SELECT count(*), count(DISTINCT key), count(DISTINCT (operation).token), min((operation).attempt), max((operation).attempt),
-		bool_and(request::text = substr(key, 2)) AS own_requests, array_agg(key) FILTER (WHERE key LIKE 'k%') AS oldest
+		bool_and(request::text = substr(key, 2)) AS own_requests, array_agg(key ORDER BY (operation).token) FILTER (WHERE key LIKE 'k%') AS oldest
 	FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT count(*) FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT state, count(*) FROM idempotency.keys WHERE scope = 'many' GROUP BY state;

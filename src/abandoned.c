@@ -52,8 +52,8 @@ PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const StoredOutcome *st
 }
 
 /*
- * TakeOver takes over at most "max" abandoned operations of "scope", oldest
- * first.
+ * TakeOver takes over at most "max" abandoned operations of "scope", those of
+ * the oldest owners first.
  */
 static void
 TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)

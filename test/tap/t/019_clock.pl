@@ -244,6 +244,23 @@ foreach my $jump ([ 'forward', 0, 2 * $hour ], [ 'back', $day, 0 ])
 	is(charges("waited for, $which", 'owner', $owner), 'IK410: nobody', 'and its former owner may not finish');
 }
 
+# How long somebody waits is not what the clock says.
+foreach my $jump ([ 'forward', $minute, 40 * $minute ], [ 'back', 50 * $minute, 10 * $minute ])
+{
+	my ($which, $from, $to) = @$jump;
+	set_clock(0);
+	claims("waited in vain, $which");
+	set_clock($from);
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+	my $began = time;
+	$session->query_until(qr/begins/, "\\echo begins\nSELECT outcome, attempt FROM idempotency.try_claim('c', 'waited in vain, $which', lease => '1 hour', wait => '3 s');\n");
+	$node->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $pid") or die 'nobody waits';
+	set_clock($to);
+	like($session->query_safe(q{\echo over}), qr/^in_progress\|1$/m, "who waits in vain is told so when the clock is set $which");
+	my $took = time - $began;
+	ok($took >= 2 && $took < $minute, 'and in due time') or diag("it took $took s");
+}
+
 # ----------------------------------------------------------------
 # Completers and the reaper
 # ----------------------------------------------------------------
