@@ -21,7 +21,8 @@ shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = '100ms'
 log_statement = none
 log_min_messages = debug1
-max_worker_processes = 4
+max_worker_processes = 6
+wal_level = logical
 });
 $node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');
 
@@ -224,7 +225,7 @@ reload('idempotency.reaper_naptime' => '0');
 $node->poll_query_until('postgres', q{SELECT setting = '0' FROM pg_settings WHERE name = 'idempotency.reaper_naptime'}) or die;
 $node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) or die;
 $query->query_until(qr/begun/, "\\echo begun\nSELECT sum(wait_for_lock(n)) FROM numbers;\n");
-$node->poll_query_until('postgres', q{SELECT count(*) = 2 FROM pg_stat_activity WHERE backend_type = 'parallel worker'}) or die;
+$node->poll_query_until('postgres', q{SELECT count(*) = 4 FROM pg_stat_activity WHERE backend_type = 'parallel worker'}) or die;
 reload('idempotency.reaper_naptime' => '100ms');
 $node->wait_for_log(qr/LOG:  no background worker slot is free for the idempotency reaper/, $log_from);
 usleep(500_000);
@@ -319,6 +320,47 @@ expire('one', 10);
 gone('one', 'a small database is reaped');
 cmp_ok(left('large'), '>', 0, 'while a large one is at it');
 gone('large', 'which goes on');
+
+# ----------------------------------------------------------------
+# Its books, elsewhere
+# ----------------------------------------------------------------
+
+# A restore, while the reaper comes to the new database as well.
+my $dir = PostgreSQL::Test::Utils::tempdir;
+$node->safe_psql('original', q{SELECT count(*) FROM idempotency.once('live', array(SELECT 'k' || i FROM generate_series(1, 20000) AS i))});
+$node->command_ok([ 'pg_dump', '--file', "$dir/dump", 'original' ], 'dump');
+foreach my $round (1 .. 3)
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE restored TEMPLATE template0');
+	$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/dump", 'restored' ], 'restore while the reaper is about');
+	expire('restored', 10);
+	gone('restored', 'which works there');
+	is($node->safe_psql('restored', q{SELECT count(*), count(*) FILTER (WHERE relation = 'idempotency.key'::regclass AND rows_reaped = 10)
+			FROM idempotency.reaper}), '2|1', 'and keeps books of its own');
+	$node->safe_psql('postgres', 'DROP DATABASE restored');
+}
+
+# Logical replication of all tables, between two databases that are both reaped.
+$node->safe_psql('postgres', 'CREATE DATABASE publisher; CREATE DATABASE subscriber');
+$node->safe_psql($_, 'CREATE EXTENSION idempotency') foreach 'publisher', 'subscriber';
+expire('subscriber', 10);
+gone('subscriber', 'the subscriber has books of its own');
+$node->safe_psql('publisher', q{CREATE PUBLICATION everything FOR ALL TABLES; SELECT idempotency.once('live', 'message');
+	SELECT pg_create_logical_replication_slot('books', 'pgoutput')});
+expire('publisher', 10);
+gone('publisher', 'so has the publisher');
+my $connstr = $node->connstr('publisher');
+$node->safe_psql('subscriber', qq{CREATE SUBSCRIPTION books CONNECTION \$c\$$connstr\$c\$ PUBLICATION everything
+	WITH (create_slot = false, slot_name = 'books')});
+expire('publisher', 1000);
+gone('publisher', 'the publisher goes on');
+$node->safe_psql('publisher', q{SELECT idempotency.once('live', 'the last')});
+ok($node->poll_query_until('subscriber', q{SELECT count(*) = 1 FROM idempotency.key WHERE key = 'the last'}), 'the subscriber follows');
+gone('subscriber', 'and has nothing left to remove');
+is($node->safe_psql('subscriber', q{SELECT sum(rows_reaped) FILTER (WHERE relation <> 'idempotency.key'::regclass) FROM idempotency.reaper}),
+	$node->safe_psql('publisher', 'SELECT rows_reaped FROM idempotency.reaper'), 'it has the books of the publisher beside its own');
+$node->safe_psql('subscriber', 'DROP SUBSCRIPTION books');
+is_quiet('books elsewhere', qr/exited with exit code 1|tablesync|logical replication/);
 
 # ----------------------------------------------------------------
 # Stops
