@@ -96,7 +96,7 @@ test: ## run every test; ONLY="regress isolation tap pgtap docs model stress sto
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 -- test/run
 
-bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" in 12 minutes, or scale in 30
+bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" (15 minutes), or scale (10)
 	@tools/prerequisites bench
 	@tools/build
 	@test/bench/run $(SUITE)

@@ -1,5 +1,6 @@
-# Draws what a claim costs when many keys are stored already, from what `make bench
-# SUITE=scale` has measured: gnuplot -e "data = '...'; picture = '...'" scale.gnuplot
+# Draws what an operation (claim and complete) costs above its business insert when
+# many keys are stored already, from what `make bench SUITE=scale` has measured:
+# gnuplot -e "data = '...'; picture = '...'" docs/scale.gnuplot
 
 set terminal svg size 960, 420 font "sans,13" background "white"
 set output picture
@@ -19,14 +20,14 @@ of(kind, contestant, column) = \
 
 set multiplot layout 1, 2
 
-set title "WAL of a claim right after a checkpoint (bytes)"
+set title "WAL of an operation right after a checkpoint (bytes)"
 plot \
 	data every ::1 using 3:(of("v4", "hand", 4)) with linespoints linewidth 2 pointtype 6 linecolor "#b0413e" title "hand-written, random keys", \
 	data every ::1 using 3:(of("v7", "hand", 4)) with linespoints linewidth 2 pointtype 7 linecolor "#b0413e" title "hand-written, UUIDv7", \
 	data every ::1 using 3:(of("v4", "idempotency", 4)) with linespoints linewidth 2 pointtype 6 linecolor "#2f6690" title "idempotency, random keys", \
 	data every ::1 using 3:(of("v7", "idempotency", 4)) with linespoints linewidth 2 pointtype 7 linecolor "#2f6690" title "idempotency, UUIDv7"
 
-set title "server CPU of a claim (microseconds)"
+set title "server CPU of an operation (microseconds)"
 unset key
 plot \
 	data every ::1 using 3:(of("v4", "hand", 5)) with linespoints linewidth 2 pointtype 6 linecolor "#b0413e", \
