@@ -31,6 +31,7 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -124,7 +125,8 @@ PlanOf(const char *query, SPIPlanPtr *plan, int parameters, Oid *types)
 }
 
 /*
- * Execute runs a query as the table's owner, and leaves its result to SPI.
+ * Execute runs a query as the table's owner, under a pinned search path, and leaves its
+ * result to SPI.
  * The caller calls SPI_finish().
  */
 static void
@@ -135,7 +137,10 @@ Execute(const char *query, SPIPlanPtr *plan, int parameters, Oid *types, Datum *
 	Oid caller;
 	int context;
 	int result;
+	int nest = NewGUCNestLevel();
 
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
 	GetUserIdAndSecContext(&caller, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE |
 														SECURITY_RESTRICTED_OPERATION |
@@ -147,6 +152,7 @@ Execute(const char *query, SPIPlanPtr *plan, int parameters, Oid *types, Datum *
 						errmsg_internal("could not execute \"%s\": %s", query,
 										SPI_result_code_string(result))));
 	SetUserIdAndSecContext(caller, context);
+	AtEOXact_GUC(false, nest);
 	table_close(table, NoLock);
 }
 
