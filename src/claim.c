@@ -119,7 +119,10 @@ LookUnderLock(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredO
 		return attempt;
 	}
 	if (!KeyLockAcquire(name, waitMs))
+	{
+		KeyStoreLetGo(seen);
 		return ATTEMPT_HELD_ELSEWHERE;
+	}
 	if (KeyStoreUnchanged(seen))
 		return attempt;
 

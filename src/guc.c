@@ -218,7 +218,8 @@ void
 DefineSettings(void)
 {
 	/* did somebody set it before the server knew who may? */
-	bool prefixGiven = FindSetting(PREFIX_SETTING) != NULL;
+	struct config_generic *given = FindSetting(PREFIX_SETTING);
+	bool prefixGiven = given != NULL && given->source != PGC_S_DEFAULT;
 
 	DefineCustomIntVariable("idempotency.retention",
 							"How long a stored outcome is remembered; -1 means for ever.", NULL,

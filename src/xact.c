@@ -45,6 +45,7 @@ static dlist_head marks = DLIST_STATIC_INIT(marks);
 /* The operation whose claim was lost; its scope is NULL while none is. */
 static KeyName doomedBy;
 static bool doubted = false; /* ... or may be: TrustTransaction() will tell */
+static SubTransactionId doubtedIn;
 
 /* ----------------------------------------------------------------
  * Open claims
@@ -313,7 +314,8 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 	{
 		AbortClaims(child);
 		AbortMarks(child);
-		doubted = false; /* whoever was to find out did not: the doom stays */
+		if (child == doubtedIn)
+			doubted = false; /* whoever was to find out did not: the doom stays */
 	}
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
@@ -355,6 +357,7 @@ DoubtTransaction(const KeyName *name)
 
 	DoomTransaction(name);
 	doubted = !sure;
+	doubtedIn = GetCurrentSubTransactionId();
 }
 
 /*
