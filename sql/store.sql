@@ -270,7 +270,10 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL AND attempt > 1',
 	'DROP INDEX idempotency.key_abandoned; CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL',
 	'ALTER SEQUENCE idempotency.token RENAME TO renamed',
-	'ALTER SEQUENCE idempotency.token SET SCHEMA public'
+	'ALTER SEQUENCE idempotency.token SET SCHEMA public',
+	'ALTER SEQUENCE idempotency.token SET UNLOGGED',
+	'ALTER EXTENSION idempotency DROP SEQUENCE idempotency.token; DROP SEQUENCE idempotency.token',
+	'ALTER SEQUENCE idempotency.token RENAME TO renamed; CREATE VIEW idempotency.token AS SELECT 1'
 	]) AS statement;
 RESET client_min_messages;
 
@@ -279,6 +282,15 @@ BEGIN;
 ALTER TABLE idempotency.key ENABLE ROW LEVEL SECURITY;
 SELECT operate('altered');
 \echo :SQLSTATE
+ROLLBACK;
+BEGIN;
+ALTER SEQUENCE idempotency.token RENAME TO renamed;
+SELECT idempotency.claim('store', 'leased', lease => '1 min');
+\echo :SQLSTATE
+ROLLBACK;
+BEGIN;
+ALTER SEQUENCE idempotency.token SET UNLOGGED;
+SELECT idempotency.claim('store', 'leased', lease => '1 min');
 ROLLBACK;
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
 

@@ -117,6 +117,25 @@ ReadDatabases(List *counted)
 }
 
 /*
+ * ForgetUnlisted forgets a database that is not to be visited any more.  A
+ * worker that did not end in time is remembered until it has, so that nobody
+ * else is sent if the database comes back meanwhile.
+ */
+static void
+ForgetUnlisted(Database *database)
+{
+	pid_t pid;
+
+	if (database->late != NULL)
+	{
+		if (GetBackgroundWorkerPid(database->late, &pid) != BGWH_STOPPED)
+			return;
+		pfree(database->late);
+	}
+	(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
+}
+
+/*
  * UpdateDatabases brings what we know up to date, and forgets the counters of
  * databases that are gone.  Needs a transaction that has read nothing yet: what
  * has counters must be looked up before pg_database is.
@@ -140,8 +159,8 @@ UpdateDatabases(void)
 	hash_seq_init(&all, databases);
 	while ((database = hash_seq_search(&all)) != NULL)
 	{
-		if (!database->listed && database->late == NULL)
-			(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
+		if (!database->listed)
+			ForgetUnlisted(database);
 	}
 }
 

@@ -46,40 +46,57 @@ PG_FUNCTION_INFO_V1(idempotency_checkpoint);
  */
 
 /*
+ * OpenTokens opens the sequence of the tokens, and locks it as readers do.  The
+ * caller has opened the key table, so that the extension is there.  Throws
+ * 55000 if the sequence is not as the extension made it.
+ */
+static Relation
+OpenTokens(void)
+{
+	Oid schema = get_namespace_oid("idempotency", true);
+	Oid relid = OidIsValid(schema) ? get_relname_relid("token", schema) : InvalidOid;
+	Relation tokens = OidIsValid(relid) ? try_relation_open(relid, AccessShareLock) : NULL;
+
+	if (tokens == NULL || tokens->rd_rel->relkind != RELKIND_SEQUENCE)
+		ErrorStoreAltered("key", "Its sequence token is missing.",
+						  "Rename it back to idempotency.token, or create one that begins above "
+						  "every token that was given out.");
+	if (tokens->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		ErrorStoreAltered("key", "Its sequence token is unlogged: a crash would repeat tokens.",
+						  "Use ALTER SEQUENCE idempotency.token SET LOGGED.");
+	return tokens;
+}
+
+/*
  * MakeDurable makes sure that a crash does not set the sequence back behind what
  * it has given out.  The server logs some values ahead, but flushes the log
  * only at a commit, and a token that was told to somebody is out.  One value in
  * 32 costs a flush; for the others there is nothing left to do.
  */
 static void
-MakeDurable(Oid sequence)
+MakeDurable(Relation tokens)
 {
-	Relation relation = relation_open(sequence, AccessShareLock);
-	Buffer buffer = ReadBuffer(relation, 0);
+	Buffer buffer = ReadBuffer(tokens, 0);
 	XLogRecPtr lsn;
 
 	LockBuffer(buffer, BUFFER_LOCK_SHARE);
 	lsn = BufferGetLSNAtomic(buffer);
 	UnlockReleaseBuffer(buffer);
-	relation_close(relation, NoLock);
 	XLogFlush(lsn);
 }
 
 /*
  * NewToken returns a token that no owner of any key of this database ever had,
- * and that none will have again.
+ * and that none will have again.  Throws 55000 if the sequence was altered.
  */
 static int64
 NewToken(void)
 {
-	int64 token;
-	Oid schema = get_namespace_oid("idempotency", true);
-	Oid sequence = OidIsValid(schema) ? get_relname_relid("token", schema) : InvalidOid;
+	Relation tokens = OpenTokens();
+	int64 token = nextval_internal(RelationGetRelid(tokens), false);
 
-	if (!OidIsValid(sequence))
-		ErrorNotInstalled();
-	token = nextval_internal(sequence, false);
-	MakeDurable(sequence);
+	MakeDurable(tokens);
+	relation_close(tokens, NoLock);
 	return token;
 }
 

@@ -206,7 +206,11 @@ Visit(void)
 		result = TryBatch(&run, last);
 		if (last || result != VISIT_UNFINISHED)
 			return result;
-		WorkerSleep(WorkerElapsed(began) + 1, event);
+
+		/* After a long batch the time may be up before the rest is. */
+		if (!ShutdownRequestPending)
+			WorkerSleep(Min(WorkerElapsed(began) + 1, Max(STAY_MS - WorkerElapsed(came), 0)),
+						event);
 	}
 }
 

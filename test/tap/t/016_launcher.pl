@@ -4,8 +4,9 @@
 # every database with the extension, also one that gets it later; not to
 # templates, closed databases, or those that the settings leave out; and that it
 # keeps nobody waiting: databases are dropped and copied, the extension is dropped,
-# and the server is stopped, in the middle of its work.  On a standby it sleeps
-# until the promotion.  And that all of it says nothing that would alarm anybody.
+# and the server is stopped, in the middle of its work; nor does a worker that hangs.
+# On a standby it sleeps until the promotion.  And that all of it says nothing that
+# would alarm anybody.
 
 use strict;
 use warnings FATAL => 'all';
@@ -13,6 +14,7 @@ use warnings FATAL => 'all';
 use IdempotencyTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use POSIX qw(SIGTERM);
 use Test::More;
 use Time::HiRes qw(usleep time);
 
@@ -320,6 +322,77 @@ expire('one', 10);
 gone('one', 'a small database is reaped');
 cmp_ok(left('large'), '>', 0, 'while a large one is at it');
 gone('large', 'which goes on');
+
+# ----------------------------------------------------------------
+# A worker that hangs
+# ----------------------------------------------------------------
+
+# told_to_go tells whether a process that is stopped will find a SIGTERM.
+sub told_to_go
+{
+	my ($pid) = @_;
+	my ($signals) = slurp_file("/proc/$pid/status") =~ /^ShdPnd:\s*[0-9a-f]*([0-9a-f]{8})$/m;
+	return hex($signals) >> (SIGTERM - 1) & 1;
+}
+
+# It is stopped while it sleeps in a trigger, where it holds nothing that other
+# processes could need, but the lock on ten keys that have run out.
+is_quiet('before a worker hangs', qr/exited with exit code 1/);
+$node->safe_psql('postgres', 'CREATE DATABASE hung');
+$node->safe_psql('hung', q{
+	CREATE EXTENSION idempotency;
+	CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(5); RETURN NULL; END $$;
+	CREATE TRIGGER sleep AFTER INSERT OR UPDATE ON idempotency.reaper FOR EACH ROW EXECUTE FUNCTION sleep()});
+my $asleep = q{SELECT coalesce(min(pid), 0) FROM pg_stat_activity
+	WHERE datname = 'hung' AND backend_type = 'idempotency reaper' AND wait_event = 'PgSleep'};
+expire('hung', 10);
+$node->poll_query_until('postgres', "SELECT ($asleep) > 0") or die 'the worker does not sleep';
+my $hung = $node->safe_psql('postgres', $asleep);
+is(kill('STOP', $hung), 1, 'a worker is stopped');
+is($node->safe_psql('postgres', $asleep), $hung, 'in its sleep');
+
+# The launcher waits for it, tells it to go, waits once more, and goes on.
+$began = time;
+expire('one', 10);
+gone('one', 'a worker hangs: another database is reaped');
+cmp_ok(time - $began, '<', 40, 'soon');
+is(told_to_go($hung), 1, 'the worker has been told to go');
+
+# From now on it is in nobody's way, and nobody else is sent to its database, be it
+# taken off the list and put on it again meanwhile.
+$began = time;
+$from = tours(10);
+cmp_ok(time - $began, '<', 40, 'no tour waits for it any more');
+unlike(visited($from), qr/\bhung\b/, 'nobody else is sent');
+expire('one', 10);
+gone('one', 'while it hangs still');
+reload('idempotency.databases' => 'postgres, one');
+tours(3);
+is(visited(tours(3)), 'one postgres', 'its database is taken off the list');
+expire('two', 10);
+reload('idempotency.databases' => '');
+gone('two', 'and put on it again');
+unlike(visited(tours(10)), qr/\bhung\b/, 'nor is anybody sent then');
+is($node->safe_psql('hung', q{SELECT idempotency.once('live', 'message'), count(*) FROM idempotency.key WHERE scope = 'expired'}), 't|10',
+	'clients of its database go on, and what it has not committed is there');
+is($node->safe_psql('postgres', $asleep), $hung, 'all the time it hangs');
+
+# It goes on, and leaves; its database is visited again, when it is on the list.
+reload('idempotency.databases' => 'postgres, one');
+tours(3);
+$launcher = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'});
+is(kill('CONT', $hung), 1, 'it goes on');
+$node->poll_query_until('postgres', "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $hung)") or die 'the worker stays';
+is(left('hung'), '0', 'and has done its work');
+tours(3);
+reload('idempotency.databases' => '');
+$node->safe_psql('hung', 'DROP TRIGGER sleep ON idempotency.reaper');
+expire('hung', 10);
+gone('hung', 'its database is visited again');
+is($node->safe_psql('hung', 'SELECT rows_reaped FROM idempotency.reaper'), '20', 'and the books are right');
+is($node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'}), $launcher,
+	'by the same launcher');
+is_quiet('a worker that hangs');
 
 # ----------------------------------------------------------------
 # Its books, elsewhere

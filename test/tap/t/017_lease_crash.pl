@@ -295,22 +295,26 @@ foreach my $phase (sort keys %phases)
 # The pages that a claim writes to are in the log already, so that its own records
 # fill none of the log's pages, which would be written at once.
 $node->safe_psql('postgres', sprintf $claim, 'token');
-foreach my $how ('not committed', 'committed asynchronously')
+foreach my $crash (sort keys %crashes)
 {
-	my $session = open_session($node);
-	my $key = "token $how";
-	$session->query_safe(q{CHECKPOINT; UPDATE idempotency.key SET created_at = created_at + interval '1 us' WHERE key::text = 'token'});
-	$session->query_safe($how eq 'not committed' ? 'BEGIN' : 'SET synchronous_commit = off');
-	my $token = token($session->query_safe(sprintf $claim, $key));
-	$node->stop('immediate');
-	$node->start;
-	wait_for_end($session);
+	foreach my $how ('not committed', 'committed asynchronously')
+	{
+		my $name = "$crash, $how, and lost";
+		my $key = "token $crash $how";
+		my $session = open_session($node);
+		$session->query_safe(q{CHECKPOINT; UPDATE idempotency.key SET created_at = created_at + interval '1 us' WHERE key::text = 'token'});
+		$session->query_safe($how eq 'not committed' ? 'BEGIN' : 'SET synchronous_commit = off');
+		my $token = token($session->query_safe(sprintf $claim, $key));
+		$crashes{$crash}->();
+		wait_for_end($session);
 
-	my $lost = $node->safe_psql('postgres', "SELECT idempotency.peek('s', '$key') IS NULL") eq 't';
-	lease_ends($node, $key) unless $lost;
-	my $next = token($node->safe_psql('postgres', sprintf $claim, $key), "$how, and lost");
-	fails_with($node, "SELECT idempotency.renew('s', '$key', $token, '1 hour')", 'IK410', "$how, and lost: the former owner is refused")
-	  or note("the new owner has token $next, the former one $token");
+		my $lost = $node->safe_psql('postgres', "SELECT idempotency.peek('s', '$key') IS NULL") eq 't';
+		ok($lost, "$name: nothing is left of the claim") if $how eq 'not committed';
+		lease_ends($node, $key) unless $lost;
+		my $next = token($node->safe_psql('postgres', sprintf $claim, $key), $name);
+		fails_with($node, "SELECT idempotency.renew('s', '$key', $token, '1 hour')", 'IK410', "$name: the former owner is refused")
+		  or note("the new owner has token $next, the former one $token");
+	}
 }
 
 # ----------------------------------------------------------------
