@@ -10,9 +10,13 @@ OBJS = \
 	src/abandoned.o \
 	src/canonical.o \
 	src/claim.o \
+	src/cursor.o \
 	src/databases.o \
+	src/delivery.o \
 	src/document.o \
 	src/errors.o \
+	src/event.o \
+	src/fetch.o \
 	src/fingerprint.o \
 	src/finish.o \
 	src/guard.o \
@@ -31,6 +35,17 @@ OBJS = \
 	src/lease.o \
 	src/number.o \
 	src/operation.o \
+	src/outbox.o \
+	src/outboxerrors.o \
+	src/outboxlag.o \
+	src/outboxreap.o \
+	src/outboxscan.o \
+	src/outboxstart.o \
+	src/outboxtable.o \
+	src/ownerquery.o \
+	src/owntable.o \
+	src/parked.o \
+	src/position.o \
 	src/prefix.o \
 	src/reaper.o \
 	src/reaperrun.o \
@@ -42,7 +57,10 @@ OBJS = \
 	src/storebatch.o \
 	src/storescan.o \
 	src/storewrite.o \
+	src/subscribe.o \
+	src/subscription.o \
 	src/timing.o \
+	src/topic.o \
 	src/wakeup.o \
 	src/worker.o \
 	src/xact.o
@@ -91,12 +109,12 @@ demo: ## see it work: install what is missing, build, play the scenes of example
 	@tools/server run shared_preload_libraries=idempotency idempotency.reaper_naptime=1s \
 		-- examples/payments-demo/run
 
-test: ## run every test; ONLY="regress isolation tap pgtap docs model stress storm", TESTS="name ..."
+test: ## run every test; ONLY="regress isolation tap pgtap docs model relay stress storm", TESTS="name ..."
 	@tools/prerequisites test
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 -- test/run
 
-bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" (15 minutes), or scale (10)
+bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" (15 minutes), outbox (15) or scale (10)
 	@tools/prerequisites bench
 	@tools/build
 	@test/bench/run $(SUITE)
@@ -110,7 +128,7 @@ check-format: ## fail if `make format` would change anything
 	$(CLANG_FORMAT) --dry-run -Werror src/*.[ch]
 
 # Drawn by Graphviz and kept, so that readers need none.
-docs/states.svg: docs/states.dot
+docs/%.svg: docs/%.dot
 	dot -Tsvg -o $@ $<
 
 # Drawn by gnuplot; the data are results/scale.csv of `make bench SUITE=scale`.

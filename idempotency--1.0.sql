@@ -313,7 +313,8 @@ COMMENT ON INDEX idempotency.key_pkey IS 'decides who won';
 
 -- Finds abandoned operations, those of the oldest owners first, so that one
 -- which fails again and again stands in nobody's way.  Nothing that a heartbeat
--- or an outcome changes is in it, so that neither touches an index in vain.
+-- or a checkpoint changes is in it, so that neither touches an index.  An outcome
+-- does, once: it takes the row out of here.
 CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL;
 COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, those of the oldest owners first';
 
@@ -499,6 +500,399 @@ COMMENT ON FUNCTION idempotency.current_key(text) IS
 	'the key that this transaction claimed last in the scope';
 
 -- ---------------------------------------------------------------------------
+-- The outbox: events that are published when the business change commits
+-- ---------------------------------------------------------------------------
+
+-- An append-only log.  The columns from id to payload are those of Debezium's
+-- outbox event router.  The number gives the order; it comes from a sequence
+-- whose cache must stay 1, since a number that lies in wait would be passed.
+-- Nothing but the number is indexed: it is all that delivery asks for.
+CREATE TABLE idempotency.outbox (
+	seq bigint NOT NULL,
+	txid xid8 NOT NULL,
+	published_at timestamptz NOT NULL,
+	id uuid NOT NULL,
+	aggregatetype text COLLATE "C" NOT NULL,
+	aggregateid text COLLATE "C",
+	type text COLLATE "C",
+	payload json,
+	headers json,
+	PRIMARY KEY (seq)
+)
+-- As for the keys: the reaper deletes, and VACUUM gives the room to new rows.
+WITH (
+	autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false,
+	toast.autovacuum_vacuum_scale_factor = 0.1, toast.vacuum_truncate = false
+);
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
+COMMENT ON TABLE idempotency.outbox IS 'published events; written by publish() alone';
+COMMENT ON COLUMN idempotency.outbox.seq IS 'the order in which the events were published';
+COMMENT ON COLUMN idempotency.outbox.txid IS 'the transaction that published it';
+COMMENT ON COLUMN idempotency.outbox.published_at IS 'when publish() was called';
+COMMENT ON COLUMN idempotency.outbox.id IS 'the event''s id, which consumers deduplicate on';
+COMMENT ON COLUMN idempotency.outbox.aggregatetype IS 'the topic';
+COMMENT ON COLUMN idempotency.outbox.aggregateid IS 'what the event is about; the events of one aggregate keep their order';
+COMMENT ON COLUMN idempotency.outbox.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.outbox.payload IS 'the event itself, byte for byte';
+COMMENT ON COLUMN idempotency.outbox.headers IS 'what goes with it; scope and key of the claim it was published under';
+COMMENT ON INDEX idempotency.outbox_pkey IS 'what delivery reads by';
+
+CREATE SEQUENCE idempotency.outbox_seq AS bigint NO CYCLE CACHE 1;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_seq', '');
+COMMENT ON SEQUENCE idempotency.outbox_seq IS 'the order of events; its cache must stay 1';
+
+-- Who reads what.  The handler is the text of a signature, since pg_upgrade takes
+-- no regprocedure; the owner is a name, since a restore may come before the roles do.
+CREATE TABLE idempotency.subscription (
+	subscription text COLLATE "C" NOT NULL,
+	number bigint NOT NULL,
+	owner name NOT NULL,
+	topics text[] COLLATE "C" NOT NULL,
+	handler text,
+	max_attempts integer NOT NULL,
+	retry_delay interval NOT NULL,
+	max_retry_delay interval NOT NULL,
+	max_lag interval,
+	created_at timestamptz NOT NULL,
+	last_error text,
+	last_error_at timestamptz,
+	PRIMARY KEY (subscription),
+	UNIQUE (number)
+);
+SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription', '');
+COMMENT ON TABLE idempotency.subscription IS 'who reads which events';
+COMMENT ON COLUMN idempotency.subscription.subscription IS 'its name';
+COMMENT ON COLUMN idempotency.subscription.number IS 'its number, by which workers know it';
+COMMENT ON COLUMN idempotency.subscription.owner IS 'the role whose members may read it, and as whom its handler runs';
+COMMENT ON COLUMN idempotency.subscription.topics IS 'patterns of topics';
+COMMENT ON COLUMN idempotency.subscription.handler IS 'the function that gets its events; NULL: they are fetched';
+COMMENT ON COLUMN idempotency.subscription.max_attempts IS 'after how many failures an event is a dead letter';
+COMMENT ON COLUMN idempotency.subscription.retry_delay IS 'how long after the first failure it is given again';
+COMMENT ON COLUMN idempotency.subscription.max_retry_delay IS 'how long after a failure at most';
+COMMENT ON COLUMN idempotency.subscription.max_lag IS 'how old an event may be before it is dropped unread; NULL: none is';
+COMMENT ON COLUMN idempotency.subscription.created_at IS 'when it was made';
+COMMENT ON COLUMN idempotency.subscription.last_error IS 'the last error of its handler or consumer';
+COMMENT ON COLUMN idempotency.subscription.last_error_at IS 'when that was';
+COMMENT ON INDEX idempotency.subscription_pkey IS 'one row a name';
+COMMENT ON INDEX idempotency.subscription_number_key IS 'by which workers find it';
+
+CREATE SEQUENCE idempotency.subscription_number AS bigint NO CYCLE;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription_number', '');
+COMMENT ON SEQUENCE idempotency.subscription_number IS 'numbers of subscriptions';
+
+-- How far each subscription has come.  One row a subscription; every change gives
+-- it a new version, which is in the index, and readers take the newest: so dead
+-- versions that a snapshot elsewhere keeps alive cost nobody anything.
+CREATE TABLE idempotency.position (
+	subscription text COLLATE "C" NOT NULL,
+	version bigint NOT NULL,
+	passed bigint NOT NULL,
+	inflight bigint[] NOT NULL,
+	batch bigint,
+	batch_passed bigint,
+	batch_inflight bigint[],
+	batch_parked bigint[],
+	leased_at timestamptz,
+	leased_until timestamptz,
+	singles integer NOT NULL,
+	system_identifier bigint NOT NULL,
+	relation oid NOT NULL,
+	PRIMARY KEY (subscription, version)
+);
+SELECT pg_catalog.pg_extension_config_dump('idempotency.position', '');
+COMMENT ON TABLE idempotency.position IS 'how far each subscription has come';
+COMMENT ON COLUMN idempotency.position.subscription IS 'its name';
+COMMENT ON COLUMN idempotency.position.version IS 'grows with each change';
+COMMENT ON COLUMN idempotency.position.passed IS 'events up to here were delivered, or are in flight';
+COMMENT ON COLUMN idempotency.position.inflight IS 'triples (transaction, from, upto) of what was not visible yet';
+COMMENT ON COLUMN idempotency.position.batch IS 'the batch that is out; NULL: none';
+COMMENT ON COLUMN idempotency.position.batch_passed IS 'the position after it';
+COMMENT ON COLUMN idempotency.position.batch_inflight IS 'what was not visible when it was made';
+COMMENT ON COLUMN idempotency.position.batch_parked IS 'the parked events in it';
+COMMENT ON COLUMN idempotency.position.leased_at IS 'when it was given';
+COMMENT ON COLUMN idempotency.position.leased_until IS 'until when nobody else gets it';
+COMMENT ON COLUMN idempotency.position.singles IS 'how many events the worker is to take one by one';
+COMMENT ON COLUMN idempotency.position.system_identifier IS 'the cluster whose transactions are meant';
+COMMENT ON COLUMN idempotency.position.relation IS 'OID of the outbox there';
+COMMENT ON INDEX idempotency.position_pkey IS 'the newest version of each is read';
+
+-- Events that failed, copied, so that the outbox may forget them.  One that waits
+-- behind an earlier one of its aggregate has no time of its own.
+CREATE TABLE idempotency.parked (
+	subscription text COLLATE "C" NOT NULL,
+	seq bigint NOT NULL,
+	published_at timestamptz NOT NULL,
+	id uuid NOT NULL,
+	aggregatetype text COLLATE "C" NOT NULL,
+	aggregateid text COLLATE "C",
+	type text COLLATE "C",
+	payload json,
+	headers json,
+	attempts integer NOT NULL,
+	error text,
+	first_failed_at timestamptz,
+	last_failed_at timestamptz,
+	retry_at timestamptz,
+	dead_at timestamptz,
+	PRIMARY KEY (subscription, seq)
+)
+WITH (autovacuum_vacuum_scale_factor = 0.1);
+SELECT pg_catalog.pg_extension_config_dump('idempotency.parked', '');
+COMMENT ON TABLE idempotency.parked IS 'events to be given again, those that wait behind them, and dead letters';
+COMMENT ON COLUMN idempotency.parked.subscription IS 'the subscription';
+COMMENT ON COLUMN idempotency.parked.seq IS 'the event''s number in the outbox';
+COMMENT ON COLUMN idempotency.parked.published_at IS 'when it was published';
+COMMENT ON COLUMN idempotency.parked.id IS 'the event''s id';
+COMMENT ON COLUMN idempotency.parked.aggregatetype IS 'the topic';
+COMMENT ON COLUMN idempotency.parked.aggregateid IS 'what it is about';
+COMMENT ON COLUMN idempotency.parked.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.parked.payload IS 'the event itself';
+COMMENT ON COLUMN idempotency.parked.headers IS 'what goes with it';
+COMMENT ON COLUMN idempotency.parked.attempts IS 'how often it failed';
+COMMENT ON COLUMN idempotency.parked.error IS 'the last error';
+COMMENT ON COLUMN idempotency.parked.first_failed_at IS 'when it failed first';
+COMMENT ON COLUMN idempotency.parked.last_failed_at IS 'when it failed last';
+COMMENT ON COLUMN idempotency.parked.retry_at IS 'when it is given again; NULL: not before an earlier one has left';
+COMMENT ON COLUMN idempotency.parked.dead_at IS 'when it became a dead letter';
+COMMENT ON INDEX idempotency.parked_pkey IS 'one row an event';
+
+CREATE INDEX parked_due ON idempotency.parked (subscription, retry_at) WHERE retry_at IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_due IS 'what is to be given again, and when';
+CREATE INDEX parked_aggregate ON idempotency.parked (subscription, aggregateid, seq) WHERE dead_at IS NULL;
+COMMENT ON INDEX idempotency.parked_aggregate IS 'what later events of an aggregate wait for';
+
+-- What a consumer gets of one event.
+CREATE TYPE idempotency.event AS (
+	batch bigint,
+	seq bigint,
+	id uuid,
+	aggregatetype text,
+	aggregateid text,
+	type text,
+	payload json,
+	headers json,
+	attempt integer,
+	published_at timestamptz
+);
+COMMENT ON TYPE idempotency.event IS 'an event, as it is delivered';
+COMMENT ON COLUMN idempotency.event.batch IS 'the batch it came in; ack() takes it';
+COMMENT ON COLUMN idempotency.event.seq IS 'the order in which the events were published';
+COMMENT ON COLUMN idempotency.event.id IS 'its id; a second delivery has the same';
+COMMENT ON COLUMN idempotency.event.aggregatetype IS 'the topic';
+COMMENT ON COLUMN idempotency.event.aggregateid IS 'what it is about';
+COMMENT ON COLUMN idempotency.event.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.event.payload IS 'the event itself, byte for byte';
+COMMENT ON COLUMN idempotency.event.headers IS 'what goes with it';
+COMMENT ON COLUMN idempotency.event.attempt IS '1, and one more for each failure that was reported';
+COMMENT ON COLUMN idempotency.event.published_at IS 'when it was published';
+
+CREATE FUNCTION idempotency.publish(
+	topic text, payload idempotency.document, aggregate_id text DEFAULT NULL,
+	type text DEFAULT NULL, headers idempotency.document DEFAULT NULL,
+	event_id uuid DEFAULT NULL)
+	RETURNS uuid
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_publish';
+COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, text, text, idempotency.document, uuid) IS
+	'publish an event when this transaction commits; returns its id';
+
+CREATE FUNCTION idempotency.subscribe(
+	subscription text, topics text[], handler regprocedure DEFAULT NULL,
+	start_at text DEFAULT 'now', max_attempts integer DEFAULT 10,
+	retry_delay interval DEFAULT '1 second', max_retry_delay interval DEFAULT '1 hour',
+	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL)
+	RETURNS boolean
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_subscribe';
+COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole) IS
+	'make a subscription, or change its options; true if it is new';
+
+CREATE FUNCTION idempotency.unsubscribe(subscription text)
+	RETURNS boolean
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_unsubscribe';
+COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
+	'remove a subscription with all it has parked; true if there was one';
+
+CREATE FUNCTION idempotency.fetch(
+	subscription text, max_events integer DEFAULT 100,
+	wait interval DEFAULT '0', lease interval DEFAULT '30 seconds')
+	RETURNS SETOF idempotency.event
+	LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'idempotency_fetch';
+COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval) IS
+	'get the next batch of events';
+
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint)
+	RETURNS void
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';
+COMMENT ON FUNCTION idempotency.ack(text, bigint) IS
+	'the batch is done: go on behind it';
+
+CREATE FUNCTION idempotency.nack(
+	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL,
+	retry_in interval DEFAULT NULL)
+	RETURNS timestamptz
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_nack';
+COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval) IS
+	'an event of the batch failed; returns when it is given again, NULL if never';
+
+CREATE FUNCTION idempotency.extend(subscription text, batch bigint, lease interval)
+	RETURNS timestamptz
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_extend';
+COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
+	'keep the batch for longer; returns until when';
+
+CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_redrive';
+COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
+	'give a dead letter once more, or all of them; returns how many';
+
+CREATE VIEW idempotency.dead_letters AS
+	SELECT
+		p.subscription,
+		p.id AS event_id,
+		p.aggregatetype AS topic,
+		p.aggregateid AS aggregate_id,
+		p.type,
+		p.error,
+		p.attempts,
+		p.first_failed_at,
+		p.last_failed_at,
+		p.published_at,
+		p.payload,
+		p.headers,
+		p.seq
+	FROM idempotency.parked AS p
+	WHERE p.dead_at IS NOT NULL;
+COMMENT ON VIEW idempotency.dead_letters IS 'events that failed for good; redrive() gives them once more';
+COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which it failed';
+COMMENT ON COLUMN idempotency.dead_letters.event_id IS 'the event''s id';
+COMMENT ON COLUMN idempotency.dead_letters.topic IS 'its topic';
+COMMENT ON COLUMN idempotency.dead_letters.aggregate_id IS 'what it is about';
+COMMENT ON COLUMN idempotency.dead_letters.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.dead_letters.error IS 'the last error';
+COMMENT ON COLUMN idempotency.dead_letters.attempts IS 'how often it failed';
+COMMENT ON COLUMN idempotency.dead_letters.first_failed_at IS 'when it failed first';
+COMMENT ON COLUMN idempotency.dead_letters.last_failed_at IS 'when it failed last';
+COMMENT ON COLUMN idempotency.dead_letters.published_at IS 'when it was published';
+COMMENT ON COLUMN idempotency.dead_letters.payload IS 'the event itself';
+COMMENT ON COLUMN idempotency.dead_letters.headers IS 'what goes with it';
+COMMENT ON COLUMN idempotency.dead_letters.seq IS 'its number in the outbox';
+
+-- How far everybody is.  In one snapshot, an event that is visible is delivered
+-- unless it lies behind the position, or is among what was in flight: there by its
+-- transaction, or by its own number.  (Cursor.c says how: the transaction may bear
+-- a mark, 2^62, and is over then.)  A stretch is not read while its transaction is at
+-- work: there is nothing to be found.  No event is counted, but numbers: that takes an index and no time.
+CREATE VIEW idempotency.subscriptions AS
+	SELECT
+		s.subscription,
+		s.owner,
+		s.topics,
+		s.handler,
+		CASE
+			WHEN behind.first IS NOT NULL
+			THEN behind.last OPERATOR(pg_catalog.-) p.passed
+			WHEN late.oldest IS NOT NULL THEN 1
+			WHEN p.passed IS NOT NULL THEN 0
+		END AS lag_events,
+		pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(behind.first, late.oldest) AS lag,
+		k.parked,
+		k.waiting,
+		k.dead,
+		k.oldest_parked_at,
+		CASE
+			WHEN s.last_error IS NULL OR pg_catalog.has_table_privilege('idempotency.dead_letters', 'SELECT')
+			THEN s.last_error
+			ELSE '<insufficient privilege>'
+		END AS last_error,
+		s.last_error_at,
+		p.leased_at AS batch_out_since,
+		p.leased_until AS batch_leased_until,
+		s.max_lag,
+		s.created_at
+	FROM idempotency.subscription AS s
+	LEFT JOIN LATERAL (
+		SELECT
+			n.passed,
+			n.inflight,
+			n.leased_at,
+			n.leased_until,
+			n.system_identifier OPERATOR(pg_catalog.=) c.system_identifier
+				AND n.relation OPERATOR(pg_catalog.=) 'idempotency.outbox'::regclass::oid AS ours
+		FROM idempotency.position AS n, pg_catalog.pg_control_system() AS c
+		WHERE n.subscription OPERATOR(pg_catalog.=) s.subscription
+		ORDER BY n.version DESC
+		LIMIT 1
+	) AS p ON true
+	LEFT JOIN LATERAL (
+		SELECT
+			(
+				SELECT o.published_at FROM idempotency.outbox AS o
+				WHERE o.seq OPERATOR(pg_catalog.>) p.passed
+				ORDER BY o.seq
+				LIMIT 1
+			) AS first,
+			(
+				SELECT o.seq FROM idempotency.outbox AS o
+				WHERE o.seq OPERATOR(pg_catalog.>) p.passed
+				ORDER BY o.seq DESC
+				LIMIT 1
+			) AS last
+	) AS behind ON true
+	LEFT JOIN LATERAL (
+		SELECT pg_catalog.min(e.published_at) AS oldest
+		FROM pg_catalog.generate_subscripts(p.inflight, 1) AS i
+		CROSS JOIN LATERAL (
+			SELECT
+				p.inflight[i] OPERATOR(pg_catalog.>) 4611686018427387904 AS over,
+				CASE
+					WHEN p.inflight[i] OPERATOR(pg_catalog.>) 0
+					THEN (p.inflight[i] OPERATOR(pg_catalog.&) 4611686018427387903)::text::xid8
+				END AS txid
+		) AS t
+		CROSS JOIN LATERAL (
+			SELECT o.published_at FROM idempotency.outbox AS o
+			WHERE o.seq OPERATOR(pg_catalog.>=) p.inflight[i OPERATOR(pg_catalog.+) 1]
+				AND o.seq OPERATOR(pg_catalog.<=) p.inflight[i OPERATOR(pg_catalog.+) 2]
+				AND (t.txid IS NULL OR o.txid OPERATOR(pg_catalog.=) t.txid)
+			ORDER BY o.seq
+			LIMIT 1
+		) AS e
+		WHERE i OPERATOR(pg_catalog.%) 3 OPERATOR(pg_catalog.=) 1
+			AND (
+				t.txid IS NULL
+				OR t.over
+				OR NOT p.ours
+				OR pg_catalog.pg_visible_in_snapshot(t.txid, pg_catalog.pg_current_snapshot())
+			)
+	) AS late ON true
+	LEFT JOIN LATERAL (
+		SELECT
+			pg_catalog.count(*) FILTER (WHERE e.retry_at IS NOT NULL) AS parked,
+			pg_catalog.count(*) FILTER (WHERE e.retry_at IS NULL AND e.dead_at IS NULL) AS waiting,
+			pg_catalog.count(*) FILTER (WHERE e.dead_at IS NOT NULL) AS dead,
+			pg_catalog.min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
+		FROM idempotency.parked AS e
+		WHERE e.subscription OPERATOR(pg_catalog.=) s.subscription
+	) AS k ON true;
+COMMENT ON VIEW idempotency.subscriptions IS 'how far each subscription has come, and what keeps it';
+COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'its name';
+COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members may read it, and as whom its handler runs';
+COMMENT ON COLUMN idempotency.subscriptions.topics IS 'patterns of topics';
+COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that gets its events; NULL: they are fetched';
+COMMENT ON COLUMN idempotency.subscriptions.lag_events IS 'numbers from its position to the last event: as many events at most, of any topic';
+COMMENT ON COLUMN idempotency.subscriptions.lag IS 'age of the oldest event that it has not passed, of any topic; NULL: none';
+COMMENT ON COLUMN idempotency.subscriptions.parked IS 'events that failed and are given again';
+COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'events that wait behind them, since they are about the same thing';
+COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
+COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'when the first of those that are given again failed first';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of its handler or consumer, for those who may read dead letters';
+COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that was';
+COMMENT ON COLUMN idempotency.subscriptions.batch_out_since IS 'when the batch that is out was given; NULL: none is';
+COMMENT ON COLUMN idempotency.subscriptions.batch_leased_until IS 'until when nobody else gets it';
+COMMENT ON COLUMN idempotency.subscriptions.max_lag IS 'how old an event may be before it is dropped unread; NULL: none is';
+COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when it was made';
+
+-- ---------------------------------------------------------------------------
 -- Counters: what was answered, per database
 -- ---------------------------------------------------------------------------
 
@@ -507,7 +901,10 @@ CREATE FUNCTION idempotency.stats(
 	OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint,
 	OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint,
 	OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint,
-	OUT wait_time interval, OUT stats_reset timestamptz)
+	OUT wait_time interval, OUT published bigint, OUT delivered bigint,
+	OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint,
+	OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint,
+	OUT stats_reset timestamptz)
 	RETURNS SETOF record
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_stats';
 COMMENT ON FUNCTION idempotency.stats() IS
@@ -530,6 +927,14 @@ CREATE VIEW idempotency.stats AS
 		s.zombies_reaped,
 		s.waits,
 		s.wait_time,
+		s.published,
+		s.delivered,
+		s.acknowledged,
+		s.failed,
+		s.dead_letters,
+		s.redriven,
+		s.events_reaped,
+		s.events_dropped,
 		s.stats_reset
 	FROM idempotency.stats() AS s
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
@@ -549,6 +954,14 @@ COMMENT ON COLUMN idempotency.stats.reaped IS 'expired rows that the reaper remo
 COMMENT ON COLUMN idempotency.stats.zombies_reaped IS 'leases among them that nobody came back for';
 COMMENT ON COLUMN idempotency.stats.waits IS 'waits for the owner of a key';
 COMMENT ON COLUMN idempotency.stats.wait_time IS 'time spent in them';
+COMMENT ON COLUMN idempotency.stats.published IS 'events published';
+COMMENT ON COLUMN idempotency.stats.delivered IS 'events given to consumers and handlers, each time they were';
+COMMENT ON COLUMN idempotency.stats.acknowledged IS 'batches acknowledged';
+COMMENT ON COLUMN idempotency.stats.failed IS 'deliveries that failed (nack)';
+COMMENT ON COLUMN idempotency.stats.dead_letters IS 'events that became dead letters by that';
+COMMENT ON COLUMN idempotency.stats.redriven IS 'dead letters given once more by redrive()';
+COMMENT ON COLUMN idempotency.stats.events_reaped IS 'events that the reaper removed from the outbox';
+COMMENT ON COLUMN idempotency.stats.events_dropped IS 'events that a subscription lost, since they were older than its max_lag';
 COMMENT ON COLUMN idempotency.stats.stats_reset IS 'since when is counted';
 
 CREATE FUNCTION idempotency.stats_reset()
@@ -568,12 +981,14 @@ COMMENT ON FUNCTION idempotency.stats_reset() IS
 CREATE TABLE idempotency.reaper (
 	rows_reaped bigint NOT NULL,
 	zombies_reaped bigint NOT NULL,
+	events_reaped bigint NOT NULL DEFAULT 0,
 	last_reaped_at timestamptz,
 	last_reaped_rows bigint,
 	hand_block bigint NOT NULL,
 	round_block bigint NOT NULL,
 	round_started_at timestamptz NOT NULL,
 	last_round interval,
+	events_gone bigint NOT NULL DEFAULT 0,
 	system_identifier bigint NOT NULL,
 	relation oid NOT NULL,
 	PRIMARY KEY (system_identifier, relation)
@@ -582,12 +997,14 @@ SELECT pg_catalog.pg_extension_config_dump('idempotency.reaper', '');
 COMMENT ON TABLE idempotency.reaper IS 'what the reaper has removed here, and where it stands';
 COMMENT ON COLUMN idempotency.reaper.rows_reaped IS 'how many expired rows it has removed, zombies too';
 COMMENT ON COLUMN idempotency.reaper.zombies_reaped IS 'how many of them were leases that nobody came back for';
-COMMENT ON COLUMN idempotency.reaper.last_reaped_at IS 'when it removed something last; NULL: never yet';
+COMMENT ON COLUMN idempotency.reaper.events_reaped IS 'how many events it has removed from the outbox';
+COMMENT ON COLUMN idempotency.reaper.last_reaped_at IS 'when it removed a row last; NULL: never yet';
 COMMENT ON COLUMN idempotency.reaper.last_reaped_rows IS 'how many rows the last run removed that removed any';
 COMMENT ON COLUMN idempotency.reaper.hand_block IS 'the block of the table where rows run out next';
 COMMENT ON COLUMN idempotency.reaper.round_block IS 'the block that the round through the whole table has come to';
 COMMENT ON COLUMN idempotency.reaper.round_started_at IS 'when that round began';
 COMMENT ON COLUMN idempotency.reaper.last_round IS 'how long the round before took; NULL: there was none';
+COMMENT ON COLUMN idempotency.reaper.events_gone IS 'no event with a number up to this one is left';
 COMMENT ON COLUMN idempotency.reaper.system_identifier IS 'the cluster that the row is about';
 COMMENT ON COLUMN idempotency.reaper.relation IS 'OID of the key table there';
 COMMENT ON INDEX idempotency.reaper_pkey IS 'one row for each origin';
@@ -596,13 +1013,14 @@ CREATE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000)
 	RETURNS bigint
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_reap';
 COMMENT ON FUNCTION idempotency.reap(integer) IS
-	'remove expired rows, in this transaction; returns how many';
+	'remove expired rows and events that everybody has had, in this transaction; returns how many';
 
 -- ---------------------------------------------------------------------------
 -- Rights: nothing to PUBLIC
 -- ---------------------------------------------------------------------------
 
--- Two sets of rights.  Clients claim and finish; operators look and evict.
+-- Three sets of rights.  Clients claim, finish and publish; consumers read events,
+-- which may be anybody's, and deduplicate; operators look and evict.
 CREATE FUNCTION idempotency.grant_client(role regrole)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
@@ -621,7 +1039,7 @@ BEGIN
 		idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 		idempotency.release, idempotency.renew, idempotency.checkpoint,
 		idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
-		idempotency.require_claim,
+		idempotency.require_claim, idempotency.publish,
 		idempotency.once(text, text, interval), idempotency.once(text, text[], interval),
 		idempotency.canonical, idempotency.fingerprint(idempotency.document),
 		idempotency.fingerprint(text, text, idempotency.document),
@@ -632,6 +1050,29 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
 	'let a role claim, complete and replay';
+
+CREATE FUNCTION idempotency.grant_consumer(role regrole)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid OPERATOR(pg_catalog.=) role) THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'undefined_object',
+			MESSAGE = pg_catalog.format('role with OID %s does not exist', role::pg_catalog.oid),
+			HINT = 'Pass the name of a role.';
+	END IF;
+	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
+	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.event TO %s', role);
+	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
+		idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
+		idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
+		idempotency.once(text, text, interval), idempotency.once(text, text[], interval)
+		TO %s', role);
+END
+$$;
+COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
+	'let a role subscribe, and read events';
 
 CREATE FUNCTION idempotency.grant_operator(role regrole)
 	RETURNS void
@@ -646,11 +1087,12 @@ BEGIN
 	END IF;
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
 	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation TO %s', role);
-	EXECUTE pg_catalog.format('GRANT SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper TO %s', role);
+	EXECUTE pg_catalog.format('GRANT SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
+		idempotency.subscriptions, idempotency.dead_letters TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
 		idempotency.keytext_lt, idempotency.keytext_le, idempotency.keytext_eq,
 		idempotency.keytext_ne, idempotency.keytext_ge, idempotency.keytext_gt,
-		idempotency.peek, idempotency.forget, idempotency.reap,
+		idempotency.peek, idempotency.forget, idempotency.reap, idempotency.redrive,
 		idempotency.stats(), idempotency.stats_reset
 		TO %s', role);
 END
@@ -658,12 +1100,13 @@ $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role look at what is remembered, and evict it';
 
--- Whoever monitors the server reads the counters, and nothing else.
+-- Whoever monitors the server reads the counters and how far everybody is, and no
+-- keys, no events and no texts of errors.
 GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
-GRANT SELECT ON idempotency.stats, idempotency.reaper TO pg_monitor;
+GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions TO pg_monitor;
 GRANT EXECUTE ON FUNCTION idempotency.stats() TO pg_monitor;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.operation, idempotency.abandoned FROM PUBLIC;
+REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.operation, idempotency.abandoned, idempotency.event FROM PUBLIC;

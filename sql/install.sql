@@ -47,9 +47,9 @@ SELECT c.relname, a.attname AS without_comment
 	FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v', 'c')
 		AND a.attnum > 0 AND NOT a.attisdropped AND col_description(c.oid, a.attnum) IS NULL;
-SELECT indexrelid::regclass AS without_comment
-	FROM pg_index
-	WHERE indrelid = 'idempotency.key'::regclass AND obj_description(indexrelid, 'pg_class') IS NULL;
+SELECT i.indexrelid::regclass AS without_comment
+	FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND obj_description(i.indexrelid, 'pg_class') IS NULL;
 
 -- Nothing is granted to PUBLIC, neither by a GRANT nor by default.
 SELECT m.object, a.privilege_type AS granted_to_public

@@ -1,14 +1,18 @@
 --
--- Who may do what: a role that was granted nothing, a client, an operator; and
--- that a hostile search path captures none of them.
+-- Who may do what: a role that was granted nothing, a client, a consumer, an
+-- operator; and that a hostile search path captures none of them.
 --
 \set SHOW_CONTEXT never
 
 CREATE ROLE regress_idempotency_nobody;
 CREATE ROLE regress_idempotency_client;
+CREATE ROLE regress_idempotency_consumer;
+CREATE ROLE regress_idempotency_consumer_2;
 CREATE ROLE regress_idempotency_operator;
 CREATE ROLE "regress idempotency ""quoted""";
 SELECT idempotency.grant_client('regress_idempotency_client');
+SELECT idempotency.grant_consumer('regress_idempotency_consumer');
+SELECT idempotency.grant_consumer('regress_idempotency_consumer_2');
 SELECT idempotency.grant_operator('regress_idempotency_operator');
 
 -- What a statement comes to; nothing of it stays.
@@ -25,6 +29,7 @@ END
 $$;
 
 -- A call of every function, and a look at every table.
+SELECT idempotency.subscribe('privileges', '{privileges}', owner => 'regress_idempotency_consumer');
 CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
 CREATE TEMPORARY TABLE door (n serial, statement text);
 INSERT INTO door (statement) VALUES
@@ -53,16 +58,37 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.uuidv7()'),
 	('SELECT idempotency.parse_header(''"k"'')'),
 	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation)'),
+	('SELECT idempotency.publish(''privileges'', ''{}'')'),
+	('SELECT idempotency.subscribe(''privileges 2'', ''{*}'')'),
+	('SELECT * FROM idempotency.fetch(''privileges'')'),
+	('SELECT idempotency.ack(''privileges'', 1)'),
+	('SELECT idempotency.nack(''privileges'', 1, NULL)'),
+	('SELECT idempotency.extend(''privileges'', 1, ''1 min'')'),
+	('SELECT idempotency.redrive(''privileges'')'),
+	('SELECT idempotency.unsubscribe(''privileges'')'),
 	('SELECT idempotency.reap()'),
 	('SELECT idempotency.stats()'),
 	('SELECT idempotency.stats_reset()'),
 	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')'),
+	('SELECT idempotency.grant_consumer(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_operator(''regress_idempotency_nobody'')'),
 	('SELECT * FROM idempotency.keys'),
 	('SELECT * FROM idempotency.keys WHERE scope = ''s'' AND key = ''k'''),
 	('SELECT * FROM idempotency.stats'),
 	('SELECT * FROM idempotency.reaper'),
 	('SELECT * FROM idempotency.zombies'),
+	('SELECT * FROM idempotency.subscriptions'),
+	('SELECT * FROM idempotency.dead_letters'),
+	('SELECT * FROM idempotency.outbox'),
+	('SELECT * FROM idempotency.subscription'),
+	('SELECT * FROM idempotency.position'),
+	('SELECT * FROM idempotency.parked'),
+	('INSERT INTO idempotency.outbox (seq, txid, published_at, id, aggregatetype) VALUES (0, ''0'', now(), gen_random_uuid(), ''t'')'),
+	('UPDATE idempotency.subscription SET owner = current_user'),
+	('UPDATE idempotency.position SET passed = 0'),
+	('DELETE FROM idempotency.parked'),
+	('SELECT nextval(''idempotency.outbox_seq'')'),
+	('SELECT nextval(''idempotency.subscription_number'')'),
 	('SELECT nextval(''idempotency.token'')'),
 	('SELECT * FROM idempotency.token'),
 	('SELECT * FROM idempotency.key'),
@@ -76,6 +102,7 @@ INSERT INTO door (statement) VALUES
 	('CREATE FUNCTION idempotency.mine() RETURNS int LANGUAGE sql AS ''SELECT 1'''),
 	('CREATE TABLE public.mine (document idempotency.document, operation idempotency.operation)'),
 	('CREATE TABLE public.mine (abandoned idempotency.abandoned)'),
+	('CREATE TABLE public.mine (event idempotency.event)'),
 	('SELECT ''{}''::text::idempotency.document');
 -- None is missing, but the I/O functions of the type.
 SELECT proname AS not_tested FROM pg_proc
@@ -180,6 +207,52 @@ DROP TABLE public.mine;
 RESET ROLE;
 
 --
+-- A consumer subscribes, reads and deduplicates
+--
+
+BEGIN;
+SET LOCAL ROLE regress_idempotency_consumer;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+ROLLBACK;
+SELECT p.oid::regprocedure AS consumer_may_call FROM pg_proc p
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND has_function_privilege('regress_idempotency_consumer', p.oid, 'EXECUTE')
+	ORDER BY p.oid::regprocedure::text COLLATE "C";
+SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
+		AND has_table_privilege('regress_idempotency_consumer', c.oid, privilege) ORDER BY c.relname, privilege;
+
+-- From what a client publishes to the end.
+SET ROLE regress_idempotency_client;
+SELECT idempotency.publish('privileges', '{"n": 1}') IS NOT NULL AS published;
+SET ROLE regress_idempotency_consumer;
+SELECT batch, payload FROM idempotency.fetch('privileges') \gset
+SELECT :'payload' AS payload, idempotency.extend('privileges', :batch, '1 min') > now() AS extended;
+SELECT idempotency.once('privileges', 'event 1');
+SELECT idempotency.nack('privileges', :batch, NULL) IS NOT NULL AS given_back;
+SELECT batch FROM idempotency.fetch('privileges') \gset
+SELECT idempotency.ack('privileges', :batch);
+-- Who is no member of the owner gets nothing, whatever he was granted.
+SET ROLE regress_idempotency_consumer_2;
+SELECT statement, pg_temp.try(statement) FROM door
+	WHERE statement ~ 'idempotency\.(fetch|ack|nack|extend|redrive|unsubscribe)' ORDER BY n;
+SELECT idempotency.subscribe('privileges', '{*}');
+SELECT idempotency.subscribe('privileges 3', '{*}', owner => 'regress_idempotency_consumer');
+RESET ROLE;
+-- A member does.
+GRANT regress_idempotency_consumer TO regress_idempotency_consumer_2;
+SET ROLE regress_idempotency_consumer_2;
+SELECT statement, pg_temp.try(statement) FROM door WHERE statement LIKE '%fetch%';
+SELECT pg_temp.try($$SELECT idempotency.subscribe('privileges 3', '{*}', owner => 'regress_idempotency_consumer')$$);
+RESET ROLE;
+REVOKE regress_idempotency_consumer FROM regress_idempotency_consumer_2;
+-- One who only may become the owner, but does not have his rights, does not.
+ALTER ROLE regress_idempotency_consumer_2 NOINHERIT;
+GRANT regress_idempotency_consumer TO regress_idempotency_consumer_2;
+SET ROLE regress_idempotency_consumer_2;
+SELECT statement, pg_temp.try(statement) FROM door WHERE statement LIKE '%fetch%';
+RESET ROLE;
+
+--
 -- An operator looks and evicts
 --
 
@@ -198,27 +271,34 @@ SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELET
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
 		AND has_table_privilege('regress_idempotency_operator', c.oid, privilege) ORDER BY c.relname, privilege;
 
--- Neither hands its rights on: no grant option.
+-- None hands its rights on: no grant option.
 SELECT count(*) AS with_grant_option FROM pg_proc, aclexplode(proacl) AS a
 	WHERE pronamespace = 'idempotency'::regnamespace AND a.is_grantable AND a.grantee <> proowner;
 
 -- Any name of a role will do, and granting twice does no harm; NULL grants nothing.
 SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
+SELECT idempotency.grant_consumer('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_operator('"regress idempotency ""quoted"""');
 SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(text, text, bigint)', 'EXECUTE') AS client,
+	has_function_privilege('regress idempotency "quoted"', 'idempotency.ack(text, bigint)', 'EXECUTE') AS consumer,
 	has_function_privilege('regress idempotency "quoted"', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
-SELECT idempotency.grant_client(NULL), idempotency.grant_operator(NULL);
+SELECT idempotency.grant_client(NULL), idempotency.grant_consumer(NULL), idempotency.grant_operator(NULL);
 SELECT count(*) AS rights_of_public FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND has_function_privilege('public', oid, 'EXECUTE');
 SELECT idempotency.grant_client('no_such_role');
+SELECT idempotency.grant_consumer('public');
 SELECT idempotency.grant_operator('public');
 -- An OID that is no role's is not taken for a name.
 SELECT idempotency.grant_client(1::oid);
 \echo :SQLSTATE
+SELECT idempotency.grant_consumer(1::oid);
+\echo :SQLSTATE
 SELECT idempotency.grant_operator(1::oid);
 \echo :SQLSTATE
 SELECT idempotency.grant_client('-');
+\echo :SQLSTATE
+SELECT idempotency.grant_consumer('-');
 \echo :SQLSTATE
 SELECT idempotency.grant_operator('-');
 \echo :SQLSTATE
@@ -243,6 +323,9 @@ CREATE FUNCTION encode(bytea, text) RETURNS text LANGUAGE sql AS 'SELECT capture
 CREATE FUNCTION after(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS 'SELECT captured()::text::boolean';
 CREATE FUNCTION minus(timestamptz, timestamptz) RETURNS interval LANGUAGE sql AS 'SELECT captured()::text::interval';
 CREATE FUNCTION same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT captured()::text::boolean';
+CREATE FUNCTION same(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT captured()::text::boolean';
+CREATE FUNCTION plus(bigint, bigint) RETURNS bigint LANGUAGE sql AS 'SELECT captured()::text::bigint';
+CREATE FUNCTION nextval(regclass) RETURNS bigint LANGUAGE sql AS 'SELECT captured()::text::bigint';
 CREATE OPERATOR <= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
 CREATE OPERATOR >= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
 CREATE OPERATOR < (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
@@ -250,6 +333,8 @@ CREATE OPERATOR > (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = aft
 CREATE OPERATOR <> (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = after);
 CREATE OPERATOR - (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = minus);
 CREATE OPERATOR = (LEFTARG = text, RIGHTARG = text, FUNCTION = same);
+CREATE OPERATOR = (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = same);
+CREATE OPERATOR + (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = plus);
 CREATE DOMAIN text AS pg_catalog.text CHECK (false);
 CREATE DOMAIN interval AS pg_catalog.interval CHECK (false);
 CREATE DOMAIN json AS pg_catalog.json CHECK (false);
@@ -257,7 +342,12 @@ CREATE DOMAIN int8 AS pg_catalog.int8 CHECK (false);
 CREATE DOMAIN regrole AS pg_catalog.regrole CHECK (false);
 CREATE DOMAIN document AS pg_catalog.json CHECK (false);
 CREATE TYPE operation AS (outcome pg_catalog.text);
+CREATE TYPE event AS (batch pg_catalog.text);
 CREATE TABLE key (captured boolean NOT NULL CHECK (false));
+CREATE TABLE outbox (captured boolean NOT NULL CHECK (false));
+CREATE TABLE subscription (captured boolean NOT NULL CHECK (false));
+CREATE TABLE position (captured boolean NOT NULL CHECK (false));
+CREATE TABLE parked (captured boolean NOT NULL CHECK (false));
 CREATE VIEW keys AS SELECT captured()::pg_catalog.text AS state;
 CREATE FUNCTION claim(pg_catalog.text, pg_catalog.text) RETURNS void LANGUAGE sql AS 'SELECT captured()';
 GRANT USAGE ON SCHEMA regress_hostile TO PUBLIC;
@@ -290,6 +380,25 @@ SELECT idempotency.release('privileges', 'hostile 7', :token);
 SELECT key, request FROM idempotency.claim_abandoned('privileges', '1 millisecond');
 COMMIT;
 SELECT pg_catalog.pg_sleep(0.01);
+SELECT idempotency.publish('privileges', '{"hostile": 1}', 'a', 'made', '{"h": 1}',
+	'00000000-0000-7000-8000-000000000001') AS published;
+SELECT idempotency.publish('privileges', '{"hostile": 2}', 'a', 'made', '{"h": 2}',
+	'00000000-0000-7000-8000-000000000002') AS published;
+SET ROLE regress_idempotency_consumer;
+SELECT idempotency.subscribe('privileges', '{priv*,x}', max_attempts => 1) AS is_new;
+SELECT idempotency.subscribe('hostile', '{hostile}', max_lag => '1 h') AS is_new;
+SELECT batch FROM idempotency.fetch('privileges', 1, '1 ms', '1 h') \gset
+SELECT idempotency.nack('privileges', :batch, '00000000-0000-7000-8000-000000000001', 'refused', '0') IS NULL AS dead;
+SELECT idempotency.ack('privileges', :batch);
+SELECT batch, payload FROM idempotency.fetch('privileges', 1) \gset
+SELECT :'payload' AS payload, idempotency.extend('privileges', :batch, '1 h') IS NULL AS refused;
+SELECT idempotency.nack('privileges', :batch, NULL) IS NULL AS refused;
+RESET ROLE;
+SELECT event_id, error, attempts FROM idempotency.dead_letters WHERE subscription OPERATOR(pg_catalog.=) 'privileges';
+SET ROLE regress_idempotency_consumer;
+SELECT idempotency.redrive('privileges'), idempotency.redrive('privileges', '00000000-0000-7000-8000-000000000001');
+SELECT payload, attempt FROM idempotency.fetch('privileges', 10);
+SELECT idempotency.unsubscribe('privileges'), idempotency.unsubscribe('hostile');
 SET ROLE regress_idempotency_operator;
 SELECT key, state, status, response_size IS NOT NULL AS has_response FROM idempotency.keys
 	WHERE scope OPERATOR(pg_catalog.=) 'privileges' AND key LIKE 'hostile%' ORDER BY key;
@@ -326,5 +435,7 @@ DROP SCHEMA regress_hostile CASCADE;
 DROP TABLE charge;
 DROP PROCEDURE charge_create;
 DROP FUNCTION handler;
-DROP OWNED BY regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator, "regress idempotency ""quoted""";
-DROP ROLE regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator, "regress idempotency ""quoted""";
+DROP OWNED BY regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_consumer,
+	regress_idempotency_consumer_2, regress_idempotency_operator, "regress idempotency ""quoted""";
+DROP ROLE regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_consumer,
+	regress_idempotency_consumer_2, regress_idempotency_operator, "regress idempotency ""quoted""";

@@ -170,8 +170,8 @@ SELECT idempotency.reap();
 -- The row of another cluster, or of another table, is none of our business.
 TRUNCATE idempotency.reaper;
 INSERT INTO idempotency.reaper
-	SELECT 7, 0, now(), 7, 7, 7, now(), NULL::interval, 7, 'idempotency.key'::regclass
-	UNION ALL SELECT 7, 0, now(), 7, 7, 7, now(), NULL, system_identifier, 7 FROM pg_control_system();
+	SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL::interval, 7, 7, 'idempotency.key'::regclass
+	UNION ALL SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL, 7, system_identifier, 7 FROM pg_control_system();
 SELECT pg_temp.expired('other', 5);
 SELECT idempotency.reap();
 SELECT rows_reaped, hand_block FROM idempotency.reaper ORDER BY rows_reaped;

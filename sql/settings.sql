@@ -11,6 +11,7 @@ SHOW idempotency.wait;
 SHOW idempotency.max_response_size;
 SHOW idempotency.scope_prefix;
 SHOW idempotency.final_errors;
+SHOW idempotency.outbox_retention;
 SELECT name, unit, context, vartype, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C";
 SELECT count(*) AS without_description FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc = '';
 
@@ -24,6 +25,10 @@ SET idempotency.wait = 250; SHOW idempotency.wait;
 SET idempotency.wait = 0; SHOW idempotency.wait;
 SET idempotency.max_response_size = '64kB'; SHOW idempotency.max_response_size;
 SET idempotency.max_response_size = 1048577; SHOW idempotency.max_response_size;
+SET idempotency.outbox_retention = '36h'; SHOW idempotency.outbox_retention;
+SET idempotency.outbox_retention = 90; SHOW idempotency.outbox_retention;
+SET idempotency.outbox_retention = 0; SHOW idempotency.outbox_retention;
+SET idempotency.outbox_retention = -1; SHOW idempotency.outbox_retention;
 
 -- Out of range, or no such thing.
 \set VERBOSITY sqlstate
@@ -37,6 +42,9 @@ SET idempotency.wait = '25d';
 SET idempotency.max_response_size = 1023;
 SET idempotency.max_response_size = '1GB';
 SET idempotency.max_response_size = -1;
+SET idempotency.outbox_retention = -2;
+SET idempotency.outbox_retention = '69y';
+SET idempotency.outbox_retention = 'for ever';
 \set VERBOSITY default
 SET idempotency.retention = 0;
 SET idempotency.retention = '400ms';
@@ -106,15 +114,18 @@ SELECT current_database() AS database, current_user AS superuser \gset
 ALTER ROLE :"superuser" IN DATABASE :"database" SET idempotency.retention = '5h';
 ALTER DATABASE :"database" SET idempotency.wait = '7s';
 ALTER DATABASE :"database" SET idempotency.retention = '6h';
+ALTER DATABASE :"database" SET idempotency.outbox_retention = '3d';
 \c -
 \set SHOW_CONTEXT never
 SELECT keep('by role');
 SHOW idempotency.retention;
 SHOW idempotency.wait;
+SHOW idempotency.outbox_retention;
 SELECT ceil(extract(epoch FROM expires_at - created_at))::int AS seconds FROM idempotency.key WHERE scope = 'settings' AND key = 'by role';
 ALTER ROLE :"superuser" IN DATABASE :"database" RESET idempotency.retention;
 ALTER DATABASE :"database" RESET idempotency.wait;
 ALTER DATABASE :"database" RESET idempotency.retention;
+ALTER DATABASE :"database" RESET idempotency.outbox_retention;
 \set VERBOSITY sqlstate
 ALTER DATABASE :"database" SET idempotency.wait = -1;
 ALTER ROLE :"superuser" SET idempotency.scope_prefix = 'no end';
@@ -202,6 +213,9 @@ CREATE FUNCTION pg_temp.escape() RETURNS text LANGUAGE sql SET idempotency.scope
 	$$ SELECT (idempotency.peek('tenant2/charge', 'k')).outcome $$;
 \echo :SQLSTATE
 SHOW idempotency.scope_prefix;
+-- How long events are kept is not the caller's of reap() to say.
+SET idempotency.outbox_retention = 0;
+\echo :SQLSTATE
 -- The others it may set for itself,
 SET idempotency.retention = '1h';
 SET idempotency.wait = '1s';

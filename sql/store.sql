@@ -159,6 +159,43 @@ SELECT idempotency.fail('store', 'another teapot', NULL, 418);
 ROLLBACK;
 DROP INDEX idempotency.key_expires_at, idempotency.key_status, idempotency.key_upper, idempotency.key_created_at,
 	idempotency.key_one_teapot;
+-- An index function that catches an error of its own dooms nobody: neither what is
+-- written with a token, nor what is not.
+CREATE FUNCTION number_or_x(value text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	BEGIN
+		RETURN value::int::text;
+	EXCEPTION WHEN invalid_text_representation THEN
+		RETURN 'x';
+	END;
+END
+$$;
+CREATE INDEX key_number_or_x ON idempotency.key (number_or_x(scope));
+SELECT token FROM idempotency.claim('store', 'leased, indexed', lease => '1 minute') \gset
+BEGIN;
+SELECT idempotency.renew('store', 'leased, indexed', :token, '2 minutes') > now() AS renewed;
+SELECT idempotency.checkpoint('store', 'leased, indexed', :token, 'half');
+COMMIT;
+BEGIN;
+SELECT idempotency.complete('store', 'leased, indexed', '"done"', token => :token);
+COMMIT;
+SELECT outcome, response FROM idempotency.claim('store', 'leased, indexed');
+SELECT operate('indexed by a function', '1'), operate('indexed by a function');
+-- A token that is not the owner's still does, before such a function ran and after.
+BEGIN;
+SELECT operate('lost with the transaction');
+DO $$
+BEGIN
+	PERFORM idempotency.complete('store', 'leased, indexed', token => 0);
+EXCEPTION WHEN SQLSTATE 'IK410' THEN
+	PERFORM operate('lost as well');
+END
+$$;
+COMMIT;
+\echo :SQLSTATE
+SELECT count(*) FROM idempotency.key WHERE scope = 'store' AND key LIKE 'lost%';
+DROP INDEX idempotency.key_number_or_x;
+DROP FUNCTION number_or_x;
 
 -- A primary key that is rebuilt by hand: both indexes decide who won while there are
 -- two, and the new one alone after that.

@@ -177,7 +177,7 @@ WaitForOwner(const ClaimRequest *request, instr_time began, KeyVersion *seen, St
 		if (attempt != ATTEMPT_LEASED || left == 0)
 			break;
 		leaseMs = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), stored->lease.until);
-		WakeupSleep(request->name.hash, round, Min(left - 1, leaseMs) + 1);
+		WakeupSleepCounted(request->name.hash, round, Min(left - 1, leaseMs) + 1);
 	}
 	WakeupCancel();
 

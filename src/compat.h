@@ -63,6 +63,11 @@ typedef bool TU_UpdateIndexes;
 #define SERVER_LIMITS_TRANSACTIONS
 #endif
 
+/* 17: a worker may connect as a role that may not log in. */
+#if PG_VERSION_NUM >= 170000
+#define SERVER_CONNECTS_WITHOUT_LOGIN
+#endif
+
 /* 17, and minor releases before: a DROP DATABASE that failed leaves a mark. */
 #ifndef DATCONNLIMIT_INVALID_DB
 #define DATCONNLIMIT_INVALID_DB -2
@@ -87,6 +92,18 @@ typedef bool TU_UpdateIndexes;
 /* 18: the server makes UUIDs of version 7. */
 #if PG_VERSION_NUM >= 180000
 #define SERVER_MAKES_UUIDV7
+#endif
+
+/* 16, 17: whose transaction a virtual one is. */
+#if PG_VERSION_NUM < 160000
+#define VirtualTransactionGetIds(vxid, xid, xmin, subxids, overflowed)                             \
+	BackendIdGetTransactionIds((vxid).backendId, xid, xmin)
+#elif PG_VERSION_NUM < 170000
+#define VirtualTransactionGetIds(vxid, xid, xmin, subxids, overflowed)                             \
+	BackendIdGetTransactionIds((vxid).backendId, xid, xmin, subxids, overflowed)
+#else
+#define VirtualTransactionGetIds(vxid, xid, xmin, subxids, overflowed)                             \
+	ProcNumberGetTransactionIds((vxid).procNumber, xid, xmin, subxids, overflowed)
 #endif
 
 /* 18: index scans carry instrumentation. */

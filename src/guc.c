@@ -25,6 +25,7 @@ int DefaultWait = 5000;
 int MaxResponseSize = 1024 * 1024;
 char *ScopePrefix = "";
 bool ScopePrefixRejected = false;
+int OutboxRetention = 86400;
 int ReaperNaptime = 10000;
 char *ReaperDatabases = "";
 
@@ -244,6 +245,12 @@ DefineSettings(void)
 							   "SQLSTATEs that idempotency.run() remembers as final failures.",
 							   "A comma-separated list.", &finalErrorsText, "IKFIN", PGC_USERSET, 0,
 							   CheckFinalErrors, AssignFinalErrors, NULL);
+
+	DefineCustomIntVariable("idempotency.outbox_retention",
+							"How long an event is kept that every subscription has passed.",
+							"0 means that it goes at once, -1 that it stays for ever.",
+							&OutboxRetention, 86400, -1, INT_MAX, PGC_SUSET, GUC_UNIT_S, NULL, NULL,
+							NULL);
 
 	DefineCustomIntVariable("idempotency.reaper_naptime",
 							"How often expired keys are removed; 0 means never.",

@@ -15,6 +15,7 @@ extern int DefaultWait;		 /* milliseconds */
 extern int MaxResponseSize;	 /* bytes */
 extern char *ScopePrefix;	 /* never NULL; empty = none */
 
+extern int OutboxRetention;	  /* seconds; 0 = at once, -1 = for ever */
 extern int ReaperNaptime;	  /* milliseconds; 0 = no tours */
 extern char *ReaperDatabases; /* a list of names; empty = all */
 

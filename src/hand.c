@@ -11,9 +11,7 @@
  * worth writing down.
  *
  * Unlike the key table this one is written by SQL, since it is not in anybody's
- * way, and as its owner: whoever may call reap() has no right to it.  Whatever
- * others have added to it (triggers, say) runs as a security-restricted
- * operation.
+ * way, and as its owner (ownerquery.c): whoever may call reap() has no right to it.
  *
  * Locks: one reaper at a time works in a database.  Its lock is an advisory one
  * of a class of its own, held until the transaction ends; so nobody waits for
@@ -23,62 +21,47 @@
  */
 #include "postgres.h"
 
-#include "access/table.h"
 #include "access/xlog.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
-#include "utils/guc.h"
-#include "utils/lsyscache.h"
-#include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "compat.h"
 #include "errors.h"
 #include "hand.h"
+#include "ownerquery.h"
+#include "owntable.h"
 
 /* Beside that of the keys; "IR" in ASCII. */
 #define REAPER_LOCK_CLASS 0x4952
 
-static const char *const loadQuery =
-	"SELECT hand_block, round_block, round_started_at, last_round FROM idempotency.reaper"
-	" WHERE system_identifier OPERATOR(pg_catalog.=) $1 AND relation OPERATOR(pg_catalog.=) $2";
+static OwnerQuery loadQuery = {
+	.table = "reaper",
+	.text = "SELECT hand_block, round_block, round_started_at, last_round FROM idempotency.reaper"
+			" WHERE system_identifier OPERATOR(pg_catalog.=) $1"
+			" AND relation OPERATOR(pg_catalog.=) $2",
+	.parameters = 2,
+	.types = {INT8OID, OIDOID},
+};
 
-static const char *const saveQuery =
-	"INSERT INTO idempotency.reaper AS r (system_identifier, relation, hand_block, round_block,"
-	" round_started_at, last_round, rows_reaped, zombies_reaped, last_reaped_rows, last_reaped_at)"
-	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-	" ON CONFLICT (system_identifier, relation) DO UPDATE SET"
-	" hand_block = excluded.hand_block, round_block = excluded.round_block,"
-	" round_started_at = excluded.round_started_at, last_round = excluded.last_round,"
-	" rows_reaped = r.rows_reaped OPERATOR(pg_catalog.+) excluded.rows_reaped,"
-	" zombies_reaped = r.zombies_reaped OPERATOR(pg_catalog.+) excluded.zombies_reaped,"
-	" last_reaped_rows = coalesce(excluded.last_reaped_rows, r.last_reaped_rows),"
-	" last_reaped_at = coalesce(excluded.last_reaped_at, r.last_reaped_at)";
-
-#define LOAD_PARAMETERS 2
-#define SAVE_PARAMETERS 10
-
-/* The two queries, planned once a session. */
-static SPIPlanPtr loadPlan = NULL;
-static SPIPlanPtr savePlan = NULL;
-
-/*
- * HandTable returns the OID of the table.  Throws 55000 if there is none.
- */
-static Oid
-HandTable(void)
-{
-	Oid schema = get_namespace_oid("idempotency", true);
-	Oid relid = OidIsValid(schema) ? get_relname_relid("reaper", schema) : InvalidOid;
-
-	if (!OidIsValid(relid))
-		ErrorStoreAltered("reaper", "It is missing.", "Use ALTER EXTENSION idempotency UPDATE.");
-	return relid;
-}
+static OwnerQuery saveQuery = {
+	.table = "reaper",
+	.text =
+		"INSERT INTO idempotency.reaper AS r (system_identifier, relation, hand_block, round_block,"
+		" round_started_at, last_round, rows_reaped, zombies_reaped, last_reaped_rows, last_reaped_at)"
+		" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+		" ON CONFLICT (system_identifier, relation) DO UPDATE SET"
+		" hand_block = excluded.hand_block, round_block = excluded.round_block,"
+		" round_started_at = excluded.round_started_at, last_round = excluded.last_round,"
+		" rows_reaped = r.rows_reaped OPERATOR(pg_catalog.+) excluded.rows_reaped,"
+		" zombies_reaped = r.zombies_reaped OPERATOR(pg_catalog.+) excluded.zombies_reaped,"
+		" last_reaped_rows = coalesce(excluded.last_reaped_rows, r.last_reaped_rows),"
+		" last_reaped_at = coalesce(excluded.last_reaped_at, r.last_reaped_at)",
+	.parameters = 10,
+	.types = {INT8OID, OIDOID, INT8OID, INT8OID, TIMESTAMPTZOID, INTERVALOID, INT8OID, INT8OID,
+			  INT8OID, TIMESTAMPTZOID},
+};
 
 /*
  * HandLock makes us the only reaper of this database until the transaction
@@ -88,9 +71,11 @@ HandTable(void)
 bool
 HandLock(bool dontWait)
 {
-	Oid relid = HandTable();
+	Oid relid = OwnRelationByName("reaper");
 	LOCKTAG tag;
 
+	if (!OidIsValid(relid))
+		ErrorStoreAltered("reaper", "It is missing.", "Use ALTER EXTENSION idempotency UPDATE.");
 	if (!dontWait)
 		LockRelationOid(relid, RowExclusiveLock);
 	else if (!ConditionalLockRelationOid(relid, RowExclusiveLock))
@@ -105,64 +90,12 @@ HandLock(bool dontWait)
  * ----------------------------------------------------------------
  */
 
-/*
- * PlanOf returns the plan of a query, which it makes once a session.
- */
-static SPIPlanPtr
-PlanOf(const char *query, SPIPlanPtr *plan, int parameters, Oid *types)
-{
-	if (*plan == NULL)
-	{
-		SPIPlanPtr made = SPI_prepare(query, parameters, types);
-
-		if (made == NULL || SPI_keepplan(made) != 0)
-			ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
-							errmsg_internal("could not plan \"%s\": %s", query,
-											SPI_result_code_string(SPI_result))));
-		*plan = made;
-	}
-	return *plan;
-}
-
-/*
- * Execute runs a query as the table's owner, under a pinned search path, and leaves its
- * result to SPI.
- * The caller calls SPI_finish().
- */
-static void
-Execute(const char *query, SPIPlanPtr *plan, int parameters, Oid *types, Datum *values,
-		const char *nulls)
-{
-	Relation table = table_open(HandTable(), RowExclusiveLock);
-	Oid caller;
-	int context;
-	int result;
-	int nest = NewGUCNestLevel();
-
-	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	GetUserIdAndSecContext(&caller, &context);
-	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE |
-														SECURITY_RESTRICTED_OPERATION |
-														SECURITY_NOFORCE_RLS);
-	SPI_connect();
-	result = SPI_execute_plan(PlanOf(query, plan, parameters, types), values, nulls, false, 0);
-	if (result < 0)
-		ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
-						errmsg_internal("could not execute \"%s\": %s", query,
-										SPI_result_code_string(result))));
-	SetUserIdAndSecContext(caller, context);
-	AtEOXact_GUC(false, nest);
-	table_close(table, NoLock);
-}
-
 static int64
 ResultInt64(int column)
 {
 	bool isnull;
 
-	return DatumGetInt64(
-		SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, column, &isnull));
+	return DatumGetInt64(OwnerQueryValue(0, column, &isnull));
 }
 
 static BlockNumber
@@ -180,24 +113,20 @@ ResultBlock(int column)
 void
 HandLoad(Oid keyTable, Hand *hand)
 {
-	Oid types[LOAD_PARAMETERS] = {INT8OID, OIDOID};
-	Datum values[LOAD_PARAMETERS];
+	Datum values[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(keyTable)};
 
 	memset(hand, 0, sizeof(Hand));
-	values[0] = Int64GetDatum((int64) GetSystemIdentifier());
-	values[1] = ObjectIdGetDatum(keyTable);
-	Execute(loadQuery, &loadPlan, LOAD_PARAMETERS, types, values, NULL);
-	if (SPI_processed > 0)
+	if (OwnerQueryRun(&loadQuery, values, NULL) > 0)
 	{
 		bool isnull;
-		Datum lastRound = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 4, &isnull);
+		Datum lastRound = OwnerQueryValue(0, 4, &isnull);
 
 		hand->hand = ResultBlock(1);
 		hand->round = ResultBlock(2);
 		hand->roundBegan = ResultInt64(3);
 		hand->lastRound = isnull ? 0 : DatumGetIntervalP(lastRound)->time;
 	}
-	SPI_finish();
+	OwnerQueryEnd();
 }
 
 /*
@@ -208,10 +137,8 @@ HandLoad(Oid keyTable, Hand *hand)
 void
 HandSave(Oid keyTable, const Hand *hand, const Harvest *harvest)
 {
-	Oid types[SAVE_PARAMETERS] = {INT8OID,	   OIDOID,	INT8OID, INT8OID, TIMESTAMPTZOID,
-								  INTERVALOID, INT8OID, INT8OID, INT8OID, TIMESTAMPTZOID};
-	Datum values[SAVE_PARAMETERS];
-	char nulls[SAVE_PARAMETERS + 1] = "          ";
+	Datum values[10];
+	bool isnull[10] = {false};
 	Interval lastRound = {.time = hand->lastRound};
 
 	values[0] = Int64GetDatum((int64) GetSystemIdentifier());
@@ -225,9 +152,8 @@ HandSave(Oid keyTable, const Hand *hand, const Harvest *harvest)
 	values[8] = Int64GetDatum(harvest->rowsOfRun);
 	values[9] = TimestampTzGetDatum(GetCurrentTimestamp());
 	if (hand->lastRound == 0)
-		nulls[5] = 'n';
+		isnull[5] = true;
 	if (harvest->rows == 0)
-		nulls[8] = nulls[9] = 'n';
-	Execute(saveQuery, &savePlan, SAVE_PARAMETERS, types, values, nulls);
-	SPI_finish();
+		isnull[8] = isnull[9] = true;
+	(void) OwnerQueryDo(&saveQuery, values, isnull);
 }

@@ -10,8 +10,8 @@
 #include "fmgr.h"
 
 #include "guc.h"
-#include "keytable.h"
 #include "launcher.h"
+#include "owntable.h"
 #include "shmem.h"
 #include "stats.h"
 #include "xact.h"
@@ -27,6 +27,6 @@ _PG_init(void)
 	SharedMemoryInit();
 	StatsInit();
 	LauncherInit();
-	KeyTableInit();
+	OwnTableInit();
 	TransactionStateInit();
 }

@@ -26,6 +26,7 @@
 #include "compat.h"
 #include "errors.h"
 #include "fingerprint.h"
+#include "keygen.h"
 
 PG_FUNCTION_INFO_V1(idempotency_derive_key);
 PG_FUNCTION_INFO_V1(idempotency_natural_key);
@@ -115,12 +116,15 @@ idempotency_natural_key(PG_FUNCTION_ARGS)
 #ifdef SERVER_MAKES_UUIDV7
 
 /*
- * idempotency_uuidv7 is uuidv7(), where the server has one.
+ * NewUuidV7 returns a new UUID of version 7, the server's.
  */
-Datum
-idempotency_uuidv7(PG_FUNCTION_ARGS)
+pg_uuid_t *
+NewUuidV7(void)
 {
-	return uuidv7(fcinfo);
+	LOCAL_FCINFO(call, 0);
+
+	InitFunctionCallInfoData(*call, NULL, 0, InvalidOid, NULL, NULL);
+	return DatumGetUUIDP(uuidv7(call));
 }
 
 #else
@@ -142,11 +146,11 @@ NextTick(void)
 }
 
 /*
- * idempotency_uuidv7 is uuidv7(): 48 bits of milliseconds, 12 of their
- * fraction, 62 random ones.
+ * NewUuidV7 returns a new UUID of version 7: 48 bits of milliseconds, 12 of
+ * their fraction, 62 random ones.
  */
-Datum
-idempotency_uuidv7(PG_FUNCTION_ARGS)
+pg_uuid_t *
+NewUuidV7(void)
 {
 	pg_uuid_t *uuid = palloc(sizeof(pg_uuid_t));
 	uint64 tick = NextTick();
@@ -161,7 +165,16 @@ idempotency_uuidv7(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
 
 	UuidMark(uuid, 7);
-	PG_RETURN_UUID_P(uuid);
+	return uuid;
 }
 
 #endif /* SERVER_MAKES_UUIDV7 */
+
+/*
+ * idempotency_uuidv7 is uuidv7().
+ */
+Datum
+idempotency_uuidv7(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_UUID_P(NewUuidV7());
+}

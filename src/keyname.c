@@ -42,10 +42,10 @@ ControlCharacterAt(const char *s, int bytes)
 }
 
 /*
- * CheckName throws IK400 unless "value" may serve as a scope or key; "what"
- * says which it is.
+ * CheckName throws IK400 unless "value" may serve as a name; "what" says of
+ * what: scope, key, topic or subscription.
  */
-static void
+void
 CheckName(const text *value, const char *what)
 {
 	const char *s = VARDATA_ANY(value);
@@ -70,18 +70,30 @@ CheckName(const text *value, const char *what)
 }
 
 /*
+ * NameFromArg returns the name that argument "arg" passes, checked.  Throws
+ * IK400.
+ */
+text *
+NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what)
+{
+	text *name;
+
+	if (PG_ARGISNULL(arg))
+		ErrorNameMissing(what);
+	name = PG_GETARG_TEXT_PP(arg);
+	CheckName(name, what);
+	return name;
+}
+
+/*
  * ScopeFromArg returns the scope that argument "scopeArg" passes, checked.
  * Throws IK400 or 42501.
  */
 text *
 ScopeFromArg(FunctionCallInfo fcinfo, int scopeArg)
 {
-	text *scope;
+	text *scope = NameFromArg(fcinfo, scopeArg, "scope");
 
-	if (PG_ARGISNULL(scopeArg))
-		ErrorNameMissing("scope");
-	scope = PG_GETARG_TEXT_PP(scopeArg);
-	CheckName(scope, "scope");
 	CheckScopePrefix(scope);
 	return scope;
 }

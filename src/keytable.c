@@ -4,10 +4,6 @@
  *	  The table idempotency.key: finding it, and checking that it is as we made
  *	  it.
  *
- * Rows are written past the executor's triggers, rules, row security and
- * partition routing, hence a table that has any of them is refused.  The check
- * is made once, and again after each change of the table's definition.
- *
  * Locks: only the table's, which KeyTableOpen() takes for its caller.
  *
  *-------------------------------------------------------------------------
@@ -15,15 +11,11 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
-#include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
-#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "nodes/primnodes.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
@@ -32,37 +24,9 @@
 #include "errors.h"
 #include "keyrow.h"
 #include "keytable.h"
-#include "launcher.h"
-
-/* The table, once found, and whether it was checked since its last change. */
-static Oid keyTable = InvalidOid;
-static bool keyTableChecked = false;
 
 /*
- * ForgetTable makes us look anew after any change of the table's definition.
- */
-static void
-ForgetTable(Datum arg, Oid relid)
-{
-	if (relid == InvalidOid || relid == keyTable)
-	{
-		keyTable = InvalidOid;
-		keyTableChecked = false;
-	}
-}
-
-/*
- * KeyTableInit registers the invalidation callback; called once per backend.
- */
-void
-KeyTableInit(void)
-{
-	CacheRegisterRelcacheCallback(ForgetTable, (Datum) 0);
-}
-
-/*
- * CheckColumns throws 55000 unless the table has the extension's columns and
- * no constraint or default of others.
+ * CheckColumns throws 55000 unless the table has the extension's columns.
  */
 static void
 CheckColumns(Relation table)
@@ -74,10 +38,6 @@ CheckColumns(Relation table)
 	if (!KeyRowFits(desc, keyType))
 		ErrorStoreAltered("key", "Its columns were changed.",
 						  "Restore the columns, and their NOT NULL, that CREATE EXTENSION made.");
-
-	if (desc->constr != NULL && (desc->constr->num_check > 0 || desc->constr->num_defval > 0))
-		ErrorStoreAltered("key", "It has check constraints or defaults.",
-						  "Drop them; keep what you add in a table of your own.");
 }
 
 /*
@@ -114,84 +74,28 @@ HasKeyIndex(Relation table)
 }
 
 /*
- * CheckTable throws 55000 unless the table is the plain local heap that the
- * extension made.  (A table distributed by Citus bears triggers.)
+ * CheckKeyTable throws 55000 unless the columns and the primary key are those
+ * that the extension made.
  */
 static void
-CheckTable(Relation table)
+CheckKeyTable(Relation table)
 {
-	Form_pg_class form = table->rd_rel;
-
-	/* relhassubclass outlives the last child */
-	if (form->relkind != RELKIND_RELATION || form->relispartition ||
-		(form->relhassubclass && find_inheritance_children(RelationGetRelid(table), NoLock) != NIL))
-		ErrorStoreAltered("key", "It is partitioned, foreign, or inherited from.",
-						  "Move its rows into a plain table.");
-	if (form->relam != HEAP_TABLE_AM_OID)
-		ErrorStoreAltered("key", "It has another access method than heap.",
-						  "Use ALTER TABLE ... SET ACCESS METHOD heap.");
-	if (form->relpersistence != RELPERSISTENCE_PERMANENT)
-		ErrorStoreAltered("key", "It is unlogged: a crash would forget every key.",
-						  "Use ALTER TABLE ... SET LOGGED.");
-	if (form->relrowsecurity || form->relforcerowsecurity)
-		ErrorStoreAltered("key", "It has row-level security.",
-						  "Use ALTER TABLE ... DISABLE ROW LEVEL SECURITY, and "
-						  "idempotency.scope_prefix to separate tenants.");
-	if (table->trigdesc != NULL || table->rd_rules != NULL)
-		ErrorStoreAltered("key", "It has triggers, rules or foreign keys, or is distributed.",
-						  "Drop them; put triggers on your own tables.");
 	CheckColumns(table);
 	if (!HasKeyIndex(table))
 		ErrorStoreAltered("key", "Its primary key is not (scope, key) COLLATE \"C\".",
 						  "Add PRIMARY KEY (scope, key) again.");
+	KeyRowPrepare(RelationGetDescr(table));
 }
 
-/*
- * KeyTableByName returns the OID of idempotency.key.  Throws 55000 where the
- * extension is not installed.
- */
-static Oid
-KeyTableByName(void)
-{
-	Oid schema = get_namespace_oid("idempotency", true);
-	Oid relid = OidIsValid(schema) ? get_relname_relid("key", schema) : InvalidOid;
-
-	if (!OidIsValid(relid))
-		ErrorNotInstalled();
-	return relid;
-}
+OwnTable KeyTable = {.name = "key", .check = CheckKeyTable};
 
 /*
- * KeyTableOpen opens the key table under the given lock, which the caller keeps
- * to the end of the transaction unless it only reads.  Whoever waits for the
- * lock may get it on a table that was renamed or replaced meanwhile, so that
- * the name is looked up again.  Throws 55000 where the extension is not
- * installed or the table was altered.
+ * KeyTableOpen opens the key table as OwnTableOpen() does.
  */
 Relation
 KeyTableOpen(LOCKMODE lockmode)
 {
-	Relation table;
-
-	for (;;)
-	{
-		table = try_table_open(keyTableChecked ? keyTable : KeyTableByName(), lockmode);
-		if (table != NULL && keyTableChecked)
-			return table;
-		if (table != NULL && RelationGetRelid(table) == KeyTableByName())
-			break;
-		if (table != NULL)
-			table_close(table, lockmode);
-		keyTableChecked = false;
-	}
-
-	/* An invalidation that comes while we check must find what to forget. */
-	keyTable = RelationGetRelid(table);
-	CheckTable(table);
-	KeyRowPrepare(RelationGetDescr(table));
-	keyTableChecked = (keyTable == RelationGetRelid(table));
-	LauncherCall();
-	return table;
+	return OwnTableOpen(&KeyTable, lockmode);
 }
 
 /*

@@ -8,12 +8,12 @@
 #ifndef IDEMPOTENCY_KEYTABLE_H
 #define IDEMPOTENCY_KEYTABLE_H
 
-#include "storage/lockdefs.h"
-#include "utils/relcache.h"
+#include "owntable.h"
+
+extern OwnTable KeyTable;
 
 extern Relation KeyTableOpen(LOCKMODE lockmode);
 extern bool KeyTableIsKeyIndex(Relation index);
-extern void KeyTableInit(void);
 
 extern Relation KeyTableOpenAbandonedIndex(Relation table);
 

@@ -4,8 +4,12 @@
  *	  Who runs the reaper: SQL by reap(), and the background worker that the
  *	  launcher starts for one database.
  *
+ * It has three tasks: to remove expired rows (reaperrun.c), to move on
+ * subscriptions that nobody reads (outboxlag.c), and to remove events that everybody
+ * has had (outboxreap.c).
+ *
  * The worker connects, works in batches of a transaction each, and leaves: when
- * its run has ended, or when it has stayed for STAY_MS; then it says that there
+ * its tasks have ended, or when it has stayed for STAY_MS; then it says that there
  * is more to do, and the launcher starts another.  So it is never connected
  * for as long as DROP DATABASE waits (5 seconds).  Between two batches it rests
  * as long as the last one took, so that it takes no more than half of a
@@ -38,6 +42,8 @@
 #include "compat.h"
 #include "errors.h"
 #include "launcher.h"
+#include "outboxlag.h"
+#include "outboxreap.h"
 #include "reaper.h"
 #include "reaperrun.h"
 #include "worker.h"
@@ -47,19 +53,51 @@ PG_FUNCTION_INFO_V1(idempotency_reap);
 /* How long a worker stays, in milliseconds. */
 #define STAY_MS 1000
 
+/* What a worker does, a batch of each in turn. */
+typedef enum Task
+{
+	TASK_KEYS,
+	TASK_LAG,
+	TASK_EVENTS,
+	TASKS
+} Task;
+
+typedef struct Visit
+{
+	ReaperRun keys;
+	int64 subscription; /* the last one whose lag was looked at */
+	bool refused;		/* a task was, and the log says why */
+	bool ended[TASKS];
+} Visit;
+
 /* ----------------------------------------------------------------
  * SQL
  * ----------------------------------------------------------------
  */
 
 /*
- * reap(max_rows) RETURNS bigint: how many expired rows it removed.  Goes once
- * round the table, in the caller's transaction.
+ * ReapEvents removes events, and adds how many to "*reaped", until those are
+ * "maxRows".
+ */
+static void
+ReapEvents(int64 maxRows, int64 *reaped)
+{
+	while (OutboxReapBatch(false, maxRows - *reaped, reaped) == RUN_GOES_ON)
+		;
+}
+
+/*
+ * reap(max_rows) RETURNS bigint: how many expired rows and events it removed.
+ * Goes once round the table, in the caller's transaction.  Half of the rows may be
+ * events before the keys' turn comes, so that neither is left for the other.
  */
 Datum
 idempotency_reap(PG_FUNCTION_ARGS)
 {
 	ReaperRunPlan plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true};
+	int64 subscription = 0;
+	int64 events = 0;
+	int64 maxRows;
 	ReaperRun run;
 
 	if (!PG_ARGISNULL(0))
@@ -71,11 +109,17 @@ idempotency_reap(PG_FUNCTION_ARGS)
 	}
 	PreventCommandIfReadOnly("idempotency.reap()");
 
+	while (OutboxLagBatch(false, &subscription) == RUN_GOES_ON)
+		;
+	maxRows = plan.maxRows;
+	ReapEvents(maxRows / 2, &events);
+	plan.maxRows -= events;
 	ReaperRunBegin(&run, &plan);
 	while (ReaperRunBatch(&run) == RUN_GOES_ON)
 		;
 	ReaperRunSave(&run);
-	PG_RETURN_INT64(run.harvest.rowsOfRun);
+	ReapEvents(maxRows - run.harvest.rowsOfRun, &events);
+	PG_RETURN_INT64(run.harvest.rowsOfRun + events);
 }
 
 /* ----------------------------------------------------------------
@@ -84,23 +128,38 @@ idempotency_reap(PG_FUNCTION_ARGS)
  */
 
 /*
- * Batch does one batch of the run in the current transaction.  "last" says
- * that the worker leaves after it.
+ * KeysBatch does one batch of the run over the keys.  "last" says that the
+ * worker leaves after it.
+ */
+static RunState
+KeysBatch(ReaperRun *run, bool last)
+{
+	RunState state = ReaperRunBatch(run);
+
+	if (state == RUN_ENDED || (state == RUN_GOES_ON && (last || run->harvest.rows > 0)))
+		ReaperRunSave(run);
+	return state;
+}
+
+/*
+ * Batch does one batch of a task in the current transaction.
  */
 static VisitResult
-Batch(ReaperRun *run, bool last)
+Batch(Visit *visit, Task task, bool last)
 {
-	RunState state;
+	RunState state = RUN_ENDED;
+	int64 reaped = 0;
 
 	if (!OidIsValid(get_extension_oid("idempotency", true)))
 		return VISIT_NOT_INSTALLED;
 
-	state = ReaperRunBatch(run);
-	if (state == RUN_BUSY)
-		return VISIT_ENDED;
-	if (state == RUN_ENDED || last || run->harvest.rows > 0)
-		ReaperRunSave(run);
-	return state == RUN_ENDED ? VISIT_ENDED : VISIT_UNFINISHED;
+	if (task == TASK_KEYS)
+		state = KeysBatch(&visit->keys, last);
+	else if (task == TASK_LAG)
+		state = OutboxLagBatch(true, &visit->subscription);
+	else
+		state = OutboxReapBatch(true, PG_INT64_MAX, &reaped);
+	return state == RUN_GOES_ON ? VISIT_UNFINISHED : VISIT_ENDED;
 }
 
 /*
@@ -115,8 +174,9 @@ ResultOfError(int sqlstate)
 		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_TRANSACTION_ROLLBACK)
 		return VISIT_ENDED;
 
-	/* The tables were altered, or are another version's. */
+	/* The tables were altered, or are another version's, or a row was. */
 	if (sqlstate == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE ||
+		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_DATA_EXCEPTION ||
 		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION)
 		return VISIT_REFUSED;
 
@@ -125,19 +185,20 @@ ResultOfError(int sqlstate)
 
 /*
  * AfterRefusal says in the log why the database is left alone, unless the
- * extension is just gone, or the visit before has said it.
+ * extension is just gone, or it was said already, in this visit or the one before.
  */
 static VisitResult
-AfterRefusal(const ErrorData *error)
+AfterRefusal(Visit *visit, const ErrorData *error)
 {
 	VisitResult result = VISIT_NOT_INSTALLED;
 
 	StartTransactionCommand();
 	if (OidIsValid(get_extension_oid("idempotency", true)))
 	{
-		int level = LauncherKnowsRefusal() ? DEBUG1 : LOG;
+		int level = LauncherKnowsRefusal() || visit->refused ? DEBUG1 : LOG;
 
 		LogReaperRefused(level, get_database_name(MyDatabaseId), error);
+		visit->refused = true;
 		result = VISIT_REFUSED;
 	}
 	CommitTransactionCommand();
@@ -149,7 +210,7 @@ AfterRefusal(const ErrorData *error)
  * it.  Throws what is none of the errors that are to be expected.
  */
 static VisitResult
-TryBatch(ReaperRun *run, bool last)
+TryBatch(Visit *visit, Task task, bool last)
 {
 	volatile VisitResult result = VISIT_FAILED;
 	MemoryContext context = CurrentMemoryContext;
@@ -159,7 +220,7 @@ TryBatch(ReaperRun *run, bool last)
 		SetCurrentStatementStartTimestamp();
 		StartTransactionCommand();
 		PushActiveSnapshot(GetTransactionSnapshot());
-		result = Batch(run, last);
+		result = Batch(visit, task, last);
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 	}
@@ -175,7 +236,7 @@ TryBatch(ReaperRun *run, bool last)
 		FlushErrorState();
 		AbortCurrentTransaction();
 		if (result == VISIT_REFUSED)
-			result = AfterRefusal(error);
+			result = AfterRefusal(visit, error);
 		FreeErrorData(error);
 	}
 	PG_END_TRY();
@@ -184,28 +245,55 @@ TryBatch(ReaperRun *run, bool last)
 }
 
 /*
- * Visit works until there is nothing more to do, or the time is up.
+ * NextTask returns the task whose turn it is after "task", or TASKS if all have
+ * ended.
+ */
+static Task
+NextTask(const Visit *visit, Task task)
+{
+	for (int i = 1; i <= TASKS; i++)
+	{
+		Task next = (task + i) % TASKS;
+
+		if (!visit->ended[next])
+			return next;
+	}
+	return TASKS;
+}
+
+/*
+ * DoVisit works until there is nothing more to do, or the time is up.
  */
 static VisitResult
-Visit(void)
+DoVisit(void)
 {
 	ReaperRunPlan plan = {.maxRows = PG_INT64_MAX, .dontWait = true};
 	uint32 event = WaitEventExtensionNew("IdempotencyReaperRest");
-	ReaperRun run;
+	Visit visit = {0};
+	Task task = TASK_KEYS;
 	instr_time came;
 
-	ReaperRunBegin(&run, &plan);
+	ReaperRunBegin(&visit.keys, &plan);
 	INSTR_TIME_SET_CURRENT(came);
-	for (;;)
+	for (;; task = NextTask(&visit, task))
 	{
 		bool last = WorkerElapsed(came) >= STAY_MS || ShutdownRequestPending;
-		VisitResult result;
+		VisitResult result = VISIT_ENDED;
 		instr_time began;
 
+		/* At the end the keys may have something to write down. */
+		if (last && !visit.ended[TASK_KEYS])
+			task = TASK_KEYS;
+		if (task == TASKS)
+			return visit.refused ? VISIT_REFUSED : VISIT_ENDED;
+
 		INSTR_TIME_SET_CURRENT(began);
-		result = TryBatch(&run, last);
-		if (last || result != VISIT_UNFINISHED)
+		result = TryBatch(&visit, task, last);
+		if (result == VISIT_NOT_INSTALLED)
 			return result;
+		visit.ended[task] = result != VISIT_UNFINISHED;
+		if (last && NextTask(&visit, task) != TASKS)
+			return visit.refused ? VISIT_REFUSED : VISIT_UNFINISHED;
 
 		/* After a long batch the time may be up before the rest is. */
 		if (!ShutdownRequestPending)
@@ -224,7 +312,7 @@ idempotency_reaper_main(Datum database)
 
 	WorkerConnect(DatumGetObjectId(database));
 	pgstat_report_activity(STATE_RUNNING, "removing expired idempotency keys");
-	result = Visit();
+	result = DoVisit();
 	LauncherReport(DatumGetObjectId(database), result);
 	proc_exit(0);
 }

@@ -259,10 +259,10 @@ PutRow(ReturnSetInfo *rsinfo, Oid database, DatabaseCounters *counters)
 	int column = 0;
 
 	values[column++] = ObjectIdGetDatum(database);
-	for (int kind = 0; kind < COUNT_WAIT_TIME; kind++)
+	for (int kind = 0; kind < COUNTER_KINDS; kind++)
 		values[column++] = Int64GetDatum((int64) pg_atomic_read_u64(&counters->counter[kind]));
-	waited.time = (TimeOffset) pg_atomic_read_u64(&counters->counter[COUNT_WAIT_TIME]);
-	values[column++] = IntervalPGetDatum(&waited);
+	waited.time = (TimeOffset) DatumGetInt64(values[1 + COUNT_WAIT_TIME]);
+	values[1 + COUNT_WAIT_TIME] = IntervalPGetDatum(&waited);
 	values[column] = TimestampTzGetDatum((TimestampTz) pg_atomic_read_u64(&counters->resetAt));
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }

@@ -31,6 +31,14 @@ typedef enum CounterKind
 	COUNT_ZOMBIES_REAPED,
 	COUNT_WAITS,
 	COUNT_WAIT_TIME, /* microseconds, by CountWait() and CountWaitTime() */
+	COUNT_PUBLISHED,
+	COUNT_DELIVERED,
+	COUNT_ACKNOWLEDGED, /* batches */
+	COUNT_FAILED,		/* deliveries, by nack() */
+	COUNT_DEAD_LETTERS,
+	COUNT_REDRIVEN,
+	COUNT_EVENTS_REAPED,
+	COUNT_EVENTS_DROPPED, /* past their subscription's max_lag */
 	COUNTER_KINDS
 } CounterKind;
 

@@ -27,7 +27,7 @@
  * IntervalMicroseconds returns about how long an interval is, a month being
  * 30 days.  It is a double, since an interval's parts overflow an int64.
  */
-static double
+double
 IntervalMicroseconds(const Interval *interval)
 {
 	return (double) interval->time +

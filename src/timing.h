@@ -17,6 +17,7 @@ typedef struct Retention
 	Interval length;
 } Retention;
 
+extern double IntervalMicroseconds(const Interval *interval);
 extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
 extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg);
 extern TimestampTz RetentionEnd(const Retention *retention, TimestampTz from);

@@ -116,50 +116,58 @@ SleepOnLatch(int round, long timeoutMs)
 }
 
 /*
- * SleepOnVariable sleeps on the key's condition variable, and counts the time
- * however the sleep ends.
+ * SleepOnVariable sleeps on the key's condition variable.
  */
 static void
 SleepOnVariable(uint64 keyHash, long timeoutMs)
 {
-	instr_time began;
-
 	/*
 	 * The server looks whether we were broadcast only when the latch is set,
 	 * and whatever else the caller waited for since he prepared may have reset
 	 * it.  So we set it: the first look is then at once.
 	 */
 	SetLatch(MyLatch);
+	(void) ConditionVariableTimedSleep(&Shared->wakeup[VariableNumber(keyHash)], timeoutMs,
+									   SleepEvent());
+}
 
+/*
+ * WakeupSleep sleeps until the key is broadcast or the timeout is over, and a
+ * second at most; "round" counts the sleeps of one wait from 0 on.  It may also
+ * return early, for no reason.  Throws what an interrupt does: cancel,
+ * statement_timeout, termination.
+ */
+void
+WakeupSleep(uint64 keyHash, int round, long timeoutMs)
+{
+	timeoutMs = Max(0, Min(timeoutMs, LONGEST_SLEEP));
+	if (Shared != NULL)
+		SleepOnVariable(keyHash, timeoutMs);
+	else
+		SleepOnLatch(round, timeoutMs);
+}
+
+/*
+ * WakeupSleepCounted sleeps for the owner of a key: the wait and its time are
+ * counted, however the sleep ends.
+ */
+void
+WakeupSleepCounted(uint64 keyHash, int round, long timeoutMs)
+{
+	instr_time began;
+
+	if (round == 0)
+		CountEvent(COUNT_WAITS);
 	INSTR_TIME_SET_CURRENT(began);
 	PG_TRY();
 	{
-		(void) ConditionVariableTimedSleep(&Shared->wakeup[VariableNumber(keyHash)], timeoutMs,
-										   SleepEvent());
+		WakeupSleep(keyHash, round, timeoutMs);
 	}
 	PG_FINALLY();
 	{
 		CountWaitTime(began);
 	}
 	PG_END_TRY();
-}
-
-/*
- * WakeupSleep sleeps until the key is broadcast or the timeout is over, and a
- * second at most; "round" counts the sleeps of one wait from 0 on.  It may also
- * return early, for no reason.  The wait and its time are counted here.  Throws
- * what an interrupt does: cancel, statement_timeout, termination.
- */
-void
-WakeupSleep(uint64 keyHash, int round, long timeoutMs)
-{
-	timeoutMs = Max(0, Min(timeoutMs, LONGEST_SLEEP));
-	if (round == 0)
-		CountEvent(COUNT_WAITS);
-	if (Shared != NULL)
-		SleepOnVariable(keyHash, timeoutMs);
-	else
-		SleepOnLatch(round, timeoutMs);
 }
 
 /*

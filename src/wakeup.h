@@ -11,6 +11,7 @@
 /* The waiter: prepare, look, sleep, look, sleep, ... and cancel. */
 extern void WakeupPrepare(uint64 keyHash);
 extern void WakeupSleep(uint64 keyHash, int round, long timeoutMs);
+extern void WakeupSleepCounted(uint64 keyHash, int round, long timeoutMs);
 extern void WakeupCancel(void);
 
 /* The owner, whose change of the key takes effect when he commits. */

@@ -44,8 +44,8 @@ static dlist_head marks = DLIST_STATIC_INIT(marks);
 
 /* The operation whose claim was lost; its scope is NULL while none is. */
 static KeyName doomedBy;
-static bool doubted = false; /* ... or may be: TrustTransaction() will tell */
-static SubTransactionId doubtedIn;
+static bool doubted = false;	   /* ... or may be: TrustTransaction() will tell */
+static SubTransactionId doubtedIn; /* where the doubt began: what fails deeper says nothing */
 
 /* ----------------------------------------------------------------
  * Open claims
@@ -229,6 +229,23 @@ ScopeCurrentKey(const text *scope)
 			return mark->key;
 	}
 	return NULL;
+}
+
+/*
+ * LastGrantedClaim tells whether the last call about any scope granted a claim,
+ * and sets which.  They are not copies.
+ */
+bool
+LastGrantedClaim(const text **scope, const text **key)
+{
+	const Mark *mark;
+
+	if (dlist_is_empty(&marks))
+		return false;
+	mark = dlist_head_element(Mark, node, &marks);
+	*scope = mark->scope;
+	*key = mark->key;
+	return mark->granted && mark->key != NULL;
 }
 
 /* ----------------------------------------------------------------

@@ -35,6 +35,7 @@ extern void OpenClaimClose(OpenClaim *claim);
 extern void ScopeMark(const text *scope, const text *key, bool granted);
 extern bool ScopeGranted(const char *pattern, bool *asked);
 extern const text *ScopeCurrentKey(const text *scope);
+extern bool LastGrantedClaim(const text **scope, const text **key);
 
 extern void DoomTransaction(const KeyName *name);
 extern void DoubtTransaction(const KeyName *name);

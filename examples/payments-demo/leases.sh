@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Scenes 8 to 14: operations whose effect lies outside of the database, and
+# Scenes 8 to 13, and the last one: operations whose effect lies outside of the database, and
 # which therefore are claimed with a lease.
 #
 # Sourced by run.

@@ -61,6 +61,7 @@ END $$;
 --	  catches the one condition it knows to be final, and never OTHERS.
 --	* Any other error ends the transaction: nothing is stored, and the next
 --	  retry does the work.
+--	* The event is published when all of that commits, and only then.
 CREATE FUNCTION payments.charge_create(p_key text, p_customer integer, p_amount numeric,
 	p_currency text DEFAULT 'EUR') RETURNS json
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -83,6 +84,10 @@ BEGIN
 		VALUES (new_id, p_currency, p_amount);
 
 		PERFORM payments.debit(p_customer, p_amount);
+
+		PERFORM idempotency.publish('charge.created',
+			json_build_object('charge', new_id, 'customer', p_customer, 'amount', p_amount),
+			aggregate_id => 'customer ' || p_customer);
 	EXCEPTION WHEN SQLSTATE 'PY402' THEN
 		RETURN idempotency.fail('charge.create', p_key,
 			json_build_object('error', 'card_declined', 'at', clock_timestamp()), 402);
@@ -182,4 +187,44 @@ BEGIN
 	RETURN idempotency.complete('order.place', p_key,
 		json_build_object('order', new_id, 'amount', p_amount, 'card_charge', p_card_charge,
 			'at', clock_timestamp()), 201, token => p_token);
+END $$;
+
+-- Receipts are sent by somebody who reads the events.  Each event comes at least
+-- once, and has its effect exactly once: once() and the receipt commit together.
+CREATE TABLE payments.receipt (
+	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	charge bigint NOT NULL,
+	customer integer NOT NULL,
+	amount numeric(12, 2) NOT NULL CHECK (amount < 90)
+);
+
+CREATE FUNCTION payments.send_receipt(event idempotency.event) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF idempotency.once('receipts', event.id::text) THEN
+		INSERT INTO payments.receipt (charge, customer, amount)
+		SELECT p.charge, p.customer, p.amount
+		FROM json_to_record(event.payload) AS p (charge bigint, customer integer, amount numeric);
+	END IF;
+END $$;
+
+-- Sends the receipts of one batch, and returns its number; NULL if there is
+-- nothing to do.  An event that fails is reported, and the others go on.
+CREATE FUNCTION payments.send_receipts(p_wait interval DEFAULT '0', p_lease interval DEFAULT '30 seconds')
+RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	event idempotency.event;
+	failed text[] := '{}';
+BEGIN
+	FOR event IN SELECT * FROM idempotency.fetch('receipts', wait => p_wait, lease => p_lease) LOOP
+		CONTINUE WHEN event.aggregateid = ANY (failed);
+		BEGIN
+			PERFORM payments.send_receipt(event);
+		EXCEPTION WHEN check_violation THEN
+			PERFORM idempotency.nack('receipts', event.batch, event.id, sqlerrm);
+			failed := failed || event.aggregateid;
+		END;
+	END LOOP;
+	RETURN event.batch;
 END $$;

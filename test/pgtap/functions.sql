@@ -60,6 +60,21 @@ SELECT set_eq(
 		('require_claim()', 'trigger', 'c', 'volatile', 'unsafe', false),
 		('current_key(scope text)', 'text', 'c', 'volatile', 'unsafe', false),
 
+		-- outbox
+		('publish(topic text, payload idempotency.document, aggregate_id text DEFAULT NULL::text, type text DEFAULT NULL::text, headers idempotency.document DEFAULT NULL::idempotency.document, event_id uuid DEFAULT NULL::uuid)',
+			'uuid', 'c', 'volatile', 'unsafe', false),
+		('subscribe(subscription text, topics text[], handler regprocedure DEFAULT NULL::regprocedure, start_at text DEFAULT ''now''::text, max_attempts integer DEFAULT 10, retry_delay interval DEFAULT ''00:00:01''::interval, max_retry_delay interval DEFAULT ''01:00:00''::interval, max_lag interval DEFAULT NULL::interval, owner regrole DEFAULT NULL::regrole)',
+			'boolean', 'c', 'volatile', 'unsafe', false),
+		('unsubscribe(subscription text)', 'boolean', 'c', 'volatile', 'unsafe', false),
+		('fetch(subscription text, max_events integer DEFAULT 100, wait interval DEFAULT ''00:00:00''::interval, lease interval DEFAULT ''00:00:30''::interval)',
+			'SETOF idempotency.event', 'c', 'volatile', 'unsafe', false),
+		('ack(subscription text, batch bigint)', 'void', 'c', 'volatile', 'unsafe', false),
+		('nack(subscription text, batch bigint, event_id uuid, error text DEFAULT NULL::text, retry_in interval DEFAULT NULL::interval)',
+			'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
+		('extend(subscription text, batch bigint, lease interval)',
+			'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
+		('redrive(subscription text, event_id uuid DEFAULT NULL::uuid)', 'bigint', 'c', 'volatile', 'unsafe', false),
+
 		-- helpers
 		('canonical(document idempotency.document)', 'text', 'c', 'immutable', 'safe', true),
 		('fingerprint(document idempotency.document)', 'bytea', 'c', 'immutable', 'safe', true),
@@ -72,13 +87,14 @@ SELECT set_eq(
 		('problem(operation idempotency.operation)', 'json', 'c', 'immutable', 'safe', true),
 
 		-- counters
-		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT stats_reset timestamp with time zone)',
+		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT published bigint, OUT delivered bigint, OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
 			'SETOF record', 'c', 'volatile', 'unsafe', false),
 		('stats_reset()', 'void', 'c', 'volatile', 'unsafe', false),
 		('reap(max_rows integer DEFAULT 1000)', 'bigint', 'c', 'volatile', 'unsafe', false),
 
 		-- rights
 		('grant_client(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
+		('grant_consumer(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
 		('grant_operator(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
 
 		-- the I/O of type document, and a cast

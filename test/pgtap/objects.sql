@@ -7,7 +7,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(24);
+SELECT plan(32);
 
 -- What CREATE EXTENSION made, without what comes with these by itself: array
 -- types, row types of relations, indexes, rules and constraints.
@@ -66,10 +66,19 @@ SELECT set_eq(
 		('type', 'idempotency.keytext'),
 		('type', 'idempotency.operation'),
 		('type', 'idempotency.abandoned'),
+		('type', 'idempotency.event'),
 		('table', 'idempotency.key'),
 		('sequence', 'idempotency.token'),
 		('view', 'idempotency.keys'),
 		('view', 'idempotency.zombies'),
+		('table', 'idempotency.outbox'),
+		('sequence', 'idempotency.outbox_seq'),
+		('table', 'idempotency.subscription'),
+		('sequence', 'idempotency.subscription_number'),
+		('table', 'idempotency."position"'),
+		('table', 'idempotency.parked'),
+		('view', 'idempotency.dead_letters'),
+		('view', 'idempotency.subscriptions'),
 		('table', 'idempotency.reaper'),
 		('view', 'idempotency.stats'),
 		('cast', '(json AS idempotency.document)'),
@@ -237,9 +246,149 @@ SELECT results_eq(
 		('zombies_reaped', 'bigint'),
 		('waits', 'bigint'),
 		('wait_time', 'interval'),
+		('published', 'bigint'),
+		('delivered', 'bigint'),
+		('acknowledged', 'bigint'),
+		('failed', 'bigint'),
+		('dead_letters', 'bigint'),
+		('redriven', 'bigint'),
+		('events_reaped', 'bigint'),
+		('events_dropped', 'bigint'),
 		('stats_reset', 'timestamp with time zone')
 	$$,
 	'the columns of stats');
+
+-- What a consumer gets: the columns are passed to handlers as one row.
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'event' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('batch', 'bigint'),
+		('seq', 'bigint'),
+		('id', 'uuid'),
+		('aggregatetype', 'text'),
+		('aggregateid', 'text'),
+		('type', 'text'),
+		('payload', 'json'),
+		('headers', 'json'),
+		('attempt', 'integer'),
+		('published_at', 'timestamp with time zone')
+	$$,
+	'the columns of event');
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'dead_letters' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('subscription', 'text'),
+		('event_id', 'uuid'),
+		('topic', 'text'),
+		('aggregate_id', 'text'),
+		('type', 'text'),
+		('error', 'text'),
+		('attempts', 'integer'),
+		('first_failed_at', 'timestamp with time zone'),
+		('last_failed_at', 'timestamp with time zone'),
+		('published_at', 'timestamp with time zone'),
+		('payload', 'json'),
+		('headers', 'json'),
+		('seq', 'bigint')
+	$$,
+	'the columns of dead_letters');
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'subscriptions' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('subscription', 'text'),
+		('owner', 'name'),
+		('topics', 'text[]'),
+		('handler', 'text'),
+		('lag_events', 'bigint'),
+		('lag', 'interval'),
+		('parked', 'bigint'),
+		('waiting', 'bigint'),
+		('dead', 'bigint'),
+		('oldest_parked_at', 'timestamp with time zone'),
+		('last_error', 'text'),
+		('last_error_at', 'timestamp with time zone'),
+		('batch_out_since', 'timestamp with time zone'),
+		('batch_leased_until', 'timestamp with time zone'),
+		('max_lag', 'interval'),
+		('created_at', 'timestamp with time zone')
+	$$,
+	'the columns of subscriptions');
+
+-- The log of events: those who read it by logical decoding know its columns by
+-- their names.
+
+SELECT results_eq(
+	$$
+		SELECT attname, type, attnotnull, collname::text COLLATE "default"
+		FROM pg_temp.relation_column
+		LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = attcollation
+		WHERE relname = 'outbox' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('seq', 'bigint', true, NULL),
+		('txid', 'xid8', true, NULL),
+		('published_at', 'timestamp with time zone', true, NULL),
+		('id', 'uuid', true, NULL),
+		('aggregatetype', 'text', true, 'C'),
+		('aggregateid', 'text', false, 'C'),
+		('type', 'text', false, 'C'),
+		('payload', 'json', false, NULL),
+		('headers', 'json', false, NULL)
+	$$,
+	'the columns of outbox');
+
+SELECT results_eq(
+	$$
+		SELECT pg_catalog.pg_get_indexdef(i.indexrelid), i.indisprimary, i.indisvalid
+		FROM pg_catalog.pg_index AS i
+		WHERE i.indrelid = 'idempotency.outbox'::pg_catalog.regclass
+	$$,
+	$$ VALUES ('CREATE UNIQUE INDEX outbox_pkey ON idempotency.outbox USING btree (seq)', true, true) $$,
+	'one index: publishing writes one row and one index entry');
+
+SELECT results_eq(
+	$$
+		SELECT c.relname::text COLLATE "default", c.relkind::text, c.relpersistence::text, am.amname = 'heap',
+			c.relrowsecurity, c.relhastriggers, c.relhasrules
+		FROM pg_temp.relation AS c
+		JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
+		WHERE c.relname IN ('outbox', 'subscription', 'position', 'parked') AND c.relkind = 'r'
+		ORDER BY c.relname COLLATE "C"
+	$$,
+	$$ VALUES
+		('outbox', 'r', 'p', true, false, false, false),
+		('parked', 'r', 'p', true, false, false, false),
+		('position', 'r', 'p', true, false, false, false),
+		('subscription', 'r', 'p', true, false, false, false)
+	$$,
+	'the tables of the outbox are plain permanent heaps');
+
+SELECT is_empty(
+	$$
+		SELECT adrelid::pg_catalog.regclass, adnum FROM pg_catalog.pg_attrdef
+		WHERE adrelid = 'idempotency.outbox'::pg_catalog.regclass
+	$$,
+	'nobody but publish() gives an event its number');
+
+SELECT results_eq(
+	$$
+		SELECT pg_catalog.format_type(seqtypid, NULL), seqincrement, seqmin, seqcache, seqcycle
+		FROM pg_catalog.pg_sequence WHERE seqrelid = 'idempotency.outbox_seq'::pg_catalog.regclass
+	$$,
+	$$ VALUES ('bigint', 1::bigint, 1::bigint, 1::bigint, false) $$,
+	'numbers of events are drawn one by one, and never come again');
 
 -- The table that decides who won.
 
@@ -353,6 +502,7 @@ SELECT set_eq(
 		('idempotency.max_response_size', '1048576', 'B', 'integer', 'user', '1024', '536870911'),
 		('idempotency.scope_prefix', '', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL),
+		('idempotency.outbox_retention', '86400', 's', 'integer', 'superuser', '-1', '2147483647'),
 		('idempotency.reaper_naptime', '10000', 'ms', 'integer', 'sighup', '0', '2147483647'),
 		('idempotency.databases', '', NULL, 'string', 'sighup', NULL, NULL)
 	$$,

@@ -1,6 +1,6 @@
--- The public contract: who may do what.  Three roles look at every object: one
--- that was granted nothing, a client and an operator.  A new object fails here
--- until somebody says who may use it.
+-- The public contract: who may do what.  Four roles look at every object: one
+-- that was granted nothing, a client, a consumer and an operator.  A new object
+-- fails here until somebody says who may use it.
 
 BEGIN;
 
@@ -8,13 +8,15 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(44);
+SELECT plan(62);
 
 CREATE ROLE idempotency_plain;
 CREATE ROLE idempotency_client;
+CREATE ROLE idempotency_consumer;
 CREATE ROLE idempotency_operator;
 CREATE ROLE "idempotency ""odd"", role";
 SELECT idempotency.grant_client('idempotency_client') \g /dev/null
+SELECT idempotency.grant_consumer('idempotency_consumer') \g /dev/null
 SELECT idempotency.grant_operator('idempotency_operator') \g /dev/null
 SELECT idempotency.grant_client('"idempotency ""odd"", role"') \g /dev/null
 
@@ -23,6 +25,7 @@ CREATE TEMPORARY VIEW looker AS
 	FROM (VALUES
 		('plain', 'idempotency_plain'),
 		('client', 'idempotency_client'),
+		('consumer', 'idempotency_consumer'),
 		('operator', 'idempotency_operator')) AS l (who, role);
 
 -- The types that have access lists of their own: that of an array is that of its
@@ -113,10 +116,18 @@ SELECT set_eq(
 		('idempotency.run(text,text,idempotency.document,regprocedure,interval,interval)', 'client'),
 		('idempotency.peek(text,text)', 'client operator'),
 		('idempotency.forget(text,text)', 'operator'),
-		('idempotency.once(text,text,interval)', 'client'),
-		('idempotency.once(text,text[],interval)', 'client'),
+		('idempotency.once(text,text,interval)', 'client consumer'),
+		('idempotency.once(text,text[],interval)', 'client consumer'),
 		('idempotency.require_claim()', 'client'),
 		('idempotency.current_key(text)', 'client'),
+		('idempotency.publish(text,idempotency.document,text,text,idempotency.document,uuid)', 'client'),
+		('idempotency.subscribe(text,text[],regprocedure,text,integer,interval,interval,interval,regrole)', 'consumer'),
+		('idempotency.unsubscribe(text)', 'consumer'),
+		('idempotency."fetch"(text,integer,interval,interval)', 'consumer'),
+		('idempotency.ack(text,bigint)', 'consumer'),
+		('idempotency.nack(text,bigint,uuid,text,interval)', 'consumer'),
+		('idempotency.extend(text,bigint,interval)', 'consumer'),
+		('idempotency.redrive(text,uuid)', 'consumer operator'),
 		('idempotency.canonical(idempotency.document)', 'client'),
 		('idempotency.fingerprint(idempotency.document)', 'client'),
 		('idempotency.fingerprint(text,text,idempotency.document)', 'client'),
@@ -129,6 +140,7 @@ SELECT set_eq(
 		('idempotency.stats_reset()', 'operator'),
 		('idempotency.reap(integer)', 'operator'),
 		('idempotency.grant_client(regrole)', ''),
+		('idempotency.grant_consumer(regrole)', ''),
 		('idempotency.grant_operator(regrole)', ''),
 		('idempotency.document(jsonb)', 'client'),
 		('idempotency.document_in(cstring)', 'client'),
@@ -148,7 +160,7 @@ SELECT set_eq(
 		('idempotency.keytext_cmp(idempotency.keytext,idempotency.keytext)', ''),
 		('idempotency.keytext_sortsupport(internal)', '')
 	$$,
-	'functions: nothing for a plain role, the set of clients, the set of operators');
+	'functions: nothing for a plain role, the sets of clients, consumers and operators');
 
 -- Relations, types, the schema.
 
@@ -167,7 +179,8 @@ SELECT set_eq(
 		GROUP BY c.relname, l.who
 	$$,
 	$$ VALUES ('keys', 'operator', 'SELECT'), ('zombies', 'operator', 'SELECT'), ('stats', 'operator', 'SELECT'),
-		('reaper', 'operator', 'SELECT') $$,
+		('reaper', 'operator', 'SELECT'), ('subscriptions', 'operator', 'SELECT'),
+		('dead_letters', 'operator', 'SELECT') $$,
 	'relations: an operator reads the views, and that is all');
 
 SELECT is_empty(
@@ -191,9 +204,10 @@ SELECT set_eq(
 		('document', 'client operator'),
 		('keytext', ''),
 		('operation', 'client operator'),
-		('abandoned', 'client')
+		('abandoned', 'client'),
+		('event', 'consumer')
 	$$,
-	'types: those of arguments and results, for clients and operators');
+	'types: those of arguments and results, for clients, consumers and operators');
 
 SELECT set_eq(
 	$$
@@ -202,8 +216,8 @@ SELECT set_eq(
 		CROSS JOIN (VALUES ('USAGE'), ('CREATE')) AS p (privilege)
 		WHERE pg_catalog.has_schema_privilege(l.role, 'idempotency', p.privilege)
 	$$,
-	$$ VALUES ('client', 'USAGE'), ('operator', 'USAGE') $$,
-	'the schema: clients and operators use it, and create nothing in it');
+	$$ VALUES ('client', 'USAGE'), ('consumer', 'USAGE'), ('operator', 'USAGE') $$,
+	'the schema: clients, consumers and operators use it, and create nothing in it');
 
 SELECT results_eq(
 	$$
@@ -229,9 +243,10 @@ SELECT set_eq(
 		('schema idempotency', 'USAGE'),
 		('relation stats', 'SELECT'),
 		('relation reaper', 'SELECT'),
+		('relation subscriptions', 'SELECT'),
 		('function idempotency.stats()', 'EXECUTE')
 	$$,
-	'pg_monitor reads the counters and the progress of the reaper, and that is all');
+	'pg_monitor reads the counters and the progress of the reaper and of the subscriptions, and that is all');
 
 -- The rights at work.  What a role may not do fails before it looks at its
 -- arguments.
@@ -284,11 +299,32 @@ SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.key$$);
 SELECT pg_temp.refused('idempotency_client', $$DELETE FROM idempotency.key$$);
 SELECT pg_temp.refused('idempotency_client', $$SELECT idempotency.grant_client('idempotency_plain')$$);
 SELECT pg_temp.refused('idempotency_client', $$CREATE TABLE idempotency.mine ()$$);
+SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.publish('order.placed', '{}')$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT idempotency.subscribe('s', '{*}')$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.fetch('s')$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT * FROM idempotency.outbox$$);
+SELECT pg_temp.refused('idempotency_client', $$SELECT nextval('idempotency.outbox_seq')$$);
+
+SELECT pg_temp.allowed('idempotency_consumer', $$SELECT idempotency.subscribe('mine', '{*}', start_at => 'beginning')$$);
+SELECT pg_temp.allowed('idempotency_consumer', $$SELECT idempotency.ack('mine', batch) FROM idempotency.fetch('mine')$$);
+SELECT pg_temp.allowed('idempotency_consumer', $$SELECT idempotency.redrive('mine')$$);
+SELECT pg_temp.allowed('idempotency_consumer', $$SELECT * FROM idempotency.once('mine', ARRAY['a', 'b'])$$);
+SELECT pg_temp.refused('idempotency_consumer', $$SELECT idempotency.publish('order.placed', '{}')$$);
+SELECT pg_temp.refused('idempotency_consumer', $$SELECT idempotency.claim('s', 'k')$$);
+SELECT pg_temp.refused('idempotency_consumer', $$SELECT * FROM idempotency.outbox$$);
+SELECT pg_temp.refused('idempotency_consumer', $$SELECT * FROM idempotency.parked$$);
+SELECT pg_temp.refused('idempotency_consumer', $$UPDATE idempotency.subscription SET owner = current_user$$);
+SELECT pg_temp.refused('idempotency_consumer', $$SELECT * FROM idempotency.dead_letters$$);
+
+SELECT idempotency.subscribe('another''s', '{*}') \g /dev/null
+SELECT pg_temp.refused('idempotency_consumer', $$SELECT * FROM idempotency.fetch('another''s')$$);
+SELECT pg_temp.refused('idempotency_consumer', $$SELECT idempotency.unsubscribe('another''s')$$);
 
 SELECT pg_temp.allowed('idempotency_operator', $$SELECT * FROM idempotency.keys$$);
 SELECT pg_temp.allowed('idempotency_operator', $$SELECT * FROM idempotency.zombies$$);
 SELECT pg_temp.allowed('idempotency_operator', $$SELECT idempotency.peek('s', 'k')$$);
 SELECT pg_temp.allowed('idempotency_operator', $$SELECT idempotency.forget('s', 'k')$$);
+SELECT pg_temp.allowed('idempotency_operator', $$SELECT * FROM idempotency.dead_letters$$);
 SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.claim('s', 'k')$$);
 SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.renew('s', 'leased', 1, '1 min')$$);
 SELECT pg_temp.refused('idempotency_operator', $$SELECT * FROM idempotency.claim_abandoned('s', '1 min')$$);

@@ -240,8 +240,10 @@ dumps('dump the data', '--data-only', '--disable-triggers', '--file', "$dir/data
 
 my $text = slurp_file("$dir/plain");
 is(scalar(() = $text =~ /^CREATE EXTENSION.*idempotency/mg), 1, 'a dump creates the extension once');
-is(join(', ', sort $text =~ /^COPY idempotency\.(\w+)/mg), 'key, reaper', 'and copies its two tables');
-is(join(', ', $text =~ /^SELECT pg_catalog\.setval\('idempotency\.(\w+)', \d+, true\)/mg), 'token', 'and sets its sequence');
+is(join(', ', sort $text =~ /^COPY idempotency\."?(\w+)/mg), 'key, outbox, parked, position, reaper, subscription',
+	'and copies all of its tables');
+is(join(', ', sort $text =~ /^SELECT pg_catalog\.setval\('idempotency\.(\w+)', \d+, (?:true|false)\)/mg),
+	'outbox_seq, subscription_number, token', 'and sets its sequences');
 unlike($text, qr/^CREATE (?!TRIGGER|EXTENSION)\w+ .*idempotency/m, 'and creates none of its objects');
 unlike($text, qr/^(COMMENT|ALTER) .* idempotency\./m, 'nor alters any');
 unlike(slurp_file("$dir/schema"), qr/^COPY/m, 'a dump of the schema has no data');

@@ -92,6 +92,23 @@ few_locks(20, 'those of a savepoint go with it');
 $session->query_safe('COMMIT');
 is(join('|', held()), '0|0', 'after commit there is none');
 
+# Who gets no claim, because another transaction holds the key, keeps nothing: the
+# table's lock would stand in the way of a VACUUM FULL.
+my $owner = open_session($node);
+my $modes = q{SELECT string_agg(DISTINCT mode, ', ') FROM pg_locks
+	WHERE pid = pg_backend_pid() AND relation = 'idempotency.key'::regclass};
+$owner->query_safe(q{BEGIN; SELECT idempotency.claim('l', 'held')});
+is($owner->query_safe($modes), 'RowExclusiveLock', 'who claims has the lock on the table');
+foreach my $call (q{try_claim('l', 'held')}, q{try_claim('l', 'held', lease => '1 min')},
+	q{try_claim('l', 'held', wait => '10 ms')})
+{
+	is($session->query_safe("BEGIN; SELECT outcome FROM idempotency.$call"), 'in_progress', "$call is refused");
+	is($session->query_safe($modes), '', "$call: and leaves no lock on the table");
+	$session->query_safe('ROLLBACK');
+}
+$owner->query_safe('ROLLBACK');
+$owner->quit;
+
 # ----------------------------------------------------------------
 # A full lock table
 # ----------------------------------------------------------------

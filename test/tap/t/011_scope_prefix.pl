@@ -175,6 +175,10 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	is(session(qq{\\echo tried\nSELECT idempotency.once('t2/x', 'k'), idempotency.once('t1/x', 'k')}, role => 'free'),
 		'f|f', "$library: a free role has all");
 	fails_with($node, "SET $guc = 't1/'; SELECT idempotency.peek('t2/x', 'k')", '42501', "$library: a superuser binds himself");
+	is($node->safe_psql('postgres', "$_; SELECT idempotency.peek('t1/x', 'k') IS NULL, idempotency.peek('t2/x', 'k') IS NULL"),
+		'f|f', "$library: who sets it for others is not bound by it, in $_")
+	  foreach "ALTER ROLE other SET $guc = 't2/'", "ALTER ROLE other IN DATABASE own SET $guc = 't2/'",
+		"ALTER DATABASE own SET $guc = 't1/'", "ALTER DATABASE own RESET $guc";
 
 	# A prefix that could not be is refused, or keeps the role out: it never opens.
 	$node->psql('postgres', "ALTER ROLE tenant SET $guc = 't1'");

@@ -122,9 +122,9 @@ my @alterations = (
 		"ALTER TABLE $t DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key)", '\w' ],
 	[ 'an added column', "ALTER TABLE $t ADD note text", "ALTER TABLE $t DROP note", 'columns' ],
 	[ 'an added column with a value', "ALTER TABLE $t ADD note text DEFAULT 'x' NOT NULL", "ALTER TABLE $t DROP note",
-		'columns' ],
+		'Drop' ],
 	[ 'a generated column', "ALTER TABLE $t ADD l int GENERATED ALWAYS AS (length(key)) STORED", "ALTER TABLE $t DROP l",
-		'columns' ]);
+		'Drop' ]);
 
 foreach (@alterations)
 {

@@ -1,0 +1,428 @@
+--
+-- fetch(), ack(), extend(), and giving back: batches, as one session sees them.  (What
+-- publishers and consumers do to each other is the matter of the isolation tests;
+-- events that fail, that of nack.)
+--
+\set SHOW_CONTEXT never
+
+-- What a statement comes to: its SQLSTATE, message and detail, without the number
+-- of a batch.
+CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	message text;
+	detail text;
+BEGIN
+	EXECUTE statement;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL;
+	RETURN SQLSTATE || ': ' || message || coalesce('. ' || regexp_replace(nullif(detail, ''), 'batch -?\d+', 'batch N'), '');
+END
+$$;
+
+-- Events are known by numbers, which are their payloads.
+CREATE FUNCTION pg_temp.publish(numbers int[], topic text DEFAULT 'fetch') RETURNS bigint LANGUAGE sql AS $$
+	SELECT count(idempotency.publish(topic, to_json(n))) FROM unnest(numbers) AS n
+$$;
+CREATE FUNCTION pg_temp.fetch(subscription text, max_events int DEFAULT 100) RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(payload || CASE WHEN attempt > 1 THEN ' (attempt ' || attempt || ')' ELSE '' END, ', ')
+	FROM idempotency.fetch(subscription, max_events)
+$$;
+CREATE FUNCTION pg_temp.batch(p_subscription text) RETURNS bigint LANGUAGE sql AS $$
+	SELECT batch FROM idempotency.position WHERE subscription = p_subscription
+$$;
+CREATE FUNCTION pg_temp.ack(subscription text) RETURNS void LANGUAGE sql AS $$
+	SELECT idempotency.ack(subscription, pg_temp.batch(subscription))
+$$;
+-- Makes it so much later for the batch that is out.
+CREATE FUNCTION pg_temp.pass(p_subscription text, p_time interval DEFAULT '1 day') RETURNS void LANGUAGE sql AS $$
+	UPDATE idempotency.position SET leased_at = leased_at - p_time, leased_until = leased_until - p_time
+		WHERE subscription = p_subscription
+$$;
+
+SELECT idempotency.subscribe('fetch', '{fetch}');
+
+--
+-- A batch
+--
+
+-- What was published comes, all of it, in that order, and as it was published.
+SELECT pg_temp.fetch('fetch');
+SELECT idempotency.publish('fetch', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', '{"trace" : "a1"}', '00000000-0000-0000-0000-000000000001');
+SELECT idempotency.publish('fetch', NULL) IS NOT NULL AS published;
+SELECT pg_temp.publish('{3,1,2}');
+CREATE TEMPORARY TABLE got AS SELECT row_number() OVER () AS n, * FROM idempotency.fetch('fetch');
+SELECT n, aggregatetype, aggregateid, type, payload, headers, attempt FROM got ORDER BY n;
+SELECT count(DISTINCT batch) AS batches, min(batch) > 0 AS positive, min(batch) = pg_temp.batch('fetch') AS noted FROM got;
+SELECT bool_and(got.seq = o.seq AND got.published_at = o.published_at) AS same, count(*),
+		array_agg(got.seq ORDER BY n) = array_agg(got.seq ORDER BY got.seq) AS ordered
+	FROM got JOIN idempotency.outbox AS o USING (id);
+SELECT pg_temp.ack('fetch');
+SELECT pg_temp.fetch('fetch');
+
+-- No more than the consumer wants, nor than a hundred unless he says so.
+SELECT pg_temp.publish(array_agg(n)) FROM generate_series(1, 105) AS n;
+SELECT pg_temp.fetch('fetch', 3), pg_temp.ack('fetch');
+SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempotency.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch', 1), pg_temp.ack('fetch');
+SELECT pg_temp.fetch('fetch', 2147483647), pg_temp.ack('fetch');
+
+-- It may stand where a row set may, and is a whole whatever is read of it.
+SELECT pg_temp.publish('{1,2,3}');
+SELECT (idempotency.fetch('fetch')).payload LIMIT 1;
+SELECT pg_temp.pass('fetch');
+SELECT payload FROM idempotency.fetch('fetch') LIMIT 1;
+SELECT pg_temp.pass('fetch');
+SELECT (f).payload FROM idempotency.fetch('fetch') AS f WHERE (f).payload::text <> '2';
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+
+--
+-- One batch at a time
+--
+
+-- Nobody gets anything while a batch is out and its lease runs, in whatever
+-- transaction; then it comes again as a whole, under another number.
+SELECT pg_temp.publish('{11,12,13}');
+SELECT pg_temp.fetch('fetch'), pg_temp.publish('{14}');
+SELECT pg_temp.batch('fetch') AS old \gset
+SELECT pg_temp.fetch('fetch');
+SELECT leased_until - leased_at AS lease, leased_until - clock_timestamp() BETWEEN '1 s' AND '30 s' AS left FROM idempotency.position WHERE subscription = 'fetch';
+SELECT pg_temp.pass('fetch', '31 s');
+SELECT pg_temp.fetch('fetch', 1), pg_temp.batch('fetch') <> :old AS another;
+SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', ' || :old || ')');
+SELECT pg_temp.error_of('SELECT idempotency.extend(''fetch'', ' || :old || ', ''1 h'')');
+SELECT pg_temp.error_of('SELECT idempotency.nack(''fetch'', ' || :old || ', NULL)');
+-- Who is late may still acknowledge what was not given again.
+SELECT pg_temp.pass('fetch'), pg_temp.ack('fetch');
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+
+-- A lease is as long as the consumer says, and may be extended, from now on, even
+-- when it is over.
+SELECT pg_temp.publish('{21,22}');
+SELECT count(*) FROM idempotency.fetch('fetch', lease => '1 h');
+SELECT pg_temp.pass('fetch', '59 min'), pg_temp.fetch('fetch');
+SELECT idempotency.extend('fetch', pg_temp.batch('fetch'), '10 min') AS until \gset
+SELECT leased_until = :'until' AS noted, leased_until - clock_timestamp() BETWEEN '9 min' AND '10 min' AS extended
+	FROM idempotency.position WHERE subscription = 'fetch';
+SELECT pg_temp.pass('fetch', '9 min'), pg_temp.fetch('fetch');
+SELECT pg_temp.pass('fetch', '9 min');
+SELECT idempotency.extend('fetch', pg_temp.batch('fetch'), '1 min') > now() AS extended, pg_temp.fetch('fetch');
+SELECT l AS lease, pg_temp.error_of(format('SELECT idempotency.extend(''fetch'', %s, %L)', pg_temp.batch('fetch'), l)) AS extend,
+		pg_temp.error_of(format('SELECT idempotency.fetch(''fetch'', lease => %L)', l)) AS fetch
+	FROM unnest('{0,-1 microsecond,-1 month,300000 years,NULL}'::text[]) AS l;
+SELECT pg_temp.pass('fetch'), pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+-- A clock that was set back leaves a lease that begins in the future: it is over.
+SELECT pg_temp.publish('{23}');
+SELECT pg_temp.fetch('fetch'), pg_temp.pass('fetch', '-1 day');
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+
+-- A batch that is given back comes again at once, whole, and not as a failure.
+SELECT pg_temp.publish('{31,32}');
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.batch('fetch') AS old \gset
+SELECT t BETWEEN now() AND clock_timestamp() AS now FROM idempotency.nack('fetch', :old, NULL) AS t;
+SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', ' || :old || ')');
+SELECT pg_temp.publish('{33}');
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch');
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+SELECT count(*) FROM idempotency.parked WHERE subscription = 'fetch';
+
+-- Only the batch that is out may be acknowledged, and once.
+SELECT pg_temp.publish('{41}');
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.batch('fetch') AS batch \gset
+SELECT pg_temp.error_of(format('SELECT idempotency.%s', call)) AS error FROM unnest(ARRAY[
+	'ack(''fetch'', ' || :batch || ' - 1)',
+	'ack(''fetch'', 0)',
+	'ack(''fetch'', NULL)',
+	'ack(''nobody'', ' || :batch || ')',
+	'ack('''', ' || :batch || ')',
+	'ack(NULL, ' || :batch || ')',
+	'extend(''nobody'', ' || :batch || ', ''1 min'')',
+	'extend(''fetch'', NULL, ''1 min'')',
+	'extend(''fetch'', 0, ''1 min'')']) AS call;
+SELECT idempotency.ack('fetch', :batch);
+SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', ' || :batch || ')');
+SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', 0)');
+-- That is an error which dooms nothing.
+SELECT pg_temp.publish('{42}');
+BEGIN;
+SAVEPOINT s;
+SELECT idempotency.ack('fetch', 1);
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+COMMIT;
+SELECT pg_temp.fetch('fetch');
+
+-- Each subscription has its own position.
+SELECT idempotency.subscribe('fetch too', '{fetch}');
+SELECT pg_temp.publish('{51,52,53}');
+SELECT pg_temp.fetch('fetch', 2), pg_temp.fetch('fetch too', 1);
+SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', pg_temp.batch(''fetch too''))');
+SELECT pg_temp.ack('fetch too'), pg_temp.fetch('fetch too'), pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.ack('fetch too'), pg_temp.fetch('fetch'), pg_temp.fetch('fetch too');
+SELECT idempotency.unsubscribe('fetch too');
+
+--
+-- What a transaction does, and undoes
+--
+
+-- Fetched and rolled back is not fetched; acknowledged and rolled back is still out.
+SELECT pg_temp.publish('{61,62}');
+BEGIN;
+SELECT pg_temp.fetch('fetch');
+ROLLBACK;
+BEGIN;
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+ROLLBACK;
+SELECT pg_temp.fetch('fetch');
+BEGIN;
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+ROLLBACK;
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+-- Likewise with savepoints.
+SELECT pg_temp.publish('{63,64,65}');
+BEGIN;
+SAVEPOINT s;
+SELECT pg_temp.fetch('fetch', 1);
+ROLLBACK TO s;
+SELECT pg_temp.fetch('fetch', 2);
+SAVEPOINT s;
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+ROLLBACK TO s;
+SELECT pg_temp.fetch('fetch');
+SAVEPOINT s;
+SELECT pg_temp.ack('fetch');
+RELEASE s;
+COMMIT;
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+SELECT pg_temp.fetch('fetch');
+
+-- One transaction may take batch after batch, and commit them with its work.
+SELECT pg_temp.publish('{71,72,73,74,75}');
+BEGIN;
+SELECT pg_temp.fetch('fetch', 2), pg_temp.ack('fetch'), pg_temp.fetch('fetch', 2), pg_temp.ack('fetch'), pg_temp.fetch('fetch', 2), pg_temp.ack('fetch');
+SELECT pg_temp.fetch('fetch');
+COMMIT;
+SELECT pg_temp.fetch('fetch');
+
+-- What it publishes itself comes when it has committed, and not before; not what it
+-- took back, nor what it rolls back.
+SELECT pg_temp.publish('{81}');
+BEGIN;
+SELECT pg_temp.publish('{82}');
+SAVEPOINT s;
+SELECT pg_temp.publish('{83}');
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+ROLLBACK TO s;
+SELECT pg_temp.publish('{84}');
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+COMMIT;
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
+BEGIN;
+SELECT pg_temp.publish('{85}');
+SAVEPOINT s;
+SELECT pg_temp.publish('{86}'), pg_temp.fetch('fetch');
+RELEASE s;
+SELECT pg_temp.publish('{87}'), pg_temp.fetch('fetch');
+COMMIT;
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+BEGIN;
+SELECT pg_temp.publish('{88}'), pg_temp.fetch('fetch');
+ROLLBACK;
+SELECT pg_temp.publish('{89}');
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+-- A batch that was taken beside them comes again without them.
+SELECT pg_temp.publish('{91}');
+BEGIN;
+SELECT pg_temp.publish('{92,93}');
+SELECT pg_temp.fetch('fetch');
+COMMIT;
+SELECT pg_temp.pass('fetch'), pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch', 1);
+SELECT pg_temp.pass('fetch'), pg_temp.fetch('fetch');
+SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+SELECT pg_temp.fetch('fetch');
+
+-- A transaction whose snapshot stays would not see what is published; it may
+-- acknowledge.
+SELECT pg_temp.publish('{95,96}');
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT idempotency.fetch('fetch');
+\echo :SQLSTATE
+ROLLBACK;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT idempotency.fetch('fetch');
+ROLLBACK;
+SELECT pg_temp.fetch('fetch', 1);
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT idempotency.extend('fetch', pg_temp.batch('fetch'), '1 h') > now() AS extended;
+COMMIT;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT pg_temp.ack('fetch');
+COMMIT;
+BEGIN ISOLATION LEVEL READ UNCOMMITTED;
+SELECT pg_temp.fetch('fetch');
+COMMIT;
+BEGIN READ ONLY;
+SELECT idempotency.fetch('fetch');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT pg_temp.ack('fetch');
+\echo :SQLSTATE
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idempotency.extend('fetch', 1, '1 min');
+\echo :SQLSTATE
+ROLLBACK;
+SELECT pg_temp.ack('fetch');
+
+--
+-- Where the position is
+--
+
+-- What nobody wants is passed, and not read again; so are rolled-back events, whether
+-- or not VACUUM has been there, and numbers that nobody ever used.  The position
+-- holds nothing of them in the end.
+CREATE FUNCTION pg_temp.position() RETURNS text LANGUAGE sql AS $$
+	SELECT format('%s behind the last event, %s in flight, batch: %s',
+			(SELECT max(seq) FROM idempotency.outbox) - passed, cardinality(inflight) / 3, coalesce(batch::text, 'none'))
+		FROM idempotency.position WHERE subscription = 'fetch'
+$$;
+SELECT pg_temp.fetch('fetch'), pg_temp.position();
+SELECT pg_temp.publish('{1,2,3}', 'fetchtoo'), pg_temp.publish('{4}', 'Fetch');
+SELECT pg_temp.position();
+SELECT pg_temp.fetch('fetch'), pg_temp.position();
+BEGIN;
+SELECT pg_temp.publish('{5}');
+ROLLBACK;
+SELECT pg_temp.publish('{101}');
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch'), pg_temp.position();
+BEGIN;
+SELECT pg_temp.publish('{6,7}');
+ROLLBACK;
+VACUUM idempotency.outbox;
+SELECT nextval('idempotency.outbox_seq') IS NOT NULL AS burned;
+SELECT pg_temp.publish('{102}');
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+SELECT pg_temp.publish('{103}');
+SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch'), pg_temp.position();
+-- One row a subscription, whatever is done.
+SELECT count(*), min(version) > 50 AS grown FROM idempotency.position WHERE subscription = 'fetch';
+-- What is in the way of a batch that fills up stays for the next one.
+SELECT pg_temp.publish('{104,105,106}');
+SELECT pg_temp.fetch('fetch', 2), pg_temp.publish('{8,9}', 'fetch.not'), pg_temp.ack('fetch'), pg_temp.position();
+SELECT pg_temp.fetch('fetch', 2), pg_temp.ack('fetch'), pg_temp.position();
+SELECT pg_temp.fetch('fetch', 2), pg_temp.position();
+
+-- The position of a restored database is about another cluster's transactions: all
+-- of them are over there, and nothing that was in flight is held back or lost,
+-- whatever is done first, and though the numbers of transactions begin anew.
+CREATE FUNCTION pg_temp.from_another_cluster() RETURNS void LANGUAGE sql AS $$
+	UPDATE idempotency.outbox SET txid = (txid::text::bigint + 1000000000000)::text::xid8 WHERE aggregatetype = 'restore';
+	UPDATE idempotency.position SET system_identifier = 1,
+			inflight = ARRAY(SELECT CASE WHEN (n - 1) % 3 = 0 THEN i + 1000000000000 * sign(i)::bigint ELSE i END FROM unnest(inflight) WITH ORDINALITY AS u (i, n) ORDER BY n),
+			batch_inflight = CASE WHEN batch IS NOT NULL THEN
+				ARRAY(SELECT CASE WHEN (n - 1) % 3 = 0 THEN i + 1000000000000 * sign(i)::bigint ELSE i END FROM unnest(batch_inflight) WITH ORDINALITY AS u (i, n) ORDER BY n) END
+		WHERE subscription = 'restore';
+$$;
+CREATE FUNCTION pg_temp.in_flight(p_first int) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM pg_temp.publish(ARRAY[p_first + 1], 'restore');
+	RETURN pg_temp.fetch('restore');
+END
+$$;
+SELECT idempotency.subscribe('restore', '{restore}');
+SELECT pg_temp.publish('{1}', 'restore');
+SELECT pg_temp.in_flight(1), pg_temp.from_another_cluster();
+SELECT pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
+SELECT pg_temp.publish('{11}', 'restore');
+SELECT pg_temp.in_flight(11), pg_temp.from_another_cluster();
+SELECT pg_temp.pass('restore'), pg_temp.fetch('restore');
+SELECT pg_temp.pass('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
+SELECT pg_temp.fetch('restore'), pg_temp.ack('restore');
+SELECT pg_temp.publish('{21}', 'restore');
+SELECT pg_temp.in_flight(21), pg_temp.from_another_cluster();
+SELECT idempotency.extend('restore', pg_temp.batch('restore'), '1 min') > now() AS extended, idempotency.nack('restore', pg_temp.batch('restore'), NULL) <= clock_timestamp() AS given_back;
+SELECT pg_temp.fetch('restore', 1), pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
+SELECT pg_temp.publish('{31}', 'restore');
+SELECT pg_temp.in_flight(31), pg_temp.ack('restore'), pg_temp.from_another_cluster();
+SELECT pg_temp.publish('{33}', 'restore');
+SELECT pg_temp.fetch('restore', 1), pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
+-- What was given there is not given again.
+SELECT pg_temp.publish('{41,42,43}', 'restore');
+SELECT pg_temp.fetch('restore', 2), pg_temp.ack('restore'), pg_temp.from_another_cluster();
+SELECT pg_temp.fetch('restore'), pg_temp.ack('restore'), pg_temp.fetch('restore');
+SELECT cardinality(inflight) AS in_flight FROM idempotency.position WHERE subscription = 'restore';
+-- The same in this cluster, but of another outbox.
+SELECT pg_temp.publish('{51}', 'restore');
+SELECT pg_temp.in_flight(51), pg_temp.from_another_cluster();
+UPDATE idempotency.position SET relation = 1, system_identifier = (SELECT system_identifier FROM pg_control_system()) WHERE subscription = 'restore';
+SELECT pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
+
+-- A hole of which nothing more can come is given up, and what is in it is given.
+SELECT pg_temp.publish('{61,62}', 'restore');
+SELECT min(seq) AS first, max(seq) AS last FROM idempotency.outbox WHERE payload::text IN ('61', '62') AND aggregatetype = 'restore' \gset
+UPDATE idempotency.position SET passed = :last + 5, inflight = ARRAY[-1, :first - 1, :last + 3] WHERE subscription = 'restore';
+SELECT setval('idempotency.outbox_seq', :last + 5) IS NOT NULL AS set;
+SELECT pg_temp.fetch('restore', 1), pg_temp.ack('restore');
+SELECT pg_temp.publish('{63}', 'restore');
+SELECT pg_temp.fetch('restore', 1), pg_temp.ack('restore'), pg_temp.fetch('restore', 1), pg_temp.ack('restore'), pg_temp.fetch('restore', 1);
+SELECT cardinality(inflight) AS in_flight FROM idempotency.position WHERE subscription = 'restore';
+
+-- A list that is none is refused.
+UPDATE idempotency.position SET inflight = '{1,2}' WHERE subscription = 'restore';
+SELECT idempotency.fetch('restore');
+\echo :SQLSTATE
+UPDATE idempotency.position SET inflight = '{1,NULL,2}' WHERE subscription = 'restore';
+SELECT idempotency.fetch('restore');
+SELECT idempotency.unsubscribe('restore');
+
+--
+-- Waiting, and what is refused
+--
+
+-- Who waits does so until there is something, or as long as he said; NULL is not at
+-- all.
+SELECT pg_temp.publish('{111}');
+SELECT payload FROM idempotency.fetch('fetch', wait => '1 hour');
+SELECT clock_timestamp() AS before \gset
+SELECT count(*) FROM idempotency.fetch('fetch', wait => '60 ms');
+SELECT clock_timestamp() - :'before' BETWEEN '60 ms' AND '30 s' AS waited;
+SELECT pg_temp.ack('fetch');
+SELECT count(*) FROM idempotency.fetch('fetch', wait => '1 microsecond');
+SET statement_timeout = '30 s';
+SELECT count(*) FROM idempotency.fetch('fetch', wait => NULL);
+SELECT count(*) FROM idempotency.fetch('fetch', wait => '0');
+RESET statement_timeout;
+-- ... for a lease that ends, too.
+SELECT pg_temp.publish('{112}');
+SELECT count(*) FROM idempotency.fetch('fetch', lease => '80 ms');
+SELECT payload FROM idempotency.fetch('fetch', wait => '1 hour');
+SELECT pg_temp.ack('fetch');
+-- A wait is cut short as any statement is.
+SET statement_timeout = '50 ms';
+SELECT idempotency.fetch('fetch', wait => '1 hour');
+\echo :SQLSTATE
+RESET statement_timeout;
+
+SELECT pg_temp.error_of(format('SELECT idempotency.fetch(%s)', arguments)) AS error FROM unnest(ARRAY[
+	'NULL',
+	'''''',
+	'repeat(''s'', 256)',
+	'E''a\tb''',
+	'''nobody''',
+	'''Fetch''',
+	'''fetch'', 0',
+	'''fetch'', -1',
+	'''fetch'', NULL',
+	'''fetch'', wait => ''-1 s''',
+	'''fetch'', wait => ''-1 day 1 hour''']) AS arguments;
+
+SELECT idempotency.unsubscribe('fetch');

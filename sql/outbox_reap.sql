@@ -1,0 +1,534 @@
+--
+-- The outbox forgets what every subscription has had, when it is old enough, and
+-- nothing else; a subscription that nobody reads is moved on; and the view
+-- subscriptions says how far each has come.
+--
+\set SHOW_CONTEXT never
+
+TRUNCATE idempotency.key, idempotency.reaper, idempotency.outbox, idempotency.subscription, idempotency.position, idempotency.parked;
+ALTER SEQUENCE idempotency.outbox_seq RESTART;
+
+-- Events of a topic, of which nobody says when they were published.
+CREATE FUNCTION pg_temp.publish(events int, topic text DEFAULT 'order', aggregate text DEFAULT NULL) RETURNS bigint
+	LANGUAGE sql AS $$
+	SELECT count(idempotency.publish(topic, json_build_object('n', i), aggregate)) FROM generate_series(1, events) AS i
+$$;
+-- As if they had been published so much earlier.
+CREATE FUNCTION pg_temp.age(first bigint, last bigint, age interval) RETURNS bigint LANGUAGE sql AS $$
+	WITH aged AS (
+		UPDATE idempotency.outbox SET published_at = clock_timestamp() - age WHERE seq BETWEEN first AND last RETURNING 1)
+	SELECT count(*) FROM aged
+$$;
+-- What is there: numbers, or ranges of them.
+CREATE FUNCTION pg_temp.left_over() RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(CASE WHEN count = 1 THEN first::text ELSE first || '-' || last END, ' ' ORDER BY first)
+	FROM (
+		SELECT min(seq) AS first, max(seq) AS last, count(*) FROM (
+			SELECT seq, seq - row_number() OVER (ORDER BY seq) AS run FROM idempotency.outbox) AS o
+		GROUP BY run) AS r
+$$;
+-- The numbers of a batch, which stays out.
+CREATE FUNCTION pg_temp.fetched(subscription text, max_events int DEFAULT 1000, lease interval DEFAULT '1 min') RETURNS text
+	LANGUAGE sql AS $$
+	SELECT coalesce(min(seq) || '-' || max(seq) || ', ' || count(*) || ' events', 'nothing')
+	FROM idempotency.fetch(subscription, max_events, lease => lease)
+$$;
+CREATE FUNCTION pg_temp.acked(name text) RETURNS void LANGUAGE sql AS $$
+	SELECT idempotency.ack(name, batch) FROM idempotency.position WHERE subscription = name
+$$;
+-- One more statement of a role, and what it comes to.
+CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RETURN 'accepted';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE || ': ' || SQLERRM;
+END
+$$;
+
+-- Nothing to do leaves no trace.
+SELECT idempotency.reap();
+SELECT count(*) FROM idempotency.reaper;
+
+--
+-- How old
+--
+
+-- Without a subscription only the age counts, from the lowest number on.
+SELECT pg_temp.publish(10);
+SELECT idempotency.reap();
+SELECT pg_temp.age(1, 3, '25 hours'), pg_temp.age(4, 4, '23 hours'), pg_temp.age(5, 6, '25 hours');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT events_reaped, events_gone, rows_reaped FROM idempotency.reaper;
+SELECT pg_temp.age(4, 4, '25 hours'), pg_temp.left_over();
+SELECT idempotency.reap(), pg_temp.left_over();
+
+-- The setting says how old; for ever is one of them, and at once.
+SET idempotency.outbox_retention = '2d';
+SELECT pg_temp.age(7, 7, '47 hours');
+SELECT idempotency.reap();
+SELECT pg_temp.age(7, 7, '49 hours');
+SELECT idempotency.reap(), pg_temp.left_over();
+SET idempotency.outbox_retention = -1;
+SELECT pg_temp.age(8, 8, '1000 years');
+SELECT idempotency.reap();
+SET idempotency.outbox_retention = 0;
+SELECT idempotency.reap(), pg_temp.left_over();
+
+-- The clock may have gone back meanwhile: what is from the future is young as long
+-- as what is past, and then it is in nobody's way.
+SET idempotency.outbox_retention = '1h';
+SELECT pg_temp.publish(3), pg_temp.age(11, 11, '-59 min'), pg_temp.age(12, 13, '61 min');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.age(11, 11, '-61 min');
+SELECT idempotency.reap(), pg_temp.left_over();
+
+-- The large payload is gone from the TOAST table too.
+SET idempotency.outbox_retention = 0;
+SELECT FROM idempotency.publish('large', (SELECT json_agg(md5(i::text)) FROM generate_series(1, 20000) AS i));
+CREATE FUNCTION pg_temp.large_values(OUT n bigint) LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE 'SELECT count(DISTINCT chunk_id) FROM ' || (SELECT reltoastrelid::regclass FROM pg_class
+		WHERE oid = 'idempotency.outbox'::regclass) INTO n;
+END
+$$;
+SELECT pg_temp.large_values();
+SELECT idempotency.reap(), pg_temp.large_values();
+
+--
+-- Who needs it
+--
+
+-- The slowest subscription says how far.
+SELECT idempotency.subscribe('fast', '{*}'), idempotency.subscribe('slow', '{*}'), idempotency.subscribe('other', '{other}');
+SELECT pg_temp.publish(10);
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.fetched('fast'), pg_temp.fetched('slow', 4), pg_temp.fetched('other');
+-- A batch that is out may be given again, though all others are done with it.
+SELECT pg_temp.acked('fast'), idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.acked('slow'), idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.fetched('slow', 1, '1 microsecond'), pg_sleep(0.01);
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.fetched('slow', 100), pg_temp.acked('slow');
+SELECT idempotency.reap(), pg_temp.left_over();
+-- Who leaves needs nothing.
+SELECT pg_temp.fetched('fast'), pg_temp.fetched('slow', 3), pg_temp.acked('slow');
+SELECT pg_temp.publish(5);
+SELECT pg_temp.fetched('fast'), pg_temp.acked('fast'), pg_temp.fetched('other');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT idempotency.unsubscribe('slow');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT idempotency.unsubscribe('other');
+
+-- An event that failed is a copy, which is given again when the original is gone.
+SELECT idempotency.unsubscribe('fast'), idempotency.subscribe('failing', '{*}', max_attempts => 2);
+SELECT pg_temp.publish(2, 'order', 'a1');
+SELECT batch, id FROM idempotency.fetch('failing') ORDER BY seq LIMIT 1 \gset
+SELECT idempotency.nack('failing', :batch, :'id', 'no', '0') IS NOT NULL AS again, idempotency.ack('failing', :batch);
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT batch, id, seq, payload FROM idempotency.fetch('failing') \gset
+SELECT :seq AS seq, :'payload' AS payload;
+SELECT idempotency.nack('failing', :batch, :'id', 'no more') IS NULL AS dead, idempotency.ack('failing', :batch);
+SELECT pg_temp.fetched('failing'), pg_temp.acked('failing');
+SELECT idempotency.redrive('failing'), idempotency.reap();
+SELECT pg_temp.fetched('failing'), pg_temp.acked('failing');
+SELECT count(*) FROM idempotency.parked;
+
+-- Whoever comes later gets what is still there.
+SET idempotency.outbox_retention = '1h';
+SELECT pg_temp.publish(4), pg_temp.age(32, 33, '2 hours');
+SELECT pg_temp.fetched('failing'), pg_temp.acked('failing');
+SELECT idempotency.subscribe('early', '{*}', start_at => 'beginning');
+SELECT idempotency.reap(), pg_temp.fetched('early'), pg_temp.acked('early');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT idempotency.subscribe('late', '{*}', start_at => 'beginning');
+SELECT pg_temp.fetched('late'), pg_temp.acked('late');
+SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscriptions;
+
+--
+-- What is in flight
+--
+
+-- The event of a transaction that is open stays, and so does what lies behind it;
+-- it is delivered when that commits, and goes when it was.
+SET idempotency.outbox_retention = 0;
+SELECT idempotency.reap();
+BEGIN;
+SELECT pg_temp.publish(1, 'open');
+PREPARE TRANSACTION 'regress_outbox_reap';
+SELECT pg_temp.publish(3);
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT idempotency.subscribe('reader', '{*}', start_at => 'beginning');
+SELECT pg_temp.fetched('reader'), pg_temp.acked('reader');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT lag_events, lag FROM idempotency.subscriptions;
+COMMIT PREPARED 'regress_outbox_reap';
+SELECT lag_events, lag BETWEEN '0' AND '1 min' AS soon FROM idempotency.subscriptions;
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.fetched('reader');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.acked('reader');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT lag_events, lag FROM idempotency.subscriptions;
+SELECT events_gone FROM idempotency.reaper;
+-- One that fails is in nobody's way any more.
+BEGIN;
+SELECT pg_temp.publish(1, 'open');
+PREPARE TRANSACTION 'regress_outbox_reap';
+SELECT pg_temp.publish(3);
+SELECT pg_temp.fetched('reader'), pg_temp.acked('reader');
+SELECT idempotency.reap(), pg_temp.left_over();
+ROLLBACK PREPARED 'regress_outbox_reap';
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.fetched('reader');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT idempotency.unsubscribe('reader');
+
+-- What this transaction has published is not removed by it; what others have is.
+BEGIN;
+SELECT pg_temp.publish(2), idempotency.reap(), pg_temp.left_over();
+COMMIT;
+BEGIN;
+SELECT pg_temp.publish(1), idempotency.reap(), pg_temp.left_over();
+ROLLBACK;
+SELECT pg_temp.publish(1);
+SELECT idempotency.reap(), pg_temp.left_over();
+
+-- Numbers that were never used are passed as well.
+SELECT setval('idempotency.outbox_seq', 100);
+SELECT pg_temp.publish(1);
+SELECT idempotency.reap();
+SELECT events_gone FROM idempotency.reaper;
+-- The sequence may be set back, where nobody counts on the numbers.
+SELECT setval('idempotency.outbox_seq', 50);
+SELECT pg_temp.publish(1), pg_temp.left_over();
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT events_gone FROM idempotency.reaper;
+
+--
+-- What somebody else has brought
+--
+
+-- A restore brings the events first and the state of the sequence last, and between
+-- them nobody seems to need them.
+BEGIN;
+SELECT pg_temp.publish(5);
+SELECT setval('idempotency.outbox_seq', 1, false);
+COMMIT;
+SELECT idempotency.reap(), pg_temp.left_over();
+-- A subscription without a position is one whose position is yet to come.
+SELECT idempotency.subscribe('restored', '{*}'), pg_temp.left_over();
+DELETE FROM idempotency.position;
+SELECT setval('idempotency.outbox_seq', 56);
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT lag_events, lag FROM idempotency.subscriptions;
+-- The position of another cluster counts: up to 54, but for 52 and 53, of transaction
+-- 4000000000 there.
+INSERT INTO idempotency.position (subscription, version, passed, inflight, singles, system_identifier, relation)
+	VALUES ('restored', 7, 54, '{4000000000,52,53}', 0, 7, 7);
+UPDATE idempotency.outbox SET txid = '4000000000' WHERE seq = 53;
+SELECT lag_events, lag BETWEEN '0' AND '1 min' AS soon FROM idempotency.subscriptions;
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT string_agg(seq::text, ' ' ORDER BY seq) FROM idempotency.fetch('restored');
+SELECT pg_temp.acked('restored'), idempotency.reap(), pg_temp.left_over();
+SELECT idempotency.unsubscribe('restored');
+
+--
+-- How much of it, and in whose transaction
+--
+
+SELECT pg_temp.publish(2500);
+SELECT idempotency.reap(3), idempotency.reap(0), idempotency.reap(1);
+SELECT idempotency.reap();
+SELECT count(*) FROM idempotency.outbox;
+SELECT idempotency.reap(NULL);
+-- Expired rows and events share the room.
+SELECT pg_temp.publish(10);
+SELECT count(*) FROM idempotency.once('outbox_reap', ARRAY(SELECT i::text FROM generate_series(1, 10) AS i), '1 microsecond');
+SELECT idempotency.reap(8);
+SELECT count(*) AS keys, pg_temp.left_over() FROM idempotency.key;
+SELECT idempotency.reap(9);
+SELECT count(*) AS keys, pg_temp.left_over() FROM idempotency.key;
+SELECT idempotency.reap(10);
+SELECT count(*) AS keys, pg_temp.left_over() FROM idempotency.key;
+SELECT rows_reaped, events_reaped FROM idempotency.reaper;
+
+SELECT pg_temp.publish(10);
+BEGIN;
+SELECT idempotency.reap(4);
+SAVEPOINT s;
+SELECT idempotency.reap();
+SELECT count(*), (SELECT events_reaped FROM idempotency.reaper) FROM idempotency.outbox;
+ROLLBACK TO s;
+SELECT count(*), (SELECT events_reaped FROM idempotency.reaper) FROM idempotency.outbox;
+COMMIT;
+BEGIN;
+SELECT idempotency.reap();
+ROLLBACK;
+SELECT count(*), (SELECT events_reaped FROM idempotency.reaper) FROM idempotency.outbox;
+DO $$ BEGIN
+	PERFORM idempotency.reap(2);
+	COMMIT;
+	PERFORM idempotency.reap(2);
+	ROLLBACK;
+END $$;
+SELECT count(*) FROM idempotency.outbox;
+
+-- A fixed snapshot might not show who has subscribed since: only keys are removed.
+SELECT count(*) FROM idempotency.once('outbox_reap', ARRAY['a', 'b'], '1 microsecond');
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT idempotency.reap(), pg_temp.left_over() IS NOT NULL AS events;
+ROLLBACK;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT idempotency.reap(), pg_temp.left_over() IS NOT NULL AS events;
+COMMIT;
+BEGIN READ ONLY;
+SELECT idempotency.reap();
+\echo :SQLSTATE
+ROLLBACK;
+SELECT idempotency.reap(), pg_temp.left_over();
+
+--
+-- A limit for a subscription that nobody reads
+--
+
+TRUNCATE idempotency.outbox, idempotency.reaper;
+ALTER SEQUENCE idempotency.outbox_seq RESTART;
+SET client_min_messages = log;
+SELECT idempotency.subscribe('limited', '{order}', max_lag => '1 hour'), idempotency.subscribe('unlimited', '{order}');
+SELECT pg_temp.publish(4), pg_temp.publish(2, 'other'), pg_temp.publish(4);
+SELECT idempotency.reap();
+SELECT pg_temp.age(1, 5, '61 min'), pg_temp.age(6, 10, '59 min');
+SELECT idempotency.reap();
+SELECT subscription, passed, inflight[2:] FROM idempotency.position ORDER BY subscription;
+SELECT subscription, lag_events, date_trunc('minute', lag) AS lag, max_lag FROM idempotency.subscriptions ORDER BY subscription;
+-- Nothing more has got too old, so nothing is written.
+SELECT version FROM idempotency.position WHERE subscription = 'limited';
+SELECT idempotency.reap();
+SELECT version FROM idempotency.position WHERE subscription = 'limited';
+-- What is young enough is given, each of them once; what is of no interest is skipped.
+SELECT pg_temp.fetched('limited', 2);
+-- A batch that is out is its consumer's, whatever gets old meanwhile,
+SELECT pg_temp.age(6, 9, '61 min');
+SELECT idempotency.reap();
+SELECT pg_temp.acked('limited'), pg_temp.fetched('limited', 2, '1 microsecond'), pg_sleep(0.01);
+SELECT batch FROM idempotency.position WHERE subscription = 'limited' \gset
+-- until its lease is over; what is young enough in it will be given again.
+SELECT idempotency.reap();
+\set VERBOSITY terse
+SELECT idempotency.ack('limited', :batch);
+\echo :SQLSTATE
+\set VERBOSITY default
+SELECT pg_temp.fetched('limited'), pg_temp.acked('limited');
+SELECT subscription, passed, inflight[2:] FROM idempotency.position ORDER BY subscription;
+-- The other one has lost nothing.
+SELECT pg_temp.fetched('unlimited'), pg_temp.acked('unlimited');
+SELECT idempotency.reap(), pg_temp.left_over();
+
+-- What is of no interest is not lost: nothing is said.
+SELECT pg_temp.publish(3, 'other'), pg_temp.age(11, 13, '2 hours');
+SELECT idempotency.reap();
+SELECT passed FROM idempotency.position WHERE subscription = 'limited';
+SELECT pg_temp.fetched('unlimited');
+
+-- Parked events stay, and are not counted as lost; those that wait behind them are.
+SELECT pg_temp.publish(3, 'order', 'a1');
+SELECT batch FROM idempotency.fetch('limited', 2, lease => '1 microsecond') LIMIT 1 \gset
+SELECT idempotency.nack('limited', :batch, id, 'no', '1 hour') IS NOT NULL AS parked FROM idempotency.outbox WHERE seq = 14;
+SELECT pg_sleep(0.01), pg_temp.age(14, 16, '2 hours');
+SELECT seq, retry_at IS NULL AS waits FROM idempotency.parked ORDER BY seq;
+SELECT idempotency.reap();
+SELECT seq, retry_at IS NULL AS waits FROM idempotency.parked ORDER BY seq;
+SELECT passed, inflight[2:], batch FROM idempotency.position WHERE subscription = 'limited';
+SELECT idempotency.unsubscribe('unlimited'), idempotency.reap(), pg_temp.left_over();
+SELECT lag_events, lag, parked, waiting, dead FROM idempotency.subscriptions;
+UPDATE idempotency.parked SET retry_at = now() WHERE seq = 14;
+SELECT pg_temp.fetched('limited'), pg_temp.acked('limited');
+SELECT pg_temp.fetched('limited'), pg_temp.acked('limited');
+SELECT count(*) FROM idempotency.parked;
+
+-- An event that was in flight when it was passed is no exception.
+BEGIN;
+SELECT pg_temp.publish(2, 'order');
+PREPARE TRANSACTION 'regress_outbox_reap';
+SELECT pg_temp.publish(2);
+SELECT pg_temp.fetched('limited'), pg_temp.acked('limited');
+SELECT idempotency.reap();
+COMMIT PREPARED 'regress_outbox_reap';
+SELECT pg_temp.age(17, 17, '2 hours');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT pg_temp.fetched('limited'), pg_temp.acked('limited');
+SELECT idempotency.reap(), pg_temp.left_over();
+SELECT passed, inflight[2:] FROM idempotency.position WHERE subscription = 'limited';
+
+-- More than goes into one step, the lease of a batch with them.
+SELECT pg_temp.publish(12000), pg_temp.age(21, 12019, '2 hours');
+SELECT pg_temp.fetched('limited', 5, '1 microsecond'), pg_sleep(0.01);
+SELECT idempotency.reap(NULL) > 1000 AS many;
+SELECT passed, inflight[2:], batch FROM idempotency.position WHERE subscription = 'limited';
+SELECT pg_temp.fetched('limited'), pg_temp.acked('limited');
+-- No age at all, and none that the calendar has.
+SELECT idempotency.subscribe('limited', '{order}', max_lag => '0');
+SELECT pg_temp.publish(1), pg_sleep(0.01);
+SELECT idempotency.reap(1);
+SELECT idempotency.subscribe('limited', '{order}', max_lag => '170000000 years');
+SELECT pg_temp.publish(1);
+SELECT idempotency.reap(1);
+SELECT pg_temp.fetched('limited'), pg_temp.acked('limited');
+SELECT idempotency.unsubscribe('limited');
+RESET client_min_messages;
+SELECT idempotency.reap(NULL) > 0 AS some;
+SELECT idempotency.reap(NULL) >= 0, idempotency.reap(NULL) >= 0, idempotency.reap(NULL) >= 0, pg_temp.left_over();
+
+--
+-- The view
+--
+
+SELECT idempotency.subscribe('viewed', '{order.*, "it''s"}', max_attempts => 1, max_lag => '1 day');
+\x
+SELECT subscription, owner = current_user AS mine, topics, handler, lag_events, lag, parked, waiting, dead, oldest_parked_at,
+	last_error, last_error_at, batch_out_since, batch_leased_until, max_lag, created_at > now() - interval '1 min' AS just_now
+	FROM idempotency.subscriptions;
+\x
+SELECT pg_temp.publish(1, 'order.placed', 'a1'), pg_temp.publish(2, 'order.paid', 'a2'), pg_temp.publish(1, 'order.paid', 'a1'),
+	pg_temp.publish(1, 'order.paid', 'a3');
+SELECT lag_events, lag BETWEEN '0' AND '1 min' AS lag FROM idempotency.subscriptions;
+SELECT DISTINCT batch FROM idempotency.fetch('viewed', lease => '1 hour') \gset
+SELECT lag_events, lag BETWEEN '0' AND '1 min' AS lag, now() - batch_out_since < '1 min' AS out,
+	batch_leased_until - batch_out_since AS lease FROM idempotency.subscriptions;
+SELECT idempotency.nack('viewed', :batch, id, 'dead: secret') IS NULL AS dead FROM idempotency.parked RIGHT JOIN idempotency.outbox USING (id)
+	WHERE outbox.aggregateid = 'a3';
+SELECT idempotency.subscribe('viewed', '{order.*, "it''s"}', max_attempts => 5, max_lag => '1 day');
+SELECT idempotency.nack('viewed', :batch, id, 'no: secret', '1 hour') IS NOT NULL AS again FROM idempotency.outbox WHERE type IS NULL
+	AND aggregateid = 'a1' ORDER BY seq LIMIT 1;
+SELECT idempotency.ack('viewed', :batch);
+SELECT lag_events, lag, parked, waiting, dead, now() - oldest_parked_at < '1 min' AS oldest, last_error,
+	now() - last_error_at < '1 min' AS just_now, batch_out_since, batch_leased_until FROM idempotency.subscriptions;
+
+-- Events that everybody has had are not looked at, nor those of a transaction that
+-- is still at work; a plan that reads all of them would be seen here.
+SELECT pg_temp.publish(5000, 'order.many');
+SELECT pg_temp.fetched('viewed', 10000), pg_temp.acked('viewed');
+ANALYZE idempotency.outbox;
+CREATE FUNCTION pg_temp.rows_read() RETURNS TABLE (node text, relation text, few boolean) LANGUAGE plpgsql AS $$
+DECLARE
+	plan jsonb;
+BEGIN
+	EXECUTE 'EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, FORMAT JSON) TABLE idempotency.subscriptions' INTO plan;
+	RETURN QUERY
+		WITH RECURSIVE nodes (node) AS (
+			SELECT plan->0->'Plan'
+			UNION ALL
+			SELECT child.node FROM nodes, jsonb_array_elements(nodes.node->'Plans') AS child (node))
+		SELECT nodes.node->>'Node Type', nodes.node->>'Relation Name',
+			coalesce((nodes.node->>'Rows Removed by Filter')::int, 0) + (nodes.node->>'Actual Rows')::int <= 1
+		FROM nodes WHERE nodes.node->>'Relation Name' = 'outbox';
+END
+$$;
+SELECT DISTINCT replace(node, 'Index Only', 'Index') AS node, few FROM pg_temp.rows_read();
+BEGIN;
+SELECT pg_temp.publish(1, 'order.late');
+PREPARE TRANSACTION 'regress_outbox_reap';
+SELECT pg_temp.publish(3000, 'order.many');
+SELECT pg_temp.fetched('viewed', 10000), pg_temp.acked('viewed');
+SELECT lag_events, lag FROM idempotency.subscriptions;
+SELECT DISTINCT replace(node, 'Index Only', 'Index') AS node, few FROM pg_temp.rows_read();
+COMMIT PREPARED 'regress_outbox_reap';
+SELECT lag_events, lag IS NOT NULL AS late FROM idempotency.subscriptions;
+
+-- One snapshot shows position and events as they were together.
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT lag_events, lag IS NOT NULL AS late FROM idempotency.subscriptions;
+COMMIT;
+
+--
+-- Who may
+--
+
+CREATE ROLE regress_outbox_reap_operator;
+CREATE ROLE regress_outbox_reap_consumer;
+CREATE ROLE regress_outbox_reap_monitor IN ROLE pg_monitor;
+SELECT idempotency.grant_operator('regress_outbox_reap_operator'), idempotency.grant_consumer('regress_outbox_reap_consumer');
+-- Texts of errors may tell of persons; so may dead letters.
+SET ROLE regress_outbox_reap_monitor;
+SELECT subscription, parked, dead, last_error, last_error_at IS NOT NULL AS failed FROM idempotency.subscriptions;
+SELECT pg_temp.try('TABLE idempotency.dead_letters');
+SET ROLE regress_outbox_reap_consumer;
+SELECT pg_temp.try('TABLE idempotency.subscriptions'), pg_temp.try('SELECT idempotency.reap()');
+SET ROLE regress_outbox_reap_operator;
+SELECT subscription, parked, dead, last_error, last_error_at IS NOT NULL AS failed FROM idempotency.subscriptions;
+SELECT error FROM idempotency.dead_letters;
+RESET ROLE;
+
+-- An operator removes what is not needed, and cannot say what that is.
+SELECT pg_temp.fetched('viewed'), pg_temp.acked('viewed');
+SET ROLE regress_outbox_reap_operator;
+SELECT idempotency.reap(NULL) > 1000 AS many;
+SELECT pg_temp.try('SET idempotency.outbox_retention = 0'), pg_temp.try('DELETE FROM idempotency.outbox'),
+	pg_temp.try('UPDATE idempotency.position SET passed = 0');
+RESET ROLE;
+
+-- A hostile search path captures nothing.
+SELECT idempotency.reap(NULL) > 0 AS more FROM generate_series(1, 9);
+SELECT pg_temp.publish(3, 'order.many');
+SELECT pg_temp.fetched('viewed'), pg_temp.acked('viewed'), pg_temp.publish(3, 'order.many');
+SELECT pg_temp.age(min(seq), max(seq), '2 days') FROM idempotency.outbox;
+SELECT count(*) FROM idempotency.outbox;
+CREATE SCHEMA regress_outbox_reap;
+CREATE FUNCTION regress_outbox_reap.captured(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'captured'; END $$;
+CREATE FUNCTION regress_outbox_reap.captured(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'captured'; END $$;
+CREATE FUNCTION regress_outbox_reap.captured_too(bigint, bigint) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'captured'; END $$;
+CREATE OPERATOR regress_outbox_reap.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = regress_outbox_reap.captured);
+CREATE OPERATOR regress_outbox_reap.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = regress_outbox_reap.captured);
+CREATE OPERATOR regress_outbox_reap.= (LEFTARG = text, RIGHTARG = text, FUNCTION = regress_outbox_reap.captured);
+CREATE OPERATOR regress_outbox_reap.+ (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = regress_outbox_reap.captured_too);
+CREATE TABLE regress_outbox_reap.subscription (captured boolean NOT NULL CHECK (false));
+GRANT USAGE ON SCHEMA regress_outbox_reap TO regress_outbox_reap_operator;
+\c -
+SET search_path = regress_outbox_reap, pg_catalog;
+SET ROLE regress_outbox_reap_operator;
+SELECT idempotency.reap();
+SELECT lag_events, lag, last_error FROM idempotency.subscriptions;
+RESET ROLE;
+RESET search_path;
+SELECT count(*) FROM idempotency.outbox;
+SET client_min_messages = warning;
+DROP SCHEMA regress_outbox_reap CASCADE;
+RESET client_min_messages;
+DROP OWNED BY regress_outbox_reap_operator, regress_outbox_reap_consumer;
+DROP ROLE regress_outbox_reap_operator, regress_outbox_reap_consumer, regress_outbox_reap_monitor;
+SELECT idempotency.unsubscribe('viewed');
+
+--
+-- Tables that are not as the extension made them
+--
+
+SET idempotency.outbox_retention = 0;
+SELECT FROM idempotency.publish('order', '{}');
+ALTER TABLE idempotency.outbox ENABLE ROW LEVEL SECURITY;
+SELECT idempotency.reap();
+\echo :SQLSTATE
+ALTER TABLE idempotency.outbox DISABLE ROW LEVEL SECURITY;
+ALTER TABLE idempotency.position RENAME TO pos;
+SELECT idempotency.reap();
+ALTER TABLE idempotency.pos RENAME TO position;
+SELECT FROM idempotency.publish('order', '{}');
+ALTER TABLE idempotency.subscription RENAME TO sub;
+SELECT idempotency.reap();
+\echo :SQLSTATE
+ALTER TABLE idempotency.sub RENAME TO subscription;
+-- Published without an identity, no row can be removed, and none is.
+SET client_min_messages = error;
+CREATE PUBLICATION regress_outbox_reap FOR TABLE idempotency.outbox;
+RESET client_min_messages;
+ALTER TABLE idempotency.outbox REPLICA IDENTITY NOTHING;
+SELECT idempotency.reap();
+\echo :SQLSTATE
+-- Who publishes insertions only does not mind.
+ALTER PUBLICATION regress_outbox_reap SET (publish = 'insert');
+SELECT idempotency.reap();
+ALTER TABLE idempotency.outbox REPLICA IDENTITY DEFAULT;
+DROP PUBLICATION regress_outbox_reap;
+RESET idempotency.outbox_retention;
+
+TRUNCATE idempotency.key, idempotency.reaper, idempotency.outbox, idempotency.subscription, idempotency.position, idempotency.parked;

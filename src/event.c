@@ -1,0 +1,152 @@
+/*-------------------------------------------------------------------------
+ *
+ * event.c
+ *	  One event, as it is delivered: the composite idempotency.event.
+ *
+ * Takes no locks, touches no tables.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "utils/syscache.h"
+#include "utils/typcache.h"
+
+#include "compat.h"
+#include "errors.h"
+#include "event.h"
+#include "keyname.h"
+#include "outboxtable.h"
+
+/* Where each attribute stands in a row of the outbox; 0: not there. */
+static const int outboxColumn[EVENT_COLUMNS] = {
+	[EVENT_SEQ] = OUT_SEQ,		   [EVENT_ID] = OUT_ID,
+	[EVENT_TOPIC] = OUT_TOPIC,	   [EVENT_AGGREGATE] = OUT_AGGREGATE,
+	[EVENT_TYPE] = OUT_TYPE,	   [EVENT_PAYLOAD] = OUT_PAYLOAD,
+	[EVENT_HEADERS] = OUT_HEADERS, [EVENT_PUBLISHED_AT] = OUT_PUBLISHED_AT,
+};
+
+/*
+ * CopyAttribute copies a value that is passed by reference into the current
+ * memory context, whole.
+ */
+static Datum
+CopyAttribute(int attribute, Datum value)
+{
+	switch (attribute)
+	{
+		case EVENT_ID:
+			return PointerGetDatum(memcpy(palloc(UUID_LEN), DatumGetPointer(value), UUID_LEN));
+		case EVENT_TOPIC:
+		case EVENT_AGGREGATE:
+		case EVENT_TYPE:
+		case EVENT_PAYLOAD:
+		case EVENT_HEADERS:
+			return PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
+		default:
+			return value;
+	}
+}
+
+/*
+ * EventCopy copies an event into the current memory context.
+ */
+Event *
+EventCopy(const Datum *values, const bool *isnull)
+{
+	Event *event = palloc(sizeof(Event));
+
+	for (int i = 0; i < EVENT_COLUMNS; i++)
+	{
+		event->isnull[i] = isnull[i];
+		event->values[i] = isnull[i] ? (Datum) 0 : CopyAttribute(i, values[i]);
+	}
+	return event;
+}
+
+/*
+ * EventFromOutbox returns a copy of the event in the slot, for a batch.
+ */
+Event *
+EventFromOutbox(TupleTableSlot *slot, int64 batch)
+{
+	Datum values[EVENT_COLUMNS];
+	bool isnull[EVENT_COLUMNS] = {false};
+
+	for (int i = 0; i < EVENT_COLUMNS; i++)
+	{
+		if (outboxColumn[i] != 0)
+			values[i] = slot_getattr(slot, outboxColumn[i], &isnull[i]);
+	}
+	values[EVENT_BATCH] = Int64GetDatum(batch);
+	values[EVENT_ATTEMPT] = Int32GetDatum(1);
+	return EventCopy(values, isnull);
+}
+
+int64
+EventSeq(const Event *event)
+{
+	return DatumGetInt64(event->values[EVENT_SEQ]);
+}
+
+bool
+EventHasId(const Event *event, const pg_uuid_t *id)
+{
+	return memcmp(DatumGetPointer(event->values[EVENT_ID]), id, UUID_LEN) == 0;
+}
+
+/*
+ * EventAggregate returns what the event is about, or NULL.
+ */
+const text *
+EventAggregate(const Event *event)
+{
+	return event->isnull[EVENT_AGGREGATE] ? NULL : DatumGetTextPP(event->values[EVENT_AGGREGATE]);
+}
+
+/*
+ * EventsShareAggregate tells whether two events are about the same thing.
+ */
+bool
+EventsShareAggregate(const Event *a, const Event *b)
+{
+	const text *one = EventAggregate(a);
+	const text *other = EventAggregate(b);
+
+	return one != NULL && other != NULL && TextEquals(one, other);
+}
+
+/*
+ * EventType returns the OID of idempotency.event.  Throws 55000 where the
+ * extension is not installed.
+ */
+Oid
+EventType(void)
+{
+	Oid schema = get_namespace_oid("idempotency", true);
+	Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("event"),
+							   ObjectIdGetDatum(schema));
+
+	if (!OidIsValid(type))
+		ErrorNotInstalled();
+	return type;
+}
+
+/*
+ * EventDatum returns the event as a composite, in the current memory context.
+ */
+Datum
+EventDatum(const Event *event)
+{
+	TupleDesc desc = lookup_rowtype_tupdesc(EventType(), -1);
+	Datum result = HeapTupleGetDatum(heap_form_tuple(desc, unconstify(Datum *, &event->values[0]),
+													 unconstify(bool *, &event->isnull[0])));
+
+	ReleaseTupleDesc(desc);
+	return result;
+}

@@ -1,0 +1,456 @@
+/*-------------------------------------------------------------------------
+ *
+ * outboxscan.c
+ *	  Reading the outbox from a cursor on, in the order of publishing.
+ *
+ * A scan gives the events that its one snapshot shows and that were not
+ * delivered yet: first those which were in flight when the cursor was made, then
+ * those behind it.  It looks at every row, whoever wrote it, and notes in the
+ * cursor that it leaves behind what is there but not to be seen.  So nobody
+ * waits for a transaction that stays open, and nobody's events are passed over:
+ *
+ * - A row that is in the index and not visible, and whose transaction has not
+ *	 failed, is noted by its transaction (cursor.c).  Once the transaction is over
+ *	 as of a later scan's snapshot, that scan reads its range again.
+ *
+ * - A number without a row is a hole.  Either it is nobody's: its transaction
+ *	 failed and VACUUM came, or a crash skipped it.  Or a publisher has drawn it and
+ *	 is about to insert the row.  He has a transaction id by then, and holds locks on
+ *	 the indexes until his entry is in.  So a scan asks first who holds such locks,
+ *	 then looks into the hole again, and gives it up if all of them are younger
+ *	 than the hole.
+ *
+ * Since one snapshot decides it all, the events of one transaction come in their
+ * order, and so do those of transactions that waited for one another.
+ *
+ * A scan with an end gives the same events again as the scan that made the end:
+ * for a batch that is delivered anew.
+ *
+ * Locks: ACCESS SHARE on the table and its index, to the end of the scan.  A page
+ * is locked while a row's visibility is looked up.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/lock.h"
+#include "storage/procarray.h"
+#include "storage/sinvaladt.h"
+#include "utils/fmgroids.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "outboxscan.h"
+#include "outboxtable.h"
+
+/* Numbers to look at. */
+typedef struct Stretch
+{
+	int64 from;
+	int64 upto;
+} Stretch;
+
+struct OutboxScan
+{
+	Relation table;
+	Relation index;
+	Snapshot snapshot;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+	MemoryContext context; /* what the scan leaves behind lives here */
+
+	OutboxCursor from;		  /* what is over comes first */
+	OutboxCursor running;	  /* what is not, and what is found to be */
+	const OutboxCursor *upto; /* NULL: as far as there is something */
+	uint64 oldestPublisher;	  /* no older transaction is publishing just now */
+
+	Stretch *stretches; /* the last one is what lies behind the cursor */
+	int stretchCount;
+	int stretch;  /* the one being read */
+	int64 behind; /* in it, numbers before this one have been looked at */
+};
+
+/* ----------------------------------------------------------------
+ * Transactions
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * FullXid returns the 64-bit form of a transaction id of this cluster that is
+ * not in the future.
+ */
+static uint64
+FullXid(TransactionId xid)
+{
+	FullTransactionId next = ReadNextFullTransactionId();
+	uint32 epoch = EpochFromFullTransactionId(next);
+
+	if (xid > XidFromFullTransactionId(next))
+		epoch--;
+	return U64FromFullTransactionId(FullTransactionIdFromEpochAndXid(epoch, xid));
+}
+
+/*
+ * IsOver tells whether a transaction had ended when the snapshot was made.  Our
+ * own has not: it may yet roll back.
+ */
+static bool
+IsOver(Snapshot snapshot, uint64 txid)
+{
+	FullTransactionId mine = GetTopFullTransactionIdIfAny();
+
+	if (FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid)
+		return false;
+	if (txid < FullXid(snapshot->xmin))
+		return true;
+	if (txid >= FullXid(snapshot->xmax))
+		return false;
+	return !XidInMVCCSnapshot((TransactionId) txid, snapshot);
+}
+
+/*
+ * XidOf returns the transaction id of a virtual transaction, or an invalid one.
+ */
+static TransactionId
+XidOf(VirtualTransactionId holder)
+{
+	TransactionId xid;
+	TransactionId xmin;
+	int subxids pg_attribute_unused();
+	bool overflowed pg_attribute_unused();
+
+	if (VirtualTransactionIdIsRecoveredPreparedXact(holder))
+		return holder.localTransactionId;
+	VirtualTransactionGetIds(holder, &xid, &xmin, &subxids, &overflowed);
+	return xid;
+}
+
+/*
+ * OutboxOldestPublisher returns the oldest transaction that is in the middle of
+ * publishing: that holds a lock on an index of the table.  While REINDEX
+ * CONCURRENTLY replaces one there are two, and either may be locked.
+ */
+uint64
+OutboxOldestPublisher(Relation table)
+{
+	uint64 oldest = PG_UINT64_MAX;
+	ListCell *cell;
+
+	foreach (cell, RelationGetIndexList(table))
+	{
+		VirtualTransactionId *holders;
+		LOCKTAG tag;
+		int count;
+
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId, lfirst_oid(cell));
+		holders = GetLockConflicts(&tag, ShareLock, &count);
+		for (int i = 0; i < count; i++)
+		{
+			TransactionId xid = XidOf(holders[i]);
+
+			/* VACUUM locks indexes as well, and has none. */
+			if (TransactionIdIsNormal(xid))
+				oldest = Min(oldest, FullXid(xid));
+		}
+	}
+	return oldest;
+}
+
+/*
+ * OutboxStateOf tells what a row in the slot is to the snapshot.
+ */
+OutboxRowState
+OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot)
+{
+	BufferHeapTupleTableSlot *row = (BufferHeapTupleTableSlot *) slot;
+	HeapTuple tuple = row->base.tuple;
+	TransactionId deadAfter;
+	OutboxRowState state;
+
+	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
+		return ROW_PENDING;
+
+	LockBuffer(row->buffer, BUFFER_LOCK_SHARE);
+	if (HeapTupleSatisfiesVisibility(tuple, snapshot, row->buffer))
+		state = ROW_VISIBLE;
+	else
+	{
+		HTSV_Result result = HeapTupleSatisfiesVacuumHorizon(tuple, row->buffer, &deadAfter);
+
+		state =
+			result == HEAPTUPLE_DEAD || result == HEAPTUPLE_RECENTLY_DEAD ? ROW_GONE : ROW_PENDING;
+	}
+	LockBuffer(row->buffer, BUFFER_LOCK_UNLOCK);
+	return state;
+}
+
+/*
+ * OutboxNotePending notes in a cursor that a row was not to be seen yet: by the
+ * transaction that published it or, if somebody else is inserting it here, by its
+ * number.  A restore does so, and logical replication.
+ */
+void
+OutboxNotePending(OutboxCursor *cursor, Snapshot snapshot, uint64 txid, int64 seq)
+{
+	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
+
+	if (txid < next && !IsOver(snapshot, txid))
+		CursorAddRow(cursor, txid, seq);
+	else
+		CursorAddNumber(cursor, seq);
+}
+
+/* ----------------------------------------------------------------
+ * Where to look
+ * ----------------------------------------------------------------
+ */
+
+static int
+CompareStretches(const void *a, const void *b)
+{
+	int64 left = ((const Stretch *) a)->from;
+	int64 right = ((const Stretch *) b)->from;
+
+	return left < right ? -1 : left > right;
+}
+
+/*
+ * MakeStretches makes the list of numbers to look at: those of the parts of
+ * scan->from, without overlaps and in order, and all behind the cursor.
+ */
+static void
+MakeStretches(OutboxScan *scan)
+{
+	const OutboxCursor *from = &scan->from;
+	Stretch *all = palloc((from->count + 1) * sizeof(Stretch));
+	int count = 0;
+
+	for (int i = 0; i < from->count; i++)
+		all[i] = (Stretch){from->inFlight[i].from, from->inFlight[i].upto};
+	qsort(all, from->count, sizeof(Stretch), CompareStretches);
+	for (int i = 0; i < from->count; i++)
+	{
+		if (count > 0 && all[i].from <= all[count - 1].upto)
+			all[count - 1].upto = Max(all[count - 1].upto, all[i].upto);
+		else
+			all[count++] = all[i];
+	}
+	all[count++] =
+		(Stretch){from->passed + 1, scan->upto != NULL ? scan->upto->passed : PG_INT64_MAX};
+	scan->stretches = all;
+	scan->stretchCount = count;
+}
+
+/*
+ * BeginStretch begins to read the stretch that is up.
+ */
+static void
+BeginStretch(OutboxScan *scan)
+{
+	const Stretch *stretch = &scan->stretches[scan->stretch];
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(stretch->from));
+	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(stretch->upto));
+	index_rescan(scan->scan, keys, 2, NULL, 0);
+	scan->behind = stretch->from;
+}
+
+static bool
+IsLastStretch(const OutboxScan *scan)
+{
+	return scan->stretch == scan->stretchCount - 1;
+}
+
+/*
+ * OutboxScanBegin begins a scan behind the cursor "from", in the current
+ * memory context.  With "upto" it gives what a scan gave that ended there.
+ */
+OutboxScan *
+OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto)
+{
+	OutboxScan *scan = palloc0(sizeof(OutboxScan));
+	bool holes = false;
+
+	scan->table = OutboxTableOpen(AccessShareLock);
+	scan->index = index_open(OutboxTableIndex(scan->table), AccessShareLock);
+	scan->slot = table_slot_create(scan->table, NULL);
+	scan->context = CurrentMemoryContext;
+	scan->upto = upto;
+	CursorInit(&scan->from, from->passed);
+	CursorInit(&scan->running, from->passed);
+
+	for (int i = 0; i < from->count; i++)
+		holes |= from->inFlight[i].txid == 0;
+	scan->oldestPublisher = holes ? OutboxOldestPublisher(scan->table) : PG_UINT64_MAX;
+
+	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	for (int i = 0; i < from->count; i++)
+	{
+		const InFlight *part = &from->inFlight[i];
+		bool over =
+			upto != NULL || part->over || part->txid == 0 || IsOver(scan->snapshot, part->txid);
+
+		CursorAdd(over ? &scan->from : &scan->running, part);
+	}
+	MakeStretches(scan);
+	scan->scan = index_beginscan_compat(scan->table, scan->index, SnapshotAny, 2);
+	BeginStretch(scan);
+	return scan;
+}
+
+/* ----------------------------------------------------------------
+ * Reading
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * NoteHole notes that there are no rows of these numbers.  Who has drawn one of
+ * them is older than any transaction to come.
+ */
+static void
+NoteHole(OutboxScan *scan, int64 from, int64 upto)
+{
+	InFlight hole = {
+		.stamp = U64FromFullTransactionId(ReadNextFullTransactionId()), .from = from, .upto = upto};
+
+	if (from <= upto && scan->upto == NULL)
+		CursorAdd(&scan->running, &hole);
+}
+
+/*
+ * MayBeDrawn tells whether somebody may be about to insert the rows that a hole
+ * lacks; not if everybody who publishes is too young to have drawn their numbers.
+ */
+static bool
+MayBeDrawn(const OutboxScan *scan, const InFlight *hole)
+{
+	return scan->oldestPublisher < hole->stamp;
+}
+
+/*
+ * IsWanted tells whether the row of that number is among what the scan is to
+ * look at.  A hole in which there is a row by now ends before it, and goes on
+ * behind it.
+ */
+static bool
+IsWanted(OutboxScan *scan, int64 seq)
+{
+	uint64 txid = OutboxTxid(scan->slot);
+	bool wanted = IsLastStretch(scan) || CursorHasInFlight(&scan->from, txid, seq);
+
+	if (scan->upto != NULL)
+		return wanted && !CursorHasInFlight(scan->upto, txid, seq);
+
+	for (int i = 0; i < scan->from.count; i++)
+	{
+		InFlight *part = &scan->from.inFlight[i];
+
+		if (part->txid == 0 && part->from <= seq && seq <= part->upto)
+		{
+			InFlight before = *part;
+
+			before.upto = seq - 1;
+			if (MayBeDrawn(scan, part))
+				CursorAddRange(&scan->running, &before, before.from);
+			part->from = seq + 1;
+		}
+	}
+	return wanted;
+}
+
+/*
+ * NextEvent puts the next event into the slot.  Returns false if there is none.
+ */
+static bool
+NextEvent(OutboxScan *scan)
+{
+	for (;;)
+	{
+		OutboxRowState state;
+		int64 seq;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
+		{
+			if (IsLastStretch(scan))
+				return false;
+			scan->stretch++;
+			BeginStretch(scan);
+			continue;
+		}
+
+		seq = OutboxSeq(scan->slot);
+		if (IsLastStretch(scan))
+			NoteHole(scan, scan->behind, seq - 1);
+		scan->behind = seq + 1;
+		if (!IsWanted(scan, seq))
+			continue;
+		state = OutboxStateOf(scan->slot, scan->snapshot);
+		if (state == ROW_VISIBLE)
+			return true;
+		if (state == ROW_PENDING && scan->upto == NULL)
+			OutboxNotePending(&scan->running, scan->snapshot, OutboxTxid(scan->slot), seq);
+	}
+}
+
+/*
+ * OutboxScanNext returns the next event, or NULL if there is none.  The slot is
+ * good until the next call.
+ */
+TupleTableSlot *
+OutboxScanNext(OutboxScan *scan)
+{
+	MemoryContext caller = MemoryContextSwitchTo(scan->context);
+	bool found = NextEvent(scan);
+
+	MemoryContextSwitchTo(caller);
+	return found ? scan->slot : NULL;
+}
+
+/* ----------------------------------------------------------------
+ * Where it has come
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * OutboxScanEnd ends the scan, and fills "reached", unless that is NULL, with
+ * the cursor behind the last event that was given: the start of the next scan.
+ */
+void
+OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
+{
+	if (reached != NULL)
+	{
+		bool all = IsLastStretch(scan);
+		int64 behind = all ? PG_INT64_MAX : scan->behind;
+
+		if (all)
+			scan->running.passed = Max(scan->running.passed, scan->behind - 1);
+		for (int i = 0; i < scan->from.count; i++)
+		{
+			InFlight part = scan->from.inFlight[i];
+
+			if (part.txid == 0 && MayBeDrawn(scan, &part))
+				CursorAddRange(&scan->running, &part, part.from);
+			else
+				CursorAddRange(&scan->running, &part, Max(part.from, behind));
+		}
+		*reached = scan->running;
+	}
+	index_endscan(scan->scan);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	UnregisterSnapshot(scan->snapshot);
+	index_close(scan->index, AccessShareLock);
+	table_close(scan->table, AccessShareLock);
+}

@@ -1,0 +1,34 @@
+/*-------------------------------------------------------------------------
+ *
+ * outboxscan.h
+ *	  Reading the outbox from a cursor on.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_OUTBOXSCAN_H
+#define IDEMPOTENCY_OUTBOXSCAN_H
+
+#include "executor/tuptable.h"
+#include "utils/relcache.h"
+#include "utils/snapshot.h"
+
+#include "cursor.h"
+
+/* What a row is to a snapshot. */
+typedef enum OutboxRowState
+{
+	ROW_VISIBLE,
+	ROW_PENDING, /* its transaction is at work, or was when the snapshot was made */
+	ROW_GONE
+} OutboxRowState;
+
+typedef struct OutboxScan OutboxScan;
+
+extern uint64 OutboxOldestPublisher(Relation table);
+extern OutboxRowState OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot);
+extern void OutboxNotePending(OutboxCursor *cursor, Snapshot snapshot, uint64 txid, int64 seq);
+extern OutboxScan *OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto);
+extern TupleTableSlot *OutboxScanNext(OutboxScan *scan);
+extern void OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached);
+
+#endif /* IDEMPOTENCY_OUTBOXSCAN_H */

@@ -1,0 +1,247 @@
+/*-------------------------------------------------------------------------
+ *
+ * position.c
+ *	  The table idempotency.position: where each subscription stands, and
+ *	  which batch is out.
+ *
+ * Each subscription has one row.  A change gives it the next version, which is
+ * part of the primary key, and a reader takes the newest.  So the versions that a
+ * snapshot held elsewhere keeps from being removed stand in nobody's way.
+ *
+ * A row bears its origin: the system identifier and the OID of the outbox.  The
+ * transactions in a row that came by a restore or by logical replication were
+ * those of another cluster, and are all over.
+ *
+ * Locks: the caller holds the subscription's, to the end of the transaction.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "errors.h"
+#include "outboxerrors.h"
+#include "ownerquery.h"
+#include "owntable.h"
+#include "position.h"
+
+/* The columns that a change sets, in the order of their parameters from $3 on. */
+#define CHANGED                                                                                              \
+	"passed, inflight, batch, batch_passed, batch_inflight, batch_parked, leased_at, leased_until, singles," \
+	" system_identifier, relation"
+
+enum
+{
+	P_SUBSCRIPTION,
+	P_VERSION,
+	P_PASSED,
+	P_INFLIGHT,
+	P_BATCH,
+	P_BATCH_PASSED,
+	P_BATCH_INFLIGHT,
+	P_BATCH_PARKED,
+	P_LEASED_AT,
+	P_LEASED_UNTIL,
+	P_SINGLES,
+	P_SYSTEM_IDENTIFIER,
+	P_RELATION,
+	POSITION_COLUMNS
+};
+
+#define POSITION_TYPES                                                                             \
+	{                                                                                              \
+		TEXTOID, INT8OID, INT8OID, INT8ARRAYOID, INT8OID, INT8OID, INT8ARRAYOID, INT8ARRAYOID,     \
+			TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID, INT8OID, OIDOID                               \
+	}
+
+static OwnerQuery readQuery = {
+	.table = "position",
+	.text = "SELECT subscription, version, " CHANGED " FROM idempotency.position"
+			" WHERE subscription OPERATOR(pg_catalog.=) $1 ORDER BY version DESC LIMIT 1",
+	.parameters = 1,
+	.types = {TEXTOID},
+};
+
+static OwnerQuery createQuery = {
+	.table = "position",
+	.text = "INSERT INTO idempotency.position (subscription, version, " CHANGED ")"
+			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+	.parameters = POSITION_COLUMNS,
+	.types = POSITION_TYPES,
+};
+
+static OwnerQuery writeQuery = {
+	.table = "position",
+	.text = "UPDATE idempotency.position SET (version, " CHANGED ") ="
+			" ROW ($2 OPERATOR(pg_catalog.+) 1, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+			" WHERE subscription OPERATOR(pg_catalog.=) $1 AND version OPERATOR(pg_catalog.=) $2",
+	.parameters = POSITION_COLUMNS,
+	.types = POSITION_TYPES,
+};
+
+static OwnerQuery deleteQuery = {
+	.table = "position",
+	.text = "DELETE FROM idempotency.position WHERE subscription OPERATOR(pg_catalog.=) $1",
+	.parameters = 1,
+	.types = {TEXTOID},
+};
+
+/*
+ * NumbersToArray returns numbers as a bigint[].
+ */
+ArrayType *
+NumbersToArray(const int64 *numbers, int count)
+{
+	Datum *values = palloc(Max(1, count) * sizeof(Datum));
+
+	for (int i = 0; i < count; i++)
+		values[i] = Int64GetDatum(numbers[i]);
+	return construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+}
+
+/*
+ * NumbersFromArray is the reverse of it.
+ */
+static int64 *
+NumbersFromArray(ArrayType *array, int *count)
+{
+	Datum *values;
+	bool *nulls;
+	int64 *numbers;
+
+	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values,
+					  &nulls, count);
+	numbers = palloc(Max(1, *count) * sizeof(int64));
+	for (int i = 0; i < *count; i++)
+		numbers[i] = nulls[i] ? 0 : DatumGetInt64(values[i]);
+	return numbers;
+}
+
+/*
+ * IsOurs tells whether the row was written here.
+ */
+static bool
+IsOurs(const Datum *values)
+{
+	return DatumGetInt64(values[P_SYSTEM_IDENTIFIER]) == (int64) GetSystemIdentifier() &&
+		   DatumGetObjectId(values[P_RELATION]) == OwnRelationByName("outbox");
+}
+
+/*
+ * PositionRead fills "position" with where the subscription stands, in the
+ * current memory context.  Returns false if it is nowhere.
+ */
+bool
+PositionRead(const text *subscription, Position *position)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Datum values[POSITION_COLUMNS] = {PointerGetDatum(subscription)};
+	bool isnull[POSITION_COLUMNS];
+	bool found = OwnerQueryRun(&readQuery, values, NULL) > 0;
+
+	if (found)
+	{
+		MemoryContext spi = MemoryContextSwitchTo(caller);
+
+		for (int i = 0; i < POSITION_COLUMNS; i++)
+			values[i] = OwnerQueryValue(0, i + 1, &isnull[i]);
+		memset(position, 0, sizeof(Position));
+		position->version = DatumGetInt64(values[P_VERSION]);
+		position->singles = DatumGetInt32(values[P_SINGLES]);
+		CursorFromArray(&position->start, DatumGetInt64(values[P_PASSED]),
+						DatumGetArrayTypePCopy(values[P_INFLIGHT]));
+		if (!isnull[P_BATCH])
+		{
+			position->batch = DatumGetInt64(values[P_BATCH]);
+			position->leasedAt = DatumGetTimestampTz(values[P_LEASED_AT]);
+			position->leasedUntil = DatumGetTimestampTz(values[P_LEASED_UNTIL]);
+			CursorFromArray(&position->end, DatumGetInt64(values[P_BATCH_PASSED]),
+							DatumGetArrayTypePCopy(values[P_BATCH_INFLIGHT]));
+			position->parked = NumbersFromArray(DatumGetArrayTypePCopy(values[P_BATCH_PARKED]),
+												&position->parkedCount);
+		}
+		if (!IsOurs(values))
+		{
+			CursorAdopt(&position->start);
+			CursorAdopt(&position->end);
+		}
+		MemoryContextSwitchTo(spi);
+	}
+	OwnerQueryEnd();
+	return found;
+}
+
+/*
+ * ToValues fills the parameters of a query that writes.
+ */
+static void
+ToValues(const text *subscription, const Position *position, Datum *values, bool *isnull)
+{
+	memset(isnull, 0, POSITION_COLUMNS * sizeof(bool));
+	values[P_SUBSCRIPTION] = PointerGetDatum(subscription);
+	values[P_VERSION] = Int64GetDatum(position->version);
+	values[P_PASSED] = Int64GetDatum(position->start.passed);
+	values[P_INFLIGHT] = PointerGetDatum(CursorToArray(&position->start));
+	values[P_SINGLES] = Int32GetDatum(position->singles);
+	values[P_SYSTEM_IDENTIFIER] = Int64GetDatum((int64) GetSystemIdentifier());
+	values[P_RELATION] = ObjectIdGetDatum(OwnRelationByName("outbox"));
+	if (position->batch == 0)
+	{
+		for (int i = P_BATCH; i <= P_LEASED_UNTIL; i++)
+			isnull[i] = true;
+		return;
+	}
+	values[P_BATCH] = Int64GetDatum(position->batch);
+	values[P_BATCH_PASSED] = Int64GetDatum(position->end.passed);
+	values[P_BATCH_INFLIGHT] = PointerGetDatum(CursorToArray(&position->end));
+	values[P_BATCH_PARKED] =
+		PointerGetDatum(NumbersToArray(position->parked, position->parkedCount));
+	values[P_LEASED_AT] = TimestampTzGetDatum(position->leasedAt);
+	values[P_LEASED_UNTIL] = TimestampTzGetDatum(position->leasedUntil);
+}
+
+/*
+ * PositionCreate puts a new subscription behind the cursor.
+ */
+void
+PositionCreate(const text *subscription, const OutboxCursor *start)
+{
+	Position position = {.start = *start, .version = 1};
+	Datum values[POSITION_COLUMNS];
+	bool isnull[POSITION_COLUMNS];
+
+	ToValues(subscription, &position, values, isnull);
+	(void) OwnerQueryDo(&createQuery, values, isnull);
+}
+
+/*
+ * PositionWrite writes down a position that was read, as its next version.
+ * Throws 40001 if somebody else has, which the subscription's lock forbids.
+ */
+void
+PositionWrite(const text *subscription, Position *position)
+{
+	Datum values[POSITION_COLUMNS];
+	bool isnull[POSITION_COLUMNS];
+
+	ToValues(subscription, position, values, isnull);
+	if (OwnerQueryDo(&writeQuery, values, isnull) != 1)
+		ErrorPositionChanged(subscription);
+	position->version++;
+}
+
+/*
+ * PositionDelete removes the position of a subscription.
+ */
+void
+PositionDelete(const text *subscription)
+{
+	Datum values[] = {PointerGetDatum(subscription)};
+
+	(void) OwnerQueryDo(&deleteQuery, values, NULL);
+}

@@ -1,0 +1,34 @@
+/*-------------------------------------------------------------------------
+ *
+ * position.h
+ *	  Where each subscription stands, and which batch is out.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_POSITION_H
+#define IDEMPOTENCY_POSITION_H
+
+#include "datatype/timestamp.h"
+
+#include "cursor.h"
+
+typedef struct Position
+{
+	int64 version;
+	OutboxCursor start;
+	int64 batch; /* 0: none is out, and the next five mean nothing */
+	OutboxCursor end;
+	int64 *parked; /* the numbers of the parked events in the batch */
+	int parkedCount;
+	TimestampTz leasedAt;
+	TimestampTz leasedUntil;
+	int32 singles; /* so many batches are to be of one event */
+} Position;
+
+extern bool PositionRead(const text *subscription, Position *position);
+extern void PositionCreate(const text *subscription, const OutboxCursor *start);
+extern void PositionWrite(const text *subscription, Position *position);
+extern void PositionDelete(const text *subscription);
+extern ArrayType *NumbersToArray(const int64 *numbers, int count);
+
+#endif /* IDEMPOTENCY_POSITION_H */

@@ -1,0 +1,136 @@
+/*-------------------------------------------------------------------------
+ *
+ * topic.c
+ *	  Patterns of topics: "*" stands for any characters, dots too, and a
+ *	  backslash takes the next character as it is.
+ *
+ * In every encoding that a database may have, these two are bytes of their own,
+ * so that texts are compared byte by byte.
+ *
+ * Takes no locks, touches no tables.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/array.h"
+
+#include "compat.h"
+#include "errors.h"
+#include "keyname.h"
+#include "topic.h"
+
+/*
+ * Matches tells whether the pattern covers the whole topic.  Whenever the two
+ * differ, the last "*" takes one byte more.
+ */
+static bool
+Matches(const char *pattern, const char *patternEnd, const char *topic, const char *topicEnd)
+{
+	const char *star = NULL;
+	const char *resume = NULL;
+
+	while (topic < topicEnd)
+	{
+		bool escaped = pattern < patternEnd && *pattern == '\\';
+
+		if (pattern < patternEnd && *pattern == '*')
+		{
+			star = ++pattern;
+			resume = topic;
+		}
+		else if (pattern + escaped < patternEnd && pattern[escaped] == *topic)
+		{
+			pattern += 1 + escaped;
+			topic++;
+		}
+		else if (star != NULL)
+		{
+			pattern = star;
+			topic = ++resume;
+		}
+		else
+			return false;
+	}
+	while (pattern < patternEnd && *pattern == '*')
+		pattern++;
+	return pattern == patternEnd;
+}
+
+/*
+ * TopicMatches tells whether one of the patterns means the topic.
+ */
+bool
+TopicMatches(const TopicPatterns *patterns, const text *topic)
+{
+	const char *bytes = VARDATA_ANY(topic);
+	const char *end = bytes + VARSIZE_ANY_EXHDR(topic);
+
+	for (int i = 0; i < patterns->count; i++)
+	{
+		const text *pattern = patterns->patterns[i];
+		const char *first = VARDATA_ANY(pattern);
+
+		if (Matches(first, first + VARSIZE_ANY_EXHDR(pattern), bytes, end))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * TopicPatternsFromArray fills "patterns" from a text[], in the current memory
+ * context.  NULLs mean nothing.
+ */
+void
+TopicPatternsFromArray(TopicPatterns *patterns, ArrayType *array)
+{
+	Datum *values;
+	bool *nulls;
+	int count;
+
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &count);
+	patterns->patterns = palloc(Max(1, count) * sizeof(text *));
+	patterns->count = 0;
+	for (int i = 0; i < count; i++)
+	{
+		if (!nulls[i])
+			patterns->patterns[patterns->count++] = DatumGetTextPP(values[i]);
+	}
+}
+
+/*
+ * EndsInBackslash tells whether the last backslash has nothing to escape.
+ */
+static bool
+EndsInBackslash(const text *pattern)
+{
+	const char *bytes = VARDATA_ANY(pattern);
+	int count = 0;
+
+	for (int i = VARSIZE_ANY_EXHDR(pattern) - 1; i >= 0 && bytes[i] == '\\'; i--)
+		count++;
+	return count % 2 == 1;
+}
+
+/*
+ * TopicPatternsCheck throws 22023 or IK400 unless an array that a caller passes
+ * may serve as topics.
+ */
+void
+TopicPatternsCheck(ArrayType *array)
+{
+	TopicPatterns patterns;
+
+	if (ARR_NDIM(array) != 1 || array_contains_nulls(array))
+		ErrorBadArgument("topics must be a list of patterns",
+						 "Pass at least one, such as ARRAY['order.*'], and no NULL.");
+	TopicPatternsFromArray(&patterns, array);
+	for (int i = 0; i < patterns.count; i++)
+	{
+		CheckName(patterns.patterns[i], "topic");
+		if (EndsInBackslash(patterns.patterns[i]))
+			ErrorBadArgument("pattern of topics ends in a backslash",
+							 "A backslash takes the next character as it is; write two for one.");
+	}
+}
