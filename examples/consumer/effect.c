@@ -1,0 +1,179 @@
+/*-------------------------------------------------------------------------
+ *
+ * effect.c
+ *	  Hands each message to the stored procedure.
+ *
+ * One call is one transaction: the procedure asks idempotency.once() about the
+ * event's id, and writes, and both commit together or not at all.  So a call may be
+ * made again whenever its answer is lost, and a message may come again whenever it
+ * is not acknowledged.
+ *
+ * Messages are handled one after the other.  One that fails holds the others up
+ * until it succeeds, or is buried after so many attempts: an aggregate's later
+ * events must not overtake it.  What is nobody's fault (a deadlock, a lost
+ * connection, a lock that another consumer holds) is no attempt.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "consumer.h"
+
+/* What the function takes, in this order. */
+#define SIGNATURE "(uuid, text, text, text, json, json)"
+
+/*
+ * FindFunction looks the function up, so that a name can be told from SQL, and what
+ * is missing is known before the first message.  Leaves the program if the function
+ * is not there.  Returns whether it was found.
+ */
+bool
+FindFunction(Consumer *consumer)
+{
+	char signature[512];
+	const char *const parameters[] = {signature};
+	Answer answer;
+
+	snprintf(signature, sizeof(signature), "%s%s", consumer->function, SIGNATURE);
+	answer = PostgresAsk(
+		&consumer->postgres,
+		"SELECT pg_catalog.format('SELECT %I.%I($1::uuid, $2, $3, $4, $5::json, $6::json) AS new',"
+		" n.nspname, p.proname) AS call"
+		" FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
+		" WHERE p.oid = $1::regprocedure AND p.prorettype = 'boolean'::regtype"
+		" AND NOT p.proretset AND p.prokind = 'f'",
+		1, parameters);
+	if (answer == ANSWER_OK && PQntuples(consumer->postgres.result) == 1)
+	{
+		consumer->call = strdup(PostgresValue(&consumer->postgres, 0, "call"));
+		return consumer->call != NULL;
+	}
+	if (answer == ANSWER_OK || answer == ANSWER_REFUSED)
+	{
+		Say("%s has to be a function %s RETURNS boolean%s%s", consumer->function, SIGNATURE,
+			answer == ANSWER_OK ? "" : ": ", consumer->postgres.error);
+		Leave(EXIT_REFUSED);
+	}
+	else if (answer == ANSWER_AGAIN)
+		(void) PostgresPause(&consumer->postgres);
+	return false;
+}
+
+/*
+ * Call calls the function for one message, once.  Needs a message with an id and a
+ * payload.
+ */
+static Answer
+Call(Consumer *consumer, const Message *message)
+{
+	const char *const parameters[] = {
+		MessageField(message, "id"),		  MessageField(message, "aggregatetype"),
+		MessageField(message, "aggregateid"), MessageField(message, "type"),
+		MessageField(message, "payload"),	  MessageField(message, "headers")};
+	Answer answer = PostgresAsk(&consumer->postgres, consumer->call, 6, parameters);
+	const char *new;
+
+	if (answer == ANSWER_OK)
+	{
+		new = PostgresValue(&consumer->postgres, 0, "new");
+		consumer->handled++;
+		if (new == NULL || new[0] != 't')
+			consumer->seenBefore++;
+	}
+	return answer;
+}
+
+/*
+ * Failed counts an attempt at a message, and sleeps before the next one, or buries the
+ * message after the last.  Returns whether it is over and done with.
+ *
+ * A procedure that is not there, or that this role must not call, is no fault of the
+ * message's: SQLSTATE class 42 ends the program instead.
+ */
+static bool
+Failed(Consumer *consumer, const Message *message, int attempt)
+{
+	const char *error = consumer->postgres.error;
+
+	if (strncmp(consumer->postgres.state, "42", 2) == 0)
+	{
+		Say("%s %s: %s", message->stream, message->entry, error);
+		Leave(EXIT_REFUSED);
+		return false;
+	}
+	Say("%s %s: attempt %d of %d: %s", message->stream, message->entry, attempt,
+		consumer->maxAttempts, error);
+	if (attempt >= consumer->maxAttempts)
+		return BuryMessage(consumer, message, error);
+	(void) Pause(attempt);
+	return false;
+}
+
+/*
+ * Try calls the function for a message until it succeeds, or the message is buried.
+ * Returns false if the program is to leave, or Redis is lost, first.
+ */
+static bool
+Try(Consumer *consumer, const Message *message)
+{
+	bool first = true;
+	int attempts = 0;
+
+	/* A message in hand is tried once, even if the program is to leave. */
+	while ((first || !Stopping()) && PostgresReady(&consumer->postgres) &&
+		   consumer->redis.context != NULL)
+	{
+		first = false;
+		switch (Call(consumer, message))
+		{
+			case ANSWER_OK:
+				return true;
+			case ANSWER_REFUSED:
+				if (Failed(consumer, message, ++attempts))
+					return true;
+				break;
+			case ANSWER_AGAIN:
+				Say("%s %s: %s", message->stream, message->entry, consumer->postgres.error);
+				(void) PostgresPause(&consumer->postgres);
+				break;
+			case ANSWER_LOST:
+			case ANSWER_STOPPED:
+				break;
+		}
+	}
+	return false;
+}
+
+/*
+ * Handle handles one message.  Returns whether it is done with.
+ */
+static bool
+Handle(Consumer *consumer, const Message *message)
+{
+	if (message->fields->type != REDIS_REPLY_ARRAY)
+	{
+		Say("%s %s: LOST, the stream was trimmed before it was handled", message->stream,
+			message->entry);
+		return true;
+	}
+	if (MessageField(message, "id") == NULL || MessageField(message, "payload") == NULL)
+		return BuryMessage(consumer, message, "no id, or no payload");
+	return Try(consumer, message);
+}
+
+/*
+ * HandleMessages handles the messages of a read, in their order.  Returns how many of
+ * them, from the first on, are done with and want to be acknowledged.
+ */
+int
+HandleMessages(Consumer *consumer, const redisReply *reply)
+{
+	Message message;
+	int count = 0;
+
+	while (NextMessage(reply, count, &message) && Handle(consumer, &message))
+		count++;
+	return count;
+}
