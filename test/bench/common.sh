@@ -17,6 +17,7 @@ done
 
 # floor does the business work and nothing for retries, hand is what one would
 # write by hand; their tables are bench.charge, bench.hand_key and idempotency.key.
+# A suite may have others.
 contestants="floor hand idempotency"
 settings=()
 measured="of $operations operations"
@@ -56,7 +57,7 @@ in_turn() {
 
 # turn_of prints a contestant's number in the scripts of pgbench.
 turn_of() {
-	case $1 in floor) echo 0 ;; hand) echo 1 ;; idempotency) echo 2 ;; esac
+	case $1 in floor) echo 0 ;; hand) echo 1 ;; idempotency) echo 2 ;; pgq) echo 3 ;; esac
 }
 
 # empty_tables takes away what was written before.
@@ -157,12 +158,13 @@ report() {
 
 	mkdir -p results
 	{
-		echo "suite,figure,contestant,value,unit,ratio_to_hand"
+		echo "suite,figure,contestant,value,unit,ratio"
 		[ ! -e results/bench.csv ] || sed -e 1d -e "/^$suite,/d" results/bench.csv
 		psql -X -q -v ON_ERROR_STOP=1 -c "COPY (SELECT '$suite', r.* FROM bench.csv AS r) TO STDOUT (FORMAT csv)"
 	} >"$work/csv"
 	cp "$work/csv" results/bench.csv
 	echo
-	psql -X -q -v ON_ERROR_STOP=1 -P footer=off -P null= -c "TABLE bench.report"
+	psql -X -q -v ON_ERROR_STOP=1 -P footer=off -P null= \
+		-c "SELECT $(sql "SELECT bench.report_columns()") FROM bench.report"
 	say "$suite: medians of $rounds rounds $measured; also in results/bench.csv"
 }

@@ -3,8 +3,8 @@
 
 CREATE SCHEMA bench;
 
--- What is measured.  Contestants are compared with "hand", in the same round, if
--- there is one.
+-- What is measured.  Contestants are compared with the one that the figure refers to,
+-- in the same round, if there is one.
 -- "above_floor": the contestant "floor" is what the work costs in any case, and
 -- is subtracted from the others before they are compared.
 CREATE TABLE bench.figure (
@@ -14,10 +14,13 @@ CREATE TABLE bench.figure (
 	unit text NOT NULL,
 	above_floor boolean NOT NULL DEFAULT false,
 	contestants text[] NOT NULL,
-	-- the extension's ratio to hand, or its value where that is absolute
+	reference text NOT NULL DEFAULT 'hand',
+	-- the most, or the least, that the extension's ratio to the reference is to be, or
+	-- its value where that is absolute
 	target numeric,
 	aim numeric,
-	absolute boolean NOT NULL DEFAULT false
+	absolute boolean NOT NULL DEFAULT false,
+	at_least boolean NOT NULL DEFAULT false
 );
 
 -- What was measured.  There may be several samples in a round.
@@ -144,51 +147,64 @@ CREATE VIEW bench.net AS
 CREATE VIEW bench.result AS
 	SELECT n.figure, n.contestant,
 		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value) AS value,
-		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value / nullif(hand.value, 0))
+		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value / nullif(reference.value, 0))
 			FILTER (WHERE n.contestant <> 'floor' OR NOT f.above_floor) AS ratio,
-		min(n.value / nullif(hand.value, 0)) AS least,
-		max(n.value / nullif(hand.value, 0)) AS most
+		min(n.value / nullif(reference.value, 0)) AS least,
+		max(n.value / nullif(reference.value, 0)) AS most
 	FROM bench.net AS n
 	JOIN bench.figure AS f USING (figure)
-	LEFT JOIN bench.net AS hand
-		ON hand.figure = n.figure AND hand.contestant = 'hand' AND hand.round = n.round
+	LEFT JOIN bench.net AS reference
+		ON reference.figure = n.figure AND reference.contestant = f.reference AND reference.round = n.round
 	GROUP BY n.figure, n.contestant;
 
 CREATE VIEW bench.csv AS
 	SELECT f.figure, c.contestant,
-		round(m.value::numeric, 3) AS value, f.unit, round(m.ratio::numeric, 3) AS ratio_to_hand
+		round(m.value::numeric, 3) AS value, f.unit, round(m.ratio::numeric, 3) AS ratio
 	FROM bench.figure AS f
 	CROSS JOIN LATERAL unnest(f.contestants) WITH ORDINALITY AS c(contestant, position)
 	JOIN bench.result AS m ON m.figure = f.figure AND m.contestant = c.contestant
 	ORDER BY f.position, c.position;
 
--- One line a figure: what the contestants took, the extension's ratio to hand
+-- One line a figure: what the contestants took, the extension's ratio to the reference
 -- with its spread over the rounds, and whether that is what it should be.
 CREATE VIEW bench.report AS
 	SELECT f.title AS "median", f.unit,
 		max(v.shown) FILTER (WHERE v.contestant = 'floor') AS floor,
 		max(v.shown) FILTER (WHERE v.contestant = 'hand') AS hand,
+		max(v.shown) FILTER (WHERE v.contestant = 'pgq') AS pgq,
 		max(v.shown) FILTER (WHERE v.contestant = 'idempotency') AS idempotency,
 		max(v.ratio) FILTER (WHERE v.contestant = 'idempotency') AS ratio,
 		max(v.spread) FILTER (WHERE v.contestant = 'idempotency') AS spread,
 		CASE
 			WHEN f.target IS NULL THEN NULL
-			WHEN f.absolute THEN '<= ' || f.target
+			WHEN f.at_least THEN '>= ' || f.target
 			ELSE '<= ' || f.target || coalesce(', aim ' || f.aim, '')
 		END AS target,
 		max(CASE
 			WHEN f.target IS NULL THEN NULL
-			WHEN (CASE WHEN f.absolute THEN v.value ELSE v.exact END) <= f.target THEN 'reached'
+			WHEN f.at_least AND v.judged >= f.target OR NOT f.at_least AND v.judged <= f.target THEN 'reached'
 			ELSE 'missed'
 		END) FILTER (WHERE v.contestant = 'idempotency') AS verdict
 	FROM bench.figure AS f
 	JOIN LATERAL (
-		SELECT m.contestant, m.value, m.ratio AS exact,
+		SELECT m.contestant, CASE WHEN f.absolute THEN m.value ELSE m.ratio END AS judged,
 			round(m.value::numeric, CASE WHEN m.value < 100 THEN 2 ELSE 0 END)::text AS shown,
-			round(m.ratio::numeric, 2)::text AS ratio,
-			round(m.least::numeric, 2) || ' to ' || round(m.most::numeric, 2) AS spread
+			round(m.ratio::numeric, p.digits)::text AS ratio,
+			round(m.least::numeric, p.digits) || ' to ' || round(m.most::numeric, p.digits) AS spread
 		FROM bench.result AS m
+		CROSS JOIN LATERAL (SELECT CASE WHEN m.ratio > 0 AND m.ratio < 0.1 THEN 4 ELSE 2 END) AS p(digits)
 		WHERE m.figure = f.figure AND m.contestant = ANY (f.contestants)
 	) AS v ON true
-	GROUP BY f.position, f.title, f.unit, f.target, f.aim, f.absolute
+	GROUP BY f.position, f.title, f.unit, f.target, f.aim, f.at_least
 	ORDER BY f.position;
+
+-- The columns of the report that this suite fills.
+CREATE FUNCTION bench.report_columns() RETURNS text
+LANGUAGE sql
+BEGIN ATOMIC
+	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
+	FROM pg_attribute
+	WHERE attrelid = 'bench.report'::regclass
+		AND (attname NOT IN ('floor', 'hand', 'pgq')
+			OR EXISTS (SELECT FROM bench.figure AS f WHERE attname = ANY (f.contestants)));
+END;
