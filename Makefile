@@ -12,6 +12,7 @@ OBJS = \
 	src/claim.o \
 	src/cursor.o \
 	src/databases.o \
+	src/deferred.o \
 	src/delivery.o \
 	src/document.o \
 	src/errors.o \
@@ -50,6 +51,13 @@ OBJS = \
 	src/reaper.o \
 	src/reaperrun.o \
 	src/record.o \
+	src/relay.o \
+	src/relaybell.o \
+	src/relayevent.o \
+	src/relaylauncher.o \
+	src/relaynote.o \
+	src/relayregistry.o \
+	src/relaysurvey.o \
 	src/run.o \
 	src/shmem.o \
 	src/stats.o \

@@ -571,7 +571,7 @@ COMMENT ON COLUMN idempotency.subscription.retry_delay IS 'how long after the fi
 COMMENT ON COLUMN idempotency.subscription.max_retry_delay IS 'how long after a failure at most';
 COMMENT ON COLUMN idempotency.subscription.max_lag IS 'how old an event may be before it is dropped unread; NULL: none is';
 COMMENT ON COLUMN idempotency.subscription.created_at IS 'when it was made';
-COMMENT ON COLUMN idempotency.subscription.last_error IS 'the last error of its handler or consumer';
+COMMENT ON COLUMN idempotency.subscription.last_error IS 'why its handler could not be called, the last time';
 COMMENT ON COLUMN idempotency.subscription.last_error_at IS 'when that was';
 COMMENT ON INDEX idempotency.subscription_pkey IS 'one row a name';
 COMMENT ON INDEX idempotency.subscription_number_key IS 'by which workers find it';
@@ -656,7 +656,7 @@ COMMENT ON COLUMN idempotency.parked.retry_at IS 'when it is given again; NULL: 
 COMMENT ON COLUMN idempotency.parked.dead_at IS 'when it became a dead letter';
 COMMENT ON INDEX idempotency.parked_pkey IS 'one row an event';
 
-CREATE INDEX parked_due ON idempotency.parked (subscription, retry_at) WHERE retry_at IS NOT NULL;
+CREATE INDEX parked_due ON idempotency.parked (subscription, retry_at, seq) WHERE retry_at IS NOT NULL;
 COMMENT ON INDEX idempotency.parked_due IS 'what is to be given again, and when';
 CREATE INDEX parked_aggregate ON idempotency.parked (subscription, aggregateid, seq) WHERE dead_at IS NULL;
 COMMENT ON INDEX idempotency.parked_aggregate IS 'what later events of an aggregate wait for';
@@ -800,11 +800,11 @@ CREATE VIEW idempotency.subscriptions AS
 		k.dead,
 		k.oldest_parked_at,
 		CASE
-			WHEN s.last_error IS NULL OR pg_catalog.has_table_privilege('idempotency.dead_letters', 'SELECT')
-			THEN s.last_error
+			WHEN e.error IS NULL OR pg_catalog.has_table_privilege('idempotency.dead_letters', 'SELECT')
+			THEN e.error
 			ELSE '<insufficient privilege>'
 		END AS last_error,
-		s.last_error_at,
+		e.at AS last_error_at,
 		p.leased_at AS batch_out_since,
 		p.leased_until AS batch_leased_until,
 		s.max_lag,
@@ -873,7 +873,17 @@ CREATE VIEW idempotency.subscriptions AS
 			pg_catalog.min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
 		FROM idempotency.parked AS e
 		WHERE e.subscription OPERATOR(pg_catalog.=) s.subscription
-	) AS k ON true;
+	) AS k ON true
+	LEFT JOIN LATERAL (
+		SELECT s.last_error AS error, s.last_error_at AS at
+		WHERE s.last_error_at IS NOT NULL
+		UNION ALL
+		SELECT e.error, e.last_failed_at
+		FROM idempotency.parked AS e
+		WHERE e.subscription OPERATOR(pg_catalog.=) s.subscription AND e.last_failed_at IS NOT NULL
+		ORDER BY 2 DESC
+		LIMIT 1
+	) AS e ON true;
 COMMENT ON VIEW idempotency.subscriptions IS 'how far each subscription has come, and what keeps it';
 COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'its name';
 COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members may read it, and as whom its handler runs';
@@ -885,7 +895,7 @@ COMMENT ON COLUMN idempotency.subscriptions.parked IS 'events that failed and ar
 COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'events that wait behind them, since they are about the same thing';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
 COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'when the first of those that are given again failed first';
-COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of its handler or consumer, for those who may read dead letters';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of what is parked or dead, or why the handler could not be called; for those who may read dead letters';
 COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that was';
 COMMENT ON COLUMN idempotency.subscriptions.batch_out_since IS 'when the batch that is out was given; NULL: none is';
 COMMENT ON COLUMN idempotency.subscriptions.batch_leased_until IS 'until when nobody else gets it';

@@ -34,6 +34,21 @@ $$;
 CREATE FUNCTION pg_temp.ack(subscription text) RETURNS void LANGUAGE sql AS $$
 	SELECT idempotency.ack(subscription, pg_temp.batch(subscription))
 $$;
+-- All that is to come, batch after batch.
+CREATE FUNCTION pg_temp.drain(subscription text, max_events int DEFAULT 100) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	got text;
+	batch text;
+BEGIN
+	LOOP
+		batch := pg_temp.fetch(subscription, max_events);
+		EXIT WHEN batch IS NULL;
+		got := concat_ws(', ', got, batch);
+		PERFORM pg_temp.ack(subscription);
+	END LOOP;
+	RETURN got;
+END
+$$;
 -- Makes it so much later for the batch that is out.
 CREATE FUNCTION pg_temp.pass(p_subscription text, p_time interval DEFAULT '1 day') RETURNS void LANGUAGE sql AS $$
 	UPDATE idempotency.position SET leased_at = leased_at - p_time, leased_until = leased_until - p_time
@@ -48,7 +63,7 @@ SELECT idempotency.subscribe('fetch', '{fetch}');
 
 -- What was published comes, all of it, in that order, and as it was published.
 SELECT pg_temp.fetch('fetch');
-SELECT idempotency.publish('fetch', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', '{"trace" : "a1"}', '00000000-0000-0000-0000-000000000001');
+SELECT idempotency.publish('fetch', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', '{"trace" : "a1"}', 'f0000000-0000-0000-0000-000000000001');
 SELECT idempotency.publish('fetch', NULL) IS NOT NULL AS published;
 SELECT pg_temp.publish('{3,1,2}');
 CREATE TEMPORARY TABLE got AS SELECT row_number() OVER () AS n, * FROM idempotency.fetch('fetch');
@@ -116,16 +131,15 @@ SELECT pg_temp.publish('{23}');
 SELECT pg_temp.fetch('fetch'), pg_temp.pass('fetch', '-1 day');
 SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
 
--- A batch that is given back comes again at once, whole, and not as a failure.
+-- A batch that is given back comes again at once, in order, before what was published
+-- since or along with it, and not as a failure.
 SELECT pg_temp.publish('{31,32}');
 SELECT pg_temp.fetch('fetch');
 SELECT pg_temp.batch('fetch') AS old \gset
 SELECT t BETWEEN now() AND clock_timestamp() AS now FROM idempotency.nack('fetch', :old, NULL) AS t;
 SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', ' || :old || ')');
 SELECT pg_temp.publish('{33}');
-SELECT pg_temp.fetch('fetch');
-SELECT pg_temp.ack('fetch');
-SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+SELECT pg_temp.drain('fetch');
 SELECT count(*) FROM idempotency.parked WHERE subscription = 'fetch';
 
 -- Only the batch that is out may be acknowledged, and once.

@@ -185,6 +185,7 @@ SELECT idempotency.reap(), pg_temp.left_over();
 SELECT idempotency.unsubscribe('reader');
 
 -- What this transaction has published is not removed by it; what others have is.
+SELECT pg_temp.publish(3);
 BEGIN;
 SELECT pg_temp.publish(2), idempotency.reap(), pg_temp.left_over();
 COMMIT;
@@ -303,9 +304,9 @@ SELECT idempotency.reap();
 SELECT subscription, passed, inflight[2:] FROM idempotency.position ORDER BY subscription;
 SELECT subscription, lag_events, date_trunc('minute', lag) AS lag, max_lag FROM idempotency.subscriptions ORDER BY subscription;
 -- Nothing more has got too old, so nothing is written.
-SELECT version FROM idempotency.position WHERE subscription = 'limited';
+SELECT version FROM idempotency.position WHERE subscription = 'limited' \gset
 SELECT idempotency.reap();
-SELECT version FROM idempotency.position WHERE subscription = 'limited';
+SELECT version = :version AS unchanged FROM idempotency.position WHERE subscription = 'limited';
 -- What is young enough is given, each of them once; what is of no interest is skipped.
 SELECT pg_temp.fetched('limited', 2);
 -- A batch that is out is its consumer's, whatever gets old meanwhile,

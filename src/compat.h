@@ -29,6 +29,25 @@
 /* 16: one function checks the rights on every kind of object. */
 #if PG_VERSION_NUM < 160000
 #define object_aclcheck(classid, objectid, roleid, mode) pg_proc_aclcheck(objectid, roleid, mode)
+#define database_aclcheck(database, role, mode) pg_database_aclcheck(database, role, mode)
+#define namespace_aclcheck(schema, role, mode) pg_namespace_aclcheck(schema, role, mode)
+#else
+#define database_aclcheck(database, role, mode)                                                    \
+	object_aclcheck(DatabaseRelationId, database, role, mode)
+#define namespace_aclcheck(schema, role, mode)                                                     \
+	object_aclcheck(NamespaceRelationId, schema, role, mode)
+#endif
+
+/* 16: where the list of names comes from can say what is wrong with it. */
+#if PG_VERSION_NUM < 160000
+#define stringToQualifiedNameListCompat(string) stringToQualifiedNameList(string)
+#else
+#define stringToQualifiedNameListCompat(string) stringToQualifiedNameList(string, NULL)
+#endif
+
+/* 16: a membership may leave out SET ROLE. */
+#if PG_VERSION_NUM < 160000
+#define member_can_set_role(member, role) is_member_of_role(member, role)
 #endif
 
 /* 16: updates say which indexes they need, and summarizing ones may go alone. */
@@ -66,6 +85,8 @@ typedef bool TU_UpdateIndexes;
 /* 17: a worker may connect as a role that may not log in. */
 #if PG_VERSION_NUM >= 170000
 #define SERVER_CONNECTS_WITHOUT_LOGIN
+#else
+#define BGWORKER_BYPASS_ROLELOGINCHECK 0
 #endif
 
 /* 17, and minor releases before: a DROP DATABASE that failed leaves a mark. */

@@ -8,8 +8,8 @@
  * who commit late.  What was there and not to be seen yet is therefore noted: for
  * each transaction the range of numbers in which it had published, and the numbers
  * for which there was no row at all.  A transaction has one range, however its
- * events lie among those of others, so that the list is never longer than there
- * are transactions at work.
+ * events lie among those of others, and one more where they lie far apart; so the
+ * list is hardly longer than there are transactions at work.
  *
  * In a table a list is an array of triples: the transaction, from, up to; for a
  * hole the first of the three is the stamp, negative.  A transaction of another
@@ -27,6 +27,9 @@
 #include "cursor.h"
 
 #define TRIPLE 3
+
+/* So many numbers are worth reading once more, rather than noting one part more. */
+#define FAR 10000
 
 /* The mark on a transaction that is over; no transaction's number gets so far. */
 #define OVER (UINT64CONST(1) << 62)
@@ -71,7 +74,8 @@ CursorAddRange(OutboxCursor *cursor, const InFlight *part, int64 from)
 }
 
 /*
- * CursorAddRow notes that a row of a transaction was not to be seen yet.
+ * CursorAddRow notes that a row of a transaction was not to be seen yet.  Rows that
+ * lie far apart get a part each, lest all that lies between be read for them.
  */
 void
 CursorAddRow(OutboxCursor *cursor, uint64 txid, int64 seq)
@@ -82,7 +86,8 @@ CursorAddRow(OutboxCursor *cursor, uint64 txid, int64 seq)
 	{
 		InFlight *known = &cursor->inFlight[i];
 
-		if (known->txid == txid && !known->over)
+		if (known->txid == txid && !known->over && seq >= known->from - FAR &&
+			seq <= known->upto + FAR)
 		{
 			known->from = Min(known->from, seq);
 			known->upto = Max(known->upto, seq);

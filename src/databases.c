@@ -21,12 +21,14 @@
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 #include "utils/varlena.h"
 
 #include "compat.h"
 #include "databases.h"
 #include "guc.h"
 #include "launcher.h"
+#include "relayregistry.h"
 #include "stats.h"
 
 /* Databases in which there is nothing to do are visited every so many tours. */
@@ -65,6 +67,37 @@ MayVisit(Form_pg_database form, const List *wanted)
 			return true;
 	}
 	return wanted == NIL;
+}
+
+/*
+ * DatabaseIsWanted tells whether workers are sent to a database.  Needs a
+ * transaction.
+ */
+bool
+DatabaseIsWanted(Oid database)
+{
+	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	bool wanted =
+		HeapTupleIsValid(tuple) && MayVisit((Form_pg_database) GETSTRUCT(tuple), WantedNames());
+
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	return wanted;
+}
+
+/*
+ * DatabaseIsOpen tells whether a worker could connect to the database: it is
+ * still there, and nobody is just dropping or copying it.  Needs a transaction,
+ * which keeps the lock.
+ */
+bool
+DatabaseIsOpen(Oid database)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
+	return LockAcquire(&tag, RowExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL &&
+		   SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(database));
 }
 
 /*
@@ -136,14 +169,14 @@ ForgetUnlisted(Database *database)
 }
 
 /*
- * UpdateDatabases brings what we know up to date, and forgets the counters of
- * databases that are gone.  Needs a transaction that has read nothing yet: what
- * has counters must be looked up before pg_database is.
+ * UpdateDatabases brings what we know up to date, and forgets the counters and
+ * the subscriptions of databases that are gone.  Needs a transaction that has read nothing yet:
+ * what has counters must be looked up before pg_database is.
  */
 static void
 UpdateDatabases(void)
 {
-	List *counted = StatsListDatabases();
+	List *counted = list_concat_unique_oid(StatsListDatabases(), RegistryDatabases());
 	HASH_SEQ_STATUS all;
 	Database *database;
 	ListCell *cell;
@@ -154,7 +187,10 @@ UpdateDatabases(void)
 		database->listed = database->due = false;
 
 	foreach (cell, ReadDatabases(counted))
+	{
 		StatsForgetDatabase(lfirst_oid(cell));
+		RegistryForgetDatabase(lfirst_oid(cell));
+	}
 
 	hash_seq_init(&all, databases);
 	while ((database = hash_seq_search(&all)) != NULL)

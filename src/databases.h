@@ -32,4 +32,7 @@ typedef struct Database
 extern void DatabasesInit(void);
 extern List *DatabasesDue(void);
 
+extern bool DatabaseIsWanted(Oid database);
+extern bool DatabaseIsOpen(Oid database);
+
 #endif /* IDEMPOTENCY_DATABASES_H */

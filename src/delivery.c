@@ -15,8 +15,8 @@
  * event that has to wait for an earlier one of its aggregate is parked as soon as
  * it is met.
  *
- * Locks: every function but for DeliveryOutstanding() needs the subscription's
- * lock, or takes it, and keeps it to the end of the transaction.
+ * Locks: every function needs the subscription's lock, or takes it, and keeps it to
+ * the end of the transaction.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,7 +42,7 @@
 #include "timing.h"
 #include "wakeup.h"
 
-/* After so many events that nobody wanted, it is worth writing down. */
+/* After so many rows that gave no event, it is worth writing down. */
 #define PROGRESS_EVENTS 1000
 
 /* ----------------------------------------------------------------
@@ -92,50 +92,49 @@ IsLeased(const Position *position)
 }
 
 /*
- * IsForUs tells whether an event belongs to the subscription, and is not parked.
- * One that has to wait is parked now, unless the batch is out already.
+ * IsForUs tells whether the event in the slot is one of the subscription's, and not
+ * parked.
  */
 static bool
-IsForUs(const Subscription *subscription, const Event *event, bool isOut, Batch *batch)
+IsForUs(const Subscription *subscription, TupleTableSlot *slot, const ParkedSummary *parked)
 {
-	bool blocked;
+	bool isnull;
 
-	if (ParkedHas(subscription->name, event, &blocked))
-		return false;
-	if (!blocked || isOut)
-		return true;
-	ParkedWait(subscription->name, event);
-	batch->wrote = true;
-	return false;
+	return TopicMatches(&subscription->topics,
+						DatumGetTextPP(slot_getattr(slot, OUT_TOPIC, &isnull))) &&
+		   !ParkedHas(subscription->name, parked, OutboxSeq(slot));
 }
 
 /*
- * Collect adds to the batch what the scan gives, until the batch has "max"
- * events.  Returns how many events it has read.
+ * Collect adds to a new batch what the scan gives, until it has "max" events.  An
+ * event that has to wait for another is parked; after many of them the rest is left
+ * to the next look.
  */
-static int64
-Collect(const Subscription *subscription, OutboxScan *scan, int max, bool anyParked, bool isOut,
+static void
+Collect(const Subscription *subscription, OutboxScan *scan, int max, const ParkedSummary *parked,
 		Batch *batch)
 {
-	int64 read = 0;
+	TupleTableSlot *slot;
+	int waiting = 0;
 
-	while (list_length(batch->events) < max)
+	while (list_length(batch->events) < max && waiting < PROGRESS_EVENTS &&
+		   (slot = OutboxScanNext(scan)) != NULL)
 	{
-		TupleTableSlot *slot = OutboxScanNext(scan);
-		bool isnull;
 		Event *event;
 
-		if (slot == NULL)
-			break;
-		read++;
-		if (!TopicMatches(&subscription->topics,
-						  DatumGetTextPP(slot_getattr(slot, OUT_TOPIC, &isnull))))
+		if (!IsForUs(subscription, slot, parked))
 			continue;
 		event = EventFromOutbox(slot, batch->number);
-		if (!anyParked || IsForUs(subscription, event, isOut, batch))
+		if (ParkedBlocks(subscription->name, parked, event))
+		{
+			ParkedWait(subscription->name, event);
+			waiting++;
+		}
+		else
 			batch->events = lappend(batch->events, event);
 	}
-	return read;
+	batch->wrote |= waiting > 0;
+	batch->more = waiting == PROGRESS_EVENTS;
 }
 
 /*
@@ -147,11 +146,17 @@ CollectAgain(const Subscription *subscription, const Position *position, Batch *
 	ParkedSummary parked;
 	OutboxScan *scan;
 
-	ParkedSummarize(subscription->name, CursorSafe(&position->start), &parked);
+	TupleTableSlot *slot;
+
+	ParkedSummarize(subscription->name, &position->start, &parked);
 	batch->events = ParkedInBatch(subscription->name, position);
 	scan = OutboxScanBegin(&position->start, &position->end);
-	(void) Collect(subscription, scan, PG_INT32_MAX, parked.any, true, batch);
-	OutboxScanEnd(scan, NULL);
+	while ((slot = OutboxScanNext(scan)) != NULL)
+	{
+		if (IsForUs(subscription, slot, &parked))
+			batch->events = lappend(batch->events, EventFromOutbox(slot, batch->number));
+	}
+	(void) OutboxScanEnd(scan, NULL);
 }
 
 /*
@@ -200,9 +205,9 @@ GiveNext(const Subscription *subscription, Position *position, const FetchPlan *
 	ParkedSummary parked;
 	OutboxScan *scan;
 	ListCell *cell;
-	int64 read;
+	int64 looked;
 
-	ParkedSummarize(subscription->name, CursorSafe(&position->start), &parked);
+	ParkedSummarize(subscription->name, &position->start, &parked);
 	batch->next = parked.next;
 	if (parked.next != 0 && parked.next <= now)
 		batch->events = ParkedDue(subscription->name, now, max, batch->number);
@@ -212,12 +217,13 @@ GiveNext(const Subscription *subscription, Position *position, const FetchPlan *
 		position->parked[foreach_current_index(cell)] = EventSeq(lfirst(cell));
 
 	scan = OutboxScanBegin(&position->start, NULL);
-	read = Collect(subscription, scan, max, parked.any, false, batch);
-	OutboxScanEnd(scan, &position->end);
+	Collect(subscription, scan, max, &parked, batch);
+	looked = OutboxScanEnd(scan, &position->end);
 
 	if (batch->events != NIL && position->singles > 0)
 		position->singles--;
-	if (batch->events != NIL || batch->wrote || read >= PROGRESS_EVENTS || (plan->last && read > 0))
+	if (batch->events != NIL || batch->wrote || looked >= PROGRESS_EVENTS ||
+		(plan->last && looked > 0))
 		NotePosition(subscription, position, plan->lease, batch);
 }
 
@@ -240,7 +246,7 @@ DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *ba
 	batch->number = NewBatchNumber();
 	if (position.batch != 0)
 		GiveAgain(subscription, &position, plan->lease, batch);
-	else
+	if (batch->events == NIL) /* all that was in it is parked by now, say */
 		GiveNext(subscription, &position, plan, batch);
 	CountEvents(COUNT_DELIVERED, list_length(batch->events));
 }
@@ -282,22 +288,82 @@ DeliveryAck(const Subscription *subscription, int64 batch)
 }
 
 /*
- * DeliveryGiveBack gives the batch back, to be given again at once; event by
- * event, if it is to be found out which of them is to blame.
+ * TakeOut takes a parked event out of the batch.  Returns whether it was in it.
+ */
+static bool
+TakeOut(Position *position, int64 seq)
+{
+	for (int i = 0; i < position->parkedCount; i++)
+	{
+		if (position->parked[i] == seq)
+		{
+			position->parked[i] = position->parked[--position->parkedCount];
+			return true;
+		}
+	}
+	return false;
+}
+
+/*
+ * KeepRest splits a batch that is done but for the events from "rest" on: takes
+ * those that are parked out of the position's list, so that they are given again,
+ * and notes the others as not delivered yet.
+ */
+static void
+KeepRest(Position *position, const List *events, int rest)
+{
+	ListCell *cell;
+
+	for_each_from(cell, events, rest)
+	{
+		int64 seq = EventSeq(lfirst(cell));
+
+		if (!TakeOut(position, seq))
+			CursorAddNumber(&position->end, seq);
+	}
+}
+
+/*
+ * DeliveryAckPart moves the position behind the events of the batch, "events",
+ * but for those from "rest" on, which are given again at once.
  */
 void
-DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly)
+DeliveryAckPart(const Subscription *subscription, int64 batch, const List *events, int rest)
 {
 	Position position;
 
 	LockBatch(subscription, batch, &position);
-	if (singly)
-	{
-		Batch again = {.number = batch};
+	KeepRest(&position, events, rest);
+	ParkedDone(subscription->name, &position);
+	position.start = position.end;
+	position.batch = 0;
+	PositionWrite(subscription->name, &position);
+	CountEvent(COUNT_ACKNOWLEDGED);
+	WakeupAfterCommit(OutboxChannel());
+}
 
-		CollectAgain(subscription, &position, &again);
+/*
+ * DeliveryGiveBack gives the batch back, to be given again at once; event by
+ * event, if it is to be found out which of them is to blame.  The position does not
+ * go back for that: what was parked of the batch, by nack() or since it has to wait
+ * for another, would be met again after it had left.  So the rest is parked as well.
+ */
+void
+DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	Batch again = {.number = batch};
+	Position position;
+	ListCell *cell;
+
+	LockBatch(subscription, batch, &position);
+	CollectAgain(subscription, &position, &again);
+	foreach (cell, again.events)
+		ParkedAgain(subscription->name, lfirst(cell), now);
+	ParkedHeadsOnly(subscription->name, now);
+	if (singly)
 		position.singles = list_length(again.events);
-	}
+	position.start = position.end;
 	position.batch = 0;
 	PositionWrite(subscription->name, &position);
 	WakeupAfterCommit(OutboxChannel());
@@ -320,23 +386,21 @@ DeliveryExtend(const Subscription *subscription, int64 batch, const Interval *le
 }
 
 /*
- * DeliveryOutstanding returns the number of the batch that is out, or 0, and how
- * many events it has.
+ * DeliveryOutstanding fills "batch" with the one that is out, in the current
+ * memory context.  Returns false if none is.
  */
-int64
-DeliveryOutstanding(const Subscription *subscription, int *events)
+bool
+DeliveryOutstanding(const Subscription *subscription, Batch *batch)
 {
 	Position position;
-	Batch batch;
 
-	*events = 0;
-	if (!PositionRead(subscription->name, &position) || position.batch == 0)
-		return 0;
-	memset(&batch, 0, sizeof(batch));
-	batch.number = position.batch;
-	CollectAgain(subscription, &position, &batch);
-	*events = list_length(batch.events);
-	return position.batch;
+	memset(batch, 0, sizeof(Batch));
+	ReadPosition(subscription, &position);
+	if (position.batch == 0)
+		return false;
+	batch->number = position.batch;
+	CollectAgain(subscription, &position, batch);
+	return true;
 }
 
 /* ----------------------------------------------------------------
@@ -364,23 +428,6 @@ RetryAt(const Subscription *subscription, int attempts, const Interval *retryIn)
 	}
 	return GetCurrentTimestamp() +
 		   (TimestampTz) Min(delay, (double) INT64CONST(100) * 365 * USECS_PER_DAY);
-}
-
-/*
- * TakeOut takes a parked event out of the batch.  Returns whether it was in it.
- */
-static bool
-TakeOut(Position *position, int64 seq)
-{
-	for (int i = 0; i < position->parkedCount; i++)
-	{
-		if (position->parked[i] == seq)
-		{
-			position->parked[i] = position->parked[--position->parkedCount];
-			return true;
-		}
-	}
-	return false;
 }
 
 /*
@@ -428,6 +475,38 @@ FindEvent(const Subscription *subscription, const Batch *batch, const pg_uuid_t 
 }
 
 /*
+ * Park parks an event of the batch that is out, of which "events" are left, and
+ * lets the later ones of its aggregate wait behind it.  Returns as DeliveryNack().
+ */
+static TimestampTz
+Park(const Subscription *subscription, Position *position, const List *events,
+	 const ListCell *failed, const text *error, const Interval *retryIn)
+{
+	const Event *event = lfirst(failed);
+	int attempts = DatumGetInt32(event->values[EVENT_ATTEMPT]);
+	TimestampTz retryAt = 0;
+	bool changed;
+
+	if (attempts < subscription->maxAttempts)
+		retryAt = RetryAt(subscription, attempts, retryIn);
+
+	ParkedFail(subscription->name, event, error, retryAt);
+	changed = TakeOut(position, EventSeq(event));
+	if (EventAggregate(event) != NULL)
+	{
+		if (retryAt != 0)
+			changed |= HoldFollowers(subscription, position, events, failed);
+		else
+			ParkedLetGo(subscription->name, EventAggregate(event));
+	}
+	if (changed)
+		PositionWrite(subscription->name, position);
+	CountEvent(COUNT_FAILED);
+	CountEvents(COUNT_DEAD_LETTERS, retryAt == 0 ? 1 : 0);
+	return retryAt;
+}
+
+/*
  * DeliveryNack parks an event of the batch, and lets the later ones of its
  * aggregate wait behind it.  Returns when it will be given again, or 0 if it is
  * a dead letter now.
@@ -437,34 +516,24 @@ DeliveryNack(const Subscription *subscription, int64 number, const pg_uuid_t *id
 			 const Interval *retryIn)
 {
 	Batch batch = {.number = number};
-	TimestampTz retryAt = 0;
 	Position position;
-	const Event *event;
-	ListCell *cell;
-	bool changed;
-	int attempts;
 
 	LockBatch(subscription, number, &position);
 	CollectAgain(subscription, &position, &batch);
-	cell = FindEvent(subscription, &batch, id);
-	event = lfirst(cell);
-	attempts = DatumGetInt32(event->values[EVENT_ATTEMPT]);
-	if (attempts < subscription->maxAttempts)
-		retryAt = RetryAt(subscription, attempts, retryIn);
+	return Park(subscription, &position, batch.events, FindEvent(subscription, &batch, id), error,
+				retryIn);
+}
 
-	ParkedFail(subscription->name, event, error, retryAt);
-	SubscriptionNoteError(subscription->name, error);
-	changed = TakeOut(&position, EventSeq(event));
-	if (EventAggregate(event) != NULL)
-	{
-		if (retryAt != 0)
-			changed |= HoldFollowers(subscription, &position, batch.events, cell);
-		else
-			ParkedLetGo(subscription->name, EventAggregate(event));
-	}
-	if (changed)
-		PositionWrite(subscription->name, &position);
-	CountEvent(COUNT_FAILED);
-	CountEvents(COUNT_DEAD_LETTERS, retryAt == 0 ? 1 : 0);
-	return retryAt;
+/*
+ * DeliveryFail does the same to the event at "failed", for a caller who has the
+ * events of the batch.
+ */
+TimestampTz
+DeliveryFail(const Subscription *subscription, int64 number, const List *events,
+			 const ListCell *failed, const text *error)
+{
+	Position position;
+
+	LockBatch(subscription, number, &position);
+	return Park(subscription, &position, events, failed, error, NULL);
 }

@@ -27,17 +27,22 @@ typedef struct Batch
 {
 	int64 number;
 	List *events;	  /* of Event *; NIL: there is nothing to do */
+	bool more;		  /* there is more to look at, though it may have given nothing */
 	bool wrote;		  /* something was written, though it may have given nothing */
 	TimestampTz next; /* when there may be something again; 0: when somebody publishes */
 } Batch;
 
 extern void DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *batch);
 extern void DeliveryAck(const Subscription *subscription, int64 batch);
+extern void DeliveryAckPart(const Subscription *subscription, int64 batch, const List *events,
+							int rest);
 extern TimestampTz DeliveryNack(const Subscription *subscription, int64 batch, const pg_uuid_t *id,
 								const text *error, const Interval *retryIn);
+extern TimestampTz DeliveryFail(const Subscription *subscription, int64 batch, const List *events,
+								const ListCell *failed, const text *error);
 extern void DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly);
 extern TimestampTz DeliveryExtend(const Subscription *subscription, int64 batch,
 								  const Interval *lease);
-extern int64 DeliveryOutstanding(const Subscription *subscription, int *events);
+extern bool DeliveryOutstanding(const Subscription *subscription, Batch *batch);
 
 #endif /* IDEMPOTENCY_DELIVERY_H */

@@ -4,7 +4,8 @@
  *	  fetch(), ack(), nack(), extend() and redrive(): delivery by SQL.
  *
  * Locks: the subscription's, to the end of the transaction, once there is
- * something to be changed.  A fetch() that waits holds nothing.
+ * something to be changed.  A fetch() that waits keeps nobody from the subscription;
+ * but like any statement it holds its snapshot, and the tables it has read.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,6 +26,7 @@
 #include "outboxerrors.h"
 #include "outboxtable.h"
 #include "parked.h"
+#include "relaynote.h"
 #include "stats.h"
 #include "timing.h"
 #include "wakeup.h"
@@ -90,6 +92,9 @@ LeaseOrThrow(FunctionCallInfo fcinfo, int arg)
  * ----------------------------------------------------------------
  */
 
+/* How soon a fetch looks again at a subscription that another consumer is at. */
+#define BUSY_MS 10
+
 /*
  * MillisecondsUntil returns how long it is until then; 0 if that has passed.
  */
@@ -112,7 +117,11 @@ TryFetch(text *name, const FetchPlan *plan, Batch *batch)
 
 	memset(batch, 0, sizeof(Batch));
 	if (!locked)
+	{
+		/* Whoever has it may be about to commit: we may have been woken by him. */
+		batch->next = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), BUSY_MS);
 		return;
+	}
 	DeliveryFetch(subscription, plan, batch);
 	if (batch->events == NIL && !batch->wrote)
 		SubscriptionUnlock(name);
@@ -139,8 +148,10 @@ FetchWithin(text *name, FetchPlan *plan, int waitMs, Batch *batch)
 		if (!plan->last)
 			WakeupPrepare(OutboxChannel());
 		TryFetch(name, plan, batch);
-		if (batch->events != NIL || plan->last)
+		if (batch->events != NIL || (plan->last && !batch->more))
 			break;
+		if (batch->more)
+			continue;
 		if (batch->next != 0)
 			left = Min(left, MillisecondsUntil(batch->next) + 1);
 		WakeupSleep(OutboxChannel(), round, left);
@@ -256,7 +267,10 @@ idempotency_redrive(PG_FUNCTION_ARGS)
 		ErrorSubscriptionBusy(subscription->name);
 	count = ParkedRedrive(subscription->name, PG_ARGISNULL(1) ? NULL : PG_GETARG_UUID_P(1));
 	if (count > 0)
+	{
 		WakeupAfterCommit(OutboxChannel());
+		RelayAfterRedrive(subscription->number);
+	}
 	CountEvents(COUNT_REDRIVEN, count);
 	PG_RETURN_INT64(count);
 }

@@ -25,6 +25,8 @@ int DefaultWait = 5000;
 int MaxResponseSize = 1024 * 1024;
 char *ScopePrefix = "";
 bool ScopePrefixRejected = false;
+int RelayWorkers = 2;
+int HandlerTimeout = 60000;
 int OutboxRetention = 86400;
 int ReaperNaptime = 10000;
 char *ReaperDatabases = "";
@@ -257,8 +259,18 @@ DefineSettings(void)
 							"It takes a library that is preloaded.", &ReaperNaptime, 10000, 0,
 							INT_MAX, PGC_SIGHUP, GUC_UNIT_MS, CheckNaptime, NULL, NULL);
 
-	DefineCustomStringVariable("idempotency.databases",
-							   "The databases in which expired keys are removed.",
+	DefineCustomIntVariable("idempotency.relay_workers",
+							"For how many subscriptions handlers are called at once; 0 means none.",
+							"It takes a library that is preloaded.", &RelayWorkers, 2, 0, 1024,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.handler_timeout",
+							"How long a subscription's handler may take for an event; 0 means for "
+							"ever.",
+							"Set by a superuser, per role or database.", &HandlerTimeout, 60000, 0,
+							INT_MAX, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.databases", "The databases that workers are sent to.",
 							   "A comma-separated list; empty means all.", &ReaperDatabases, "",
 							   PGC_SIGHUP, GUC_LIST_INPUT, CheckDatabases, NULL, NULL);
 

@@ -19,6 +19,9 @@ extern int OutboxRetention;	  /* seconds; 0 = at once, -1 = for ever */
 extern int ReaperNaptime;	  /* milliseconds; 0 = no tours */
 extern char *ReaperDatabases; /* a list of names; empty = all */
 
+extern int RelayWorkers;   /* at once; 0 = none */
+extern int HandlerTimeout; /* milliseconds; 0 = none */
+
 /* Was another prefix refused when the library came in? */
 extern bool ScopePrefixRejected;
 

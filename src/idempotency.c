@@ -12,6 +12,7 @@
 #include "guc.h"
 #include "launcher.h"
 #include "owntable.h"
+#include "relaylauncher.h"
 #include "shmem.h"
 #include "stats.h"
 #include "xact.h"
@@ -27,6 +28,7 @@ _PG_init(void)
 	SharedMemoryInit();
 	StatsInit();
 	LauncherInit();
+	RelayLauncherInit();
 	OwnTableInit();
 	TransactionStateInit();
 }

@@ -31,6 +31,11 @@
  * stays due, and the tour comes back to it when it has visited the others.  A
  * tour ends when nothing is due, or the next one is to begin.
  *
+ * A visit also tells the relay which subscriptions there are (relaysurvey.c).
+ * Therefore the first tour does nothing else, so that no subscription waits for
+ * the work in another database; and there is such a tour every LOOK_MS where
+ * the naptime is longer, or 0.
+ *
  * While somebody drops or copies a database, a worker could not connect, so
  * that it is not sent.  One that has not left after VISIT_MS is told to.  If
  * it has not after as long again, the tour goes on without it, and nobody else
@@ -70,6 +75,13 @@
 
 /* How long a visit may take, in milliseconds; a worker stays for one second. */
 #define VISIT_MS 4000
+
+/* What a worker is told. */
+#define EXTRA_REFUSED 0
+#define EXTRA_REAP 1
+
+/* How often the relay is told what there is, if nothing is reaped, in milliseconds. */
+#define LOOK_MS 10000
 
 /* How many seconds pass until a launcher that died is started again. */
 #define RESTART_SECONDS 5
@@ -157,7 +169,16 @@ LauncherReport(Oid database, VisitResult result)
 bool
 LauncherKnowsRefusal(void)
 {
-	return MyBgworkerEntry->bgw_extra[0] != '\0';
+	return MyBgworkerEntry->bgw_extra[EXTRA_REFUSED] != '\0';
+}
+
+/*
+ * LauncherWantsReaping tells a worker whether it is to reap, or to look only.
+ */
+bool
+LauncherWantsReaping(void)
+{
+	return MyBgworkerEntry->bgw_extra[EXTRA_REAP] != '\0';
 }
 
 /* ----------------------------------------------------------------
@@ -172,23 +193,20 @@ LauncherKnowsRefusal(void)
 static bool
 IsOpen(Oid database)
 {
-	LOCKTAG tag;
 	bool open;
 
 	StartTransactionCommand();
-	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
-	open = LockAcquire(&tag, RowExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL &&
-		   SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(database));
+	open = DatabaseIsOpen(database);
 	CommitTransactionCommand();
 	return open;
 }
 
 /*
- * StartWorker starts a worker for a database.  Returns NULL if there is no
- * free slot for it, which it says in the log the first time.
+ * StartWorker starts a worker for a database, to reap there or to look only.  Returns NULL if there
+ * is no free slot for it, which it says in the log the first time.
  */
 static BackgroundWorkerHandle *
-StartWorker(const Database *database)
+StartWorker(const Database *database, bool reap)
 {
 	LauncherState *launcher = &Shared->launcher;
 	MemoryContext caller = CurrentMemoryContext;
@@ -206,7 +224,8 @@ StartWorker(const Database *database)
 	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_main_arg = ObjectIdGetDatum(database->oid);
 	worker.bgw_notify_pid = MyProcPid;
-	worker.bgw_extra[0] = database->refused;
+	worker.bgw_extra[EXTRA_REFUSED] = database->refused;
+	worker.bgw_extra[EXTRA_REAP] = reap;
 	snprintf(worker.bgw_name, BGW_MAXLEN, REAPER_TYPE " for database %u", database->oid);
 	strlcpy(worker.bgw_type, REAPER_TYPE, BGW_MAXLEN);
 	strlcpy(worker.bgw_library_name, "idempotency", BGW_MAXLEN);
@@ -281,7 +300,7 @@ NoteResult(Database *database)
  * cannot be visited now.  The database stays due if there is more to do.
  */
 static void
-VisitDatabase(Database *database)
+VisitDatabase(Database *database, bool reap)
 {
 	BackgroundWorkerHandle *handle;
 
@@ -295,7 +314,7 @@ VisitDatabase(Database *database)
 	}
 	if (!IsOpen(database->oid))
 		return;
-	handle = StartWorker(database);
+	handle = StartWorker(database, reap);
 	if (handle == NULL)
 		return;
 
@@ -314,11 +333,12 @@ VisitDatabase(Database *database)
 }
 
 /*
- * Tour visits the databases that are due, round and round until there is
- * nothing left to do or the next tour is to begin, "naptime" after "began".
+ * Tour visits the databases that are due, to reap there or to look only; round
+ * and round until there is nothing left to do or the next tour is to begin,
+ * "naptime" after "began".
  */
 static void
-Tour(instr_time began)
+Tour(instr_time began, bool reap)
 {
 	List *due = DatabasesDue();
 	bool unfinished = true;
@@ -332,13 +352,13 @@ Tour(instr_time began)
 		{
 			Database *database = lfirst(cell);
 
-			if (ShutdownRequestPending || ReaperNaptime == 0)
+			if (ShutdownRequestPending || (reap && ReaperNaptime == 0))
 				return;
 			if (database->due)
-				VisitDatabase(database);
+				VisitDatabase(database, reap);
 			unfinished |= database->due;
 		}
-		if (WorkerElapsed(began) >= ReaperNaptime)
+		if (!reap || WorkerElapsed(began) >= ReaperNaptime)
 			return;
 	}
 }
@@ -349,6 +369,19 @@ Tour(instr_time began)
  */
 
 /*
+ * TimeLeft returns how long it is until something begins again that is done every
+ * "interval" milliseconds, and was begun last at "began", unless it never was; -1
+ * if the interval is 0, so that it is not.
+ */
+static long
+TimeLeft(int interval, bool ever, instr_time began)
+{
+	if (interval == 0)
+		return -1;
+	return ever ? Max(interval - WorkerElapsed(began), 0) : 0;
+}
+
+/*
  * idempotency_launcher_main is the launcher: a tour every naptime, for ever.
  */
 void
@@ -356,8 +389,10 @@ idempotency_launcher_main(Datum unused)
 {
 	MemoryContext each =
 		AllocSetContextCreate(TopMemoryContext, "idempotency tour", ALLOCSET_DEFAULT_SIZES);
-	bool toured = false;
-	instr_time began;
+	instr_time reaped = {0};
+	instr_time toured = {0};
+	bool everReaped = false;
+	bool everToured = false;
 
 	WorkerConnect(InvalidOid);
 	napEvent = WaitEventExtensionNew("IdempotencyLauncherNap");
@@ -366,20 +401,29 @@ idempotency_launcher_main(Datum unused)
 
 	while (!ShutdownRequestPending)
 	{
-		long elapsed = toured ? WorkerElapsed(began) : ReaperNaptime;
+		long reapLeft = TimeLeft(ReaperNaptime, everReaped, reaped);
+		long lookLeft = TimeLeft(RelayWorkers > 0 ? LOOK_MS : 0, everToured, toured);
+		bool reap;
 
-		if (ReaperNaptime == 0)
-			WorkerSleep(-1, napEvent);
-		else if (elapsed < ReaperNaptime)
-			WorkerSleep(ReaperNaptime - elapsed, napEvent);
-		else
+		if (reapLeft != 0 && lookLeft != 0)
 		{
-			INSTR_TIME_SET_CURRENT(began);
-			toured = true;
-			MemoryContextSwitchTo(each);
-			Tour(began);
-			MemoryContextReset(each);
+			/* as unsigned numbers, -1 is the largest */
+			WorkerSleep((long) Min((unsigned long) reapLeft, (unsigned long) lookLeft), napEvent);
+			continue;
 		}
+
+		/* The first look is quick, and what it finds waits for it. */
+		reap = reapLeft == 0 && (everToured || lookLeft != 0);
+		INSTR_TIME_SET_CURRENT(toured);
+		everToured = true;
+		if (reap)
+		{
+			reaped = toured;
+			everReaped = true;
+		}
+		MemoryContextSwitchTo(each);
+		Tour(toured, reap);
+		MemoryContextReset(each);
 	}
 	proc_exit(1);
 }

@@ -27,6 +27,7 @@ extern void LauncherCall(void);
 /* For the worker. */
 extern void LauncherReport(Oid database, VisitResult result);
 extern bool LauncherKnowsRefusal(void);
+extern bool LauncherWantsReaping(void);
 
 /* For databases.c. */
 extern List *LauncherTakeCalls(void);

@@ -37,6 +37,7 @@
 #include "keygen.h"
 #include "outboxerrors.h"
 #include "outboxtable.h"
+#include "relaynote.h"
 #include "stats.h"
 #include "wakeup.h"
 #include "xact.h"
@@ -271,5 +272,6 @@ idempotency_publish(PG_FUNCTION_ARGS)
 	Insert(values, isnull);
 	CountEvent(COUNT_PUBLISHED);
 	WakeupAfterCommit(OutboxChannel());
+	RelayAfterPublish();
 	PG_RETURN_UUID_P(id);
 }

@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/regproc.h"
 
 #include "errors.h"
@@ -171,6 +172,26 @@ ErrorSequenceAltered(void)
 }
 
 /*
+ * ErrorNumbersBehind reports a sequence that did not come along with the positions:
+ * events that are published now would count as delivered.
+ */
+void
+ErrorNumbersBehind(const text *subscription, int64 passed, int64 last)
+{
+	ereport(
+		ERROR,
+		(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+		 errmsg("sequence idempotency.outbox_seq is behind subscription \"%s\"",
+				text_to_cstring(subscription)),
+		 errdetail("The subscription came from elsewhere and has passed event %lld; the last "
+				   "number given out here is %lld.",
+				   (long long) passed, (long long) last),
+		 errhint("Before anything is published, use SELECT "
+				 "setval('idempotency.outbox_seq', ...) with the last number of the server that "
+				 "the rows came from.")));
+}
+
+/*
  * ErrorSubscriptionBusy reports that somebody else's transaction holds the
  * subscription.
  */
@@ -190,9 +211,96 @@ ErrorSubscriptionBusy(const text *subscription)
 void
 LogEventsDropped(const text *subscription, int64 lost, int64 passed, int64 upto)
 {
+	ereport(LOG, (errmsg("subscription \"%s\" lost events that were older than its max_lag",
+						 text_to_cstring(subscription)),
+				  errdetail("Events passed over: %lld; of its topics: %lld; last number: %lld.",
+							(long long) passed, (long long) lost, (long long) upto)));
+}
+
+/*
+ * ErrorEventHandlerMissing reports a handler that was dropped, or whose arguments
+ * were changed.
+ */
+void
+ErrorEventHandlerMissing(const char *handler)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_FUNCTION), errmsg("handler %s does not exist", handler),
+			 errhint("Make it again, or subscribe with another one.")));
+}
+
+/*
+ * ErrorEventHandlerReplaced reports a handler that was replaced while a batch was
+ * given to it.
+ */
+void
+ErrorEventHandlerReplaced(const char *handler)
+{
+	ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					errmsg("handler %s was replaced by a concurrent transaction", handler)));
+}
+
+/*
+ * LogRelayProblem says in the log that a subscription cannot be served.
+ */
+void
+LogRelayProblem(const char *database, int64 number, const char *problem)
+{
+	ereport(LOG, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				  errmsg("idempotency relay cannot serve subscription %lld of database \"%s\"",
+						 (long long) number, database),
+				  errdetail_internal("%s", problem),
+				  errhint("It tries again, less and less often. Calling idempotency.subscribe() "
+						  "again lets it try at once.")));
+}
+
+/*
+ * LogDeadLetter says in the log that an event is not given to a handler any more.
+ */
+void
+LogDeadLetter(const text *subscription, const Event *event, const text *error)
+{
+	const char *id = DatumGetCString(DirectFunctionCall1(uuid_out, event->values[EVENT_ID]));
+
+	ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now", id,
+						 text_to_cstring(subscription)),
+				  errdetail_internal("%s", text_to_cstring(error)),
+				  errhint("idempotency.redrive() gives it once more.")));
+}
+
+/*
+ * LogNoRelaySlot says in the log that no worker can be started now.
+ */
+void
+LogNoRelaySlot(void)
+{
+	ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				  errmsg("no background worker slot is free for the idempotency relay"),
+				  errhint("Events wait until one is. Consider increasing max_worker_processes.")));
+}
+
+/*
+ * LogRelayFull says in the log that there are too many subscriptions.
+ */
+void
+LogRelayFull(int subscriptions, int databases)
+{
 	ereport(LOG,
-			(errmsg("subscription \"%s\" lost events that were older than its max_lag",
-					text_to_cstring(subscription)),
-			 errdetail("Events passed over: %lld; of its topics: %lld; last number: %lld.",
-					   (long long) passed, (long long) lost, (long long) upto)));
+			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+			 errmsg("idempotency relay does not serve further subscriptions"),
+			 errdetail("It serves %d subscriptions in %d databases.", subscriptions, databases)));
+}
+
+/*
+ * ErrorPublishersBusy reports a transaction that has been in the middle of
+ * inserting an event, or of changing the outbox, for too long.
+ */
+void
+ErrorPublishersBusy(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+					errmsg("could not wait for the events that are just being published"),
+					errdetail("A transaction has held a lock on an index of idempotency.outbox for "
+							  "longer than idempotency.wait."),
+					errhint("Try again, or end that transaction; see pg_locks.")));
 }

@@ -9,6 +9,7 @@
 #define IDEMPOTENCY_OUTBOXERRORS_H
 
 #include "compat.h"
+#include "event.h"
 
 /* IK410 */
 pg_noreturn extern void ErrorBatchLost(const text *subscription, int64 batch);
@@ -22,6 +23,8 @@ pg_noreturn extern void ErrorFetchSnapshot(void);
 /* 40001 */
 pg_noreturn extern void ErrorPositionChanged(const text *subscription);
 
+pg_noreturn extern void ErrorEventHandlerReplaced(const char *handler);
+
 /* 42501 */
 pg_noreturn extern void ErrorNotSubscriptionOwner(const text *subscription, const char *owner);
 pg_noreturn extern void ErrorOwnerForbidden(const char *owner);
@@ -31,17 +34,29 @@ pg_noreturn extern void ErrorOwnerNoLogin(const char *owner);
 /* 42704 */
 pg_noreturn extern void ErrorNoSubscription(const text *subscription);
 
+/* 42883 */
+pg_noreturn extern void ErrorEventHandlerMissing(const char *handler);
+
 /* 42P13 */
 pg_noreturn extern void ErrorEventHandlerSignature(Oid handler);
 
 /* 55000 */
 pg_noreturn extern void ErrorHasHandler(const text *subscription, const char *handler);
 pg_noreturn extern void ErrorSequenceAltered(void);
+pg_noreturn extern void ErrorNumbersBehind(const text *subscription, int64 passed, int64 last);
 
 /* 55P03 */
 pg_noreturn extern void ErrorSubscriptionBusy(const text *subscription);
 
+pg_noreturn extern void ErrorPublishersBusy(void);
+
 /* LOG */
 extern void LogEventsDropped(const text *subscription, int64 lost, int64 passed, int64 upto);
+
+/* To the server's log */
+extern void LogRelayProblem(const char *database, int64 number, const char *problem);
+extern void LogDeadLetter(const text *subscription, const Event *event, const text *error);
+extern void LogNoRelaySlot(void);
+extern void LogRelayFull(int subscriptions, int databases);
 
 #endif /* IDEMPOTENCY_OUTBOXERRORS_H */

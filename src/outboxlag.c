@@ -137,15 +137,14 @@ ReadIfBehind(const Subscription *subscription, TimestampTz cutoff, Position *pos
  * the subscription's topics, and not parked.
  */
 static bool
-IsLost(const Subscription *subscription, TupleTableSlot *slot, bool anyParked)
+IsLost(const Subscription *subscription, TupleTableSlot *slot, const ParkedSummary *parked)
 {
 	bool isnull;
-	bool ignored;
 
 	if (!TopicMatches(&subscription->topics,
 					  DatumGetTextPP(slot_getattr(slot, OUT_TOPIC, &isnull))))
 		return false;
-	return !anyParked || !ParkedHas(subscription->name, EventFromOutbox(slot, 0), &ignored);
+	return !ParkedHas(subscription->name, parked, OutboxSeq(slot));
 }
 
 /*
@@ -162,7 +161,7 @@ PassOver(const Subscription *subscription, TimestampTz cutoff, Position *positio
 	ParkedSummary parked;
 	OutboxScan *scan;
 
-	ParkedSummarize(subscription->name, CursorSafe(&position->start), &parked);
+	ParkedSummarize(subscription->name, &position->start, &parked);
 	scan = OutboxScanBegin(&position->start, NULL);
 	while (loss->passed < BATCH_EVENTS && (slot = OutboxScanNext(scan)) != NULL)
 	{
@@ -177,7 +176,7 @@ PassOver(const Subscription *subscription, TimestampTz cutoff, Position *positio
 		caller = MemoryContextSwitchTo(each);
 		loss->passed++;
 		loss->upto = Max(loss->upto, OutboxSeq(slot));
-		if (IsLost(subscription, slot, parked.any))
+		if (IsLost(subscription, slot, &parked))
 			loss->lost++;
 		MemoryContextSwitchTo(caller);
 		MemoryContextReset(each);

@@ -109,7 +109,7 @@ typedef struct Reaping
 
 static OwnerQuery lastQuery = {
 	.table = "outbox_seq",
-	.text = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM idempotency.outbox_seq",
+	.text = "SELECT coalesce(pg_catalog.pg_sequence_last_value('idempotency.outbox_seq'), 0)",
 };
 
 static OwnerQuery namesQuery = {

@@ -65,6 +65,7 @@ struct OutboxScan
 	Relation table;
 	Relation index;
 	Snapshot snapshot;
+	OutboxHorizon horizon;
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
 	MemoryContext context; /* what the scan leaves behind lives here */
@@ -78,6 +79,7 @@ struct OutboxScan
 	int stretchCount;
 	int stretch;  /* the one being read */
 	int64 behind; /* in it, numbers before this one have been looked at */
+	int64 looked; /* rows, whatever came of them */
 };
 
 /* ----------------------------------------------------------------
@@ -101,21 +103,45 @@ FullXid(TransactionId xid)
 }
 
 /*
+ * OutboxHorizonInit prepares to tell what was over when the snapshot was made.
+ */
+void
+OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot)
+{
+	horizon->snapshot = snapshot;
+	horizon->xmin = FullXid(snapshot->xmin);
+	horizon->xmax = FullXid(snapshot->xmax);
+	horizon->next = horizon->xmax;
+}
+
+/*
  * IsOver tells whether a transaction had ended when the snapshot was made.  Our
  * own has not: it may yet roll back.
  */
 static bool
-IsOver(Snapshot snapshot, uint64 txid)
+IsOver(const OutboxHorizon *horizon, uint64 txid)
 {
 	FullTransactionId mine = GetTopFullTransactionIdIfAny();
 
 	if (FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid)
 		return false;
-	if (txid < FullXid(snapshot->xmin))
+	if (txid < horizon->xmin)
 		return true;
-	if (txid >= FullXid(snapshot->xmax))
+	if (txid >= horizon->xmax)
 		return false;
-	return !XidInMVCCSnapshot((TransactionId) txid, snapshot);
+	return !XidInMVCCSnapshot((TransactionId) txid, horizon->snapshot);
+}
+
+/*
+ * HasBegun tells whether a transaction is one of this cluster's, if only by its
+ * number.
+ */
+static bool
+HasBegun(OutboxHorizon *horizon, uint64 txid)
+{
+	if (txid >= horizon->next)
+		horizon->next = U64FromFullTransactionId(ReadNextFullTransactionId());
+	return txid < horizon->next;
 }
 
 /*
@@ -200,11 +226,9 @@ OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot)
  * number.  A restore does so, and logical replication.
  */
 void
-OutboxNotePending(OutboxCursor *cursor, Snapshot snapshot, uint64 txid, int64 seq)
+OutboxNotePending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq)
 {
-	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
-
-	if (txid < next && !IsOver(snapshot, txid))
+	if (HasBegun(horizon, txid) && !IsOver(horizon, txid))
 		CursorAddRow(cursor, txid, seq);
 	else
 		CursorAddNumber(cursor, seq);
@@ -295,11 +319,12 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto)
 	scan->oldestPublisher = holes ? OutboxOldestPublisher(scan->table) : PG_UINT64_MAX;
 
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	OutboxHorizonInit(&scan->horizon, scan->snapshot);
 	for (int i = 0; i < from->count; i++)
 	{
 		const InFlight *part = &from->inFlight[i];
 		bool over =
-			upto != NULL || part->over || part->txid == 0 || IsOver(scan->snapshot, part->txid);
+			upto != NULL || part->over || part->txid == 0 || IsOver(&scan->horizon, part->txid);
 
 		CursorAdd(over ? &scan->from : &scan->running, part);
 	}
@@ -390,6 +415,7 @@ NextEvent(OutboxScan *scan)
 			continue;
 		}
 
+		scan->looked++;
 		seq = OutboxSeq(scan->slot);
 		if (IsLastStretch(scan))
 			NoteHole(scan, scan->behind, seq - 1);
@@ -400,7 +426,7 @@ NextEvent(OutboxScan *scan)
 		if (state == ROW_VISIBLE)
 			return true;
 		if (state == ROW_PENDING && scan->upto == NULL)
-			OutboxNotePending(&scan->running, scan->snapshot, OutboxTxid(scan->slot), seq);
+			OutboxNotePending(&scan->running, &scan->horizon, OutboxTxid(scan->slot), seq);
 	}
 }
 
@@ -426,8 +452,9 @@ OutboxScanNext(OutboxScan *scan)
 /*
  * OutboxScanEnd ends the scan, and fills "reached", unless that is NULL, with
  * the cursor behind the last event that was given: the start of the next scan.
+ * Returns how many rows it has looked at.
  */
-void
+int64
 OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
 {
 	if (reached != NULL)
@@ -453,4 +480,5 @@ OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
 	UnregisterSnapshot(scan->snapshot);
 	index_close(scan->index, AccessShareLock);
 	table_close(scan->table, AccessShareLock);
+	return scan->looked;
 }

@@ -27,8 +27,11 @@
 #include "utils/rel.h"
 #include "utils/xid8.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "compat.h"
+#include "guc.h"
+#include "outboxerrors.h"
 #include "outboxscan.h"
 #include "outboxstart.h"
 #include "outboxtable.h"
@@ -58,16 +61,21 @@ LastNumber(Relation table)
 
 /*
  * AwaitPublishers waits until everybody who was in the middle of publish() has
- * inserted his row; microseconds, as a rule.
+ * inserted his row; microseconds, as a rule.  But he may wait for us, in an index
+ * that an administrator has added, and nobody would find that out: throws 55P03
+ * after idempotency.wait.
  */
 static void
 AwaitPublishers(Relation table)
 {
 	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
+	TimestampTz end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), DefaultWait);
 
 	while (OutboxOldestPublisher(table) < next)
 	{
 		CHECK_FOR_INTERRUPTS();
+		if (GetCurrentTimestamp() >= end)
+			ErrorPublishersBusy();
 		pg_usleep(PUBLISHER_SLEEP_US);
 	}
 }
@@ -94,7 +102,7 @@ IsPending(HeapTuple tuple, Snapshot snapshot, Buffer buffer)
  * NotePending notes the rows of a page that are in flight.
  */
 static void
-NotePending(Relation table, BlockNumber block, Snapshot snapshot, OutboxCursor *cursor)
+NotePending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCursor *cursor)
 {
 	Buffer buffer = ReadBuffer(table, block);
 	Page page = BufferGetPage(buffer);
@@ -114,8 +122,8 @@ NotePending(Relation table, BlockNumber block, Snapshot snapshot, OutboxCursor *
 		tuple.t_tableOid = RelationGetRelid(table);
 		ItemPointerSet(&tuple.t_self, block, i);
 		seq = DatumGetInt64(heap_getattr(&tuple, OUT_SEQ, RelationGetDescr(table), &isnull));
-		if (seq <= cursor->passed && IsPending(&tuple, snapshot, buffer))
-			OutboxNotePending(cursor, snapshot,
+		if (seq <= cursor->passed && IsPending(&tuple, horizon->snapshot, buffer))
+			OutboxNotePending(cursor, horizon,
 							  U64FromFullTransactionId(DatumGetFullTransactionId(heap_getattr(
 								  &tuple, OUT_TXID, RelationGetDescr(table), &isnull))),
 							  seq);
@@ -134,17 +142,19 @@ OutboxNow(OutboxCursor *cursor)
 	Relation table = OutboxTableOpen(AccessShareLock);
 	Buffer map = InvalidBuffer;
 	BlockNumber blocks;
+	OutboxHorizon horizon;
 	Snapshot snapshot;
 
 	CursorInit(cursor, LastNumber(table));
 	AwaitPublishers(table);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	OutboxHorizonInit(&horizon, snapshot);
 	blocks = RelationGetNumberOfBlocks(table);
 	for (BlockNumber block = 0; block < blocks; block++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!VM_ALL_VISIBLE(table, block, &map))
-			NotePending(table, block, snapshot, cursor);
+			NotePending(table, block, &horizon, cursor);
 	}
 	if (BufferIsValid(map))
 		ReleaseBuffer(map);

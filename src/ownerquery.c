@@ -39,6 +39,7 @@ static const struct
 	{"search_path", "pg_catalog, pg_temp"},
 	{"enable_seqscan", "off"},
 	{"enable_bitmapscan", "off"},
+	{"jit", "off"},
 };
 
 /*

@@ -33,6 +33,7 @@
 #define EQ " OPERATOR(pg_catalog.=) "
 #define LT " OPERATOR(pg_catalog.<) "
 #define LE " OPERATOR(pg_catalog.<=) "
+#define GE " OPERATOR(pg_catalog.>=) "
 #define GT " OPERATOR(pg_catalog.>) "
 #define PLUS " OPERATOR(pg_catalog.+) "
 
@@ -48,8 +49,17 @@ static OwnerQuery summaryQuery = {
 	.text =
 		"SELECT (SELECT pg_catalog.min(retry_at) FROM idempotency.parked"
 		" WHERE subscription" EQ "$1 AND retry_at IS NOT NULL),"
-		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND dead_at IS NULL)"
-		" OR EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" GT "$2)",
+		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND dead_at IS NULL),"
+		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" GT
+		"$2 AND seq" LE "$3)",
+	.parameters = 3,
+	.types = {TEXTOID, INT8OID, INT8OID},
+};
+
+static OwnerQuery aheadQuery = {
+	.table = "parked",
+	.text = "SELECT seq FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" GT
+			"$2 ORDER BY seq",
 	.parameters = 2,
 	.types = {TEXTOID, INT8OID},
 };
@@ -62,22 +72,37 @@ static OwnerQuery dueQuery = {
 	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, INT4OID},
 };
 
+/* The numbers come with their bounds: a plan without them may read all dead letters. */
+#define OF_BATCH " WHERE subscription" EQ "$1 AND seq" EQ "ANY ($3) AND seq" GE "$4 AND seq" LE "$5"
+
 static OwnerQuery batchQuery = {
 	.table = "parked",
-	.text =
-		EVENT_SELECTION " WHERE subscription" EQ "$1 AND seq" EQ "ANY ($3) ORDER BY retry_at, seq",
-	.parameters = 3,
-	.types = {TEXTOID, INT8OID, INT8ARRAYOID},
+	.text = EVENT_SELECTION OF_BATCH " ORDER BY retry_at, seq",
+	.parameters = 5,
+	.types = {TEXTOID, INT8OID, INT8ARRAYOID, INT8OID, INT8OID},
 };
 
 static OwnerQuery hasQuery = {
 	.table = "parked",
-	.text =
-		"SELECT EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ "$2),"
-		" EXISTS (SELECT FROM idempotency.parked"
-		" WHERE subscription" EQ "$1 AND aggregateid" EQ "$3 AND dead_at IS NULL)",
+	.text = "SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ "$2",
+	.parameters = 2,
+	.types = {TEXTOID, INT8OID},
+};
+
+static OwnerQuery blocksQuery = {
+	.table = "parked",
+	.text = "SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND aggregateid" EQ
+			"$2 AND dead_at IS NULL LIMIT 1",
+	.parameters = 2,
+	.types = {TEXTOID, TEXTOID},
+};
+
+static OwnerQuery hasErrorQuery = {
+	.table = "parked",
+	.text = "SELECT EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ
+			"ANY ($2) AND error" EQ "$3)",
 	.parameters = 3,
-	.types = {TEXTOID, INT8OID, TEXTOID},
+	.types = {TEXTOID, INT8ARRAYOID, TEXTOID},
 };
 
 static OwnerQuery waitQuery = {
@@ -88,6 +113,16 @@ static OwnerQuery waitQuery = {
 	.parameters = 9,
 	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID,
 			  JSONOID},
+};
+
+static OwnerQuery againQuery = {
+	.table = "parked",
+	.text = "INSERT INTO idempotency.parked (" COPIED ", attempts, retry_at)"
+			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10)"
+			" ON CONFLICT (subscription, seq) DO NOTHING",
+	.parameters = 10,
+	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID,
+			  JSONOID, TIMESTAMPTZOID},
 };
 
 static OwnerQuery failQuery = {
@@ -114,11 +149,16 @@ static OwnerQuery holdQuery = {
 	.types = {TEXTOID, TEXTOID, INT8OID},
 };
 
+/* Not all of a busy aggregate at once: if the first fails, they are held again. */
 static OwnerQuery letGoQuery = {
 	.table = "parked",
 	.text = "UPDATE idempotency.parked AS p SET retry_at = $3"
-			" WHERE subscription" EQ "$1 AND aggregateid" EQ "$2 AND dead_at IS NULL"
-			" AND retry_at IS NULL AND NOT EXISTS (SELECT FROM idempotency.parked AS earlier"
+			" WHERE subscription" EQ "$1 AND seq" EQ "ANY (ARRAY (SELECT waiting.seq"
+			" FROM idempotency.parked AS waiting"
+			" WHERE waiting.subscription" EQ "$1 AND waiting.aggregateid" EQ "$2"
+			" AND waiting.dead_at IS NULL AND waiting.retry_at IS NULL"
+			" ORDER BY waiting.seq LIMIT 100))"
+			" AND NOT EXISTS (SELECT FROM idempotency.parked AS earlier"
 			" WHERE earlier.subscription" EQ "$1 AND earlier.aggregateid" EQ "$2"
 			" AND earlier.dead_at IS NULL AND earlier.retry_at IS NOT NULL)",
 	.parameters = 3,
@@ -127,22 +167,36 @@ static OwnerQuery letGoQuery = {
 
 static OwnerQuery doneQuery = {
 	.table = "parked",
-	.text = "DELETE FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ
-			"ANY ($2) RETURNING aggregateid",
-	.parameters = 2,
-	.types = {TEXTOID, INT8ARRAYOID},
+	.text = "DELETE FROM idempotency.parked" OF_BATCH " RETURNING aggregateid",
+	.parameters = 5,
+	.types = {TEXTOID, INT8OID, INT8ARRAYOID, INT8OID, INT8OID},
 };
 
 static OwnerQuery redriveQuery = {
 	.table = "parked",
-	.text = "UPDATE idempotency.parked AS p SET dead_at = NULL, attempts = 0, retry_at ="
-			" CASE WHEN NOT EXISTS (SELECT FROM idempotency.parked AS earlier"
-			" WHERE earlier.subscription" EQ "$1 AND earlier.aggregateid" EQ "p.aggregateid"
-			" AND earlier.dead_at IS NULL AND earlier.seq" LT "p.seq)"
-			" THEN $3 END"
+	.text = "UPDATE idempotency.parked AS p SET dead_at = NULL, attempts = 0, retry_at = $3"
 			" WHERE subscription" EQ "$1 AND dead_at IS NOT NULL AND ($2 IS NULL OR id" EQ "$2)",
 	.parameters = 3,
 	.types = {TEXTOID, UUIDOID, TIMESTAMPTZOID},
+};
+
+/*
+ * Where some events of an aggregate are due at $2 and others are not, nobody but the
+ * first may be due.
+ */
+static OwnerQuery headsOnlyQuery = {
+	.table = "parked",
+	.text = "UPDATE idempotency.parked AS p SET retry_at = NULL WHERE p.subscription" EQ "$1"
+			" AND p.dead_at IS NULL AND p.retry_at IS NOT NULL AND p.aggregateid" EQ
+			"ANY (ARRAY (SELECT m.aggregateid FROM idempotency.parked AS m"
+			" WHERE m.subscription" EQ "$1 AND m.dead_at IS NULL AND m.aggregateid IS NOT NULL"
+			" GROUP BY m.aggregateid HAVING pg_catalog.bool_or(m.retry_at" EQ "$2)"
+			" AND NOT pg_catalog.bool_and(coalesce(m.retry_at" EQ "$2, false))))"
+			" AND EXISTS (SELECT FROM idempotency.parked AS earlier"
+			" WHERE earlier.subscription" EQ "$1 AND earlier.aggregateid" EQ "p.aggregateid"
+			" AND earlier.dead_at IS NULL AND earlier.seq" LT "p.seq)",
+	.parameters = 2,
+	.types = {TEXTOID, TIMESTAMPTZOID},
 };
 
 static OwnerQuery deleteQuery = {
@@ -153,21 +207,46 @@ static OwnerQuery deleteQuery = {
 };
 
 /*
- * ParkedSummarize fills "summary" for a fetch; numbers up to "safe" are behind
- * the cursor.
+ * ReadAhead reads the numbers of parked events above the position.
+ */
+static void
+ReadAhead(const text *subscription, ParkedSummary *summary)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(summary->passed)};
+	uint64 count = OwnerQueryRun(&aheadQuery, values, NULL);
+
+	summary->ahead = MemoryContextAllocHuge(caller, Max(1, count) * sizeof(int64));
+	summary->aheadCount = (int) count;
+	for (uint64 row = 0; row < count; row++)
+	{
+		bool isnull;
+
+		summary->ahead[row] = DatumGetInt64(OwnerQueryValue(row, 1, &isnull));
+	}
+	OwnerQueryEnd();
+}
+
+/*
+ * ParkedSummarize fills "summary" for reading the outbox from the cursor on, in the
+ * current memory context.
  */
 void
-ParkedSummarize(const text *subscription, int64 safe, ParkedSummary *summary)
+ParkedSummarize(const text *subscription, const OutboxCursor *cursor, ParkedSummary *summary)
 {
-	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(safe)};
+	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(CursorSafe(cursor)),
+					  Int64GetDatum(cursor->passed)};
 	bool isnull;
 	Datum next;
 
+	summary->passed = cursor->passed;
 	(void) OwnerQueryRun(&summaryQuery, values, NULL);
 	next = OwnerQueryValue(0, 1, &isnull);
 	summary->next = isnull ? 0 : DatumGetTimestampTz(next);
-	summary->any = DatumGetBool(OwnerQueryValue(0, 2, &isnull));
+	summary->live = DatumGetBool(OwnerQueryValue(0, 2, &isnull));
+	summary->behind = DatumGetBool(OwnerQueryValue(0, 3, &isnull));
 	OwnerQueryEnd();
+	ReadAhead(subscription, summary);
 }
 
 /*
@@ -209,33 +288,102 @@ ParkedDue(const text *subscription, TimestampTz now, int max, int64 batch)
 }
 
 /*
+ * BatchValues fills the parameters of a query with OF_BATCH.
+ */
+static void
+BatchValues(const text *subscription, const Position *position, Datum *values)
+{
+	int64 first = PG_INT64_MAX;
+	int64 last = PG_INT64_MIN;
+
+	for (int i = 0; i < position->parkedCount; i++)
+	{
+		first = Min(first, position->parked[i]);
+		last = Max(last, position->parked[i]);
+	}
+	values[0] = PointerGetDatum(subscription);
+	values[1] = Int64GetDatum(position->batch);
+	values[2] = PointerGetDatum(NumbersToArray(position->parked, position->parkedCount));
+	values[3] = Int64GetDatum(first);
+	values[4] = Int64GetDatum(last);
+}
+
+/*
  * ParkedInBatch returns the parked events that are in the batch that is out.
  */
 List *
 ParkedInBatch(const text *subscription, const Position *position)
 {
-	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(position->batch),
-					  PointerGetDatum(NumbersToArray(position->parked, position->parkedCount))};
+	Datum values[5];
 
-	return position->parkedCount == 0 ? NIL : EventsOf(&batchQuery, values);
+	if (position->parkedCount == 0)
+		return NIL;
+	BatchValues(subscription, position, values);
+	return EventsOf(&batchQuery, values);
+}
+
+static int
+CompareNumbers(const void *a, const void *b)
+{
+	int64 left = *(const int64 *) a;
+	int64 right = *(const int64 *) b;
+
+	return left < right ? -1 : left > right;
 }
 
 /*
- * ParkedHas tells whether an event of the outbox is parked, and sets "blocked"
- * to whether it has to wait for another of its aggregate that is.
+ * ParkedHas tells whether an event of the outbox is parked.
  */
 bool
-ParkedHas(const text *subscription, const Event *event, bool *blocked)
+ParkedHas(const text *subscription, const ParkedSummary *summary, int64 seq)
 {
-	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_SEQ],
-					  event->values[EVENT_AGGREGATE]};
-	bool isnull[] = {false, false, event->isnull[EVENT_AGGREGATE]};
-	bool ignored;
+	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(seq)};
+
+	if (seq > summary->passed)
+		return bsearch(&seq, summary->ahead, summary->aheadCount, sizeof(int64), CompareNumbers) !=
+			   NULL;
+	return summary->behind && OwnerQueryDo(&hasQuery, values, NULL) > 0;
+}
+
+/*
+ * ParkedBlocks tells whether an event has to wait for another of its aggregate
+ * that is parked.
+ */
+bool
+ParkedBlocks(const text *subscription, const ParkedSummary *summary, const Event *event)
+{
+	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_AGGREGATE]};
+
+	return summary->live && !event->isnull[EVENT_AGGREGATE] &&
+		   OwnerQueryDo(&blocksQuery, values, NULL) > 0;
+}
+
+/*
+ * ParkedHasError tells whether one of the events has failed before, and with that
+ * error the last time.
+ */
+bool
+ParkedHasError(const text *subscription, const List *events, const text *error)
+{
+	int64 *retried = palloc(Max(1, list_length(events)) * sizeof(int64));
+	Datum values[] = {PointerGetDatum(subscription), 0, PointerGetDatum(error)};
+	int count = 0;
+	bool isnull;
+	ListCell *cell;
 	bool has;
 
-	(void) OwnerQueryRun(&hasQuery, values, isnull);
-	has = DatumGetBool(OwnerQueryValue(0, 1, &ignored));
-	*blocked = DatumGetBool(OwnerQueryValue(0, 2, &ignored));
+	foreach (cell, events)
+	{
+		const Event *event = lfirst(cell);
+
+		if (DatumGetInt32(event->values[EVENT_ATTEMPT]) > 1)
+			retried[count++] = EventSeq(event);
+	}
+	if (count == 0)
+		return false;
+	values[1] = PointerGetDatum(NumbersToArray(retried, count));
+	(void) OwnerQueryRun(&hasErrorQuery, values, NULL);
+	has = DatumGetBool(OwnerQueryValue(0, 1, &isnull));
 	OwnerQueryEnd();
 	return has;
 }
@@ -270,6 +418,33 @@ ParkedWait(const text *subscription, const Event *event)
 
 	ToCopied(subscription, event, values, isnull);
 	(void) OwnerQueryDo(&waitQuery, values, isnull);
+}
+
+/*
+ * ParkedAgain parks an event that has not failed, to be given again from then on;
+ * unless it is parked.
+ */
+void
+ParkedAgain(const text *subscription, const Event *event, TimestampTz retryAt)
+{
+	Datum values[10];
+	bool isnull[10] = {false};
+
+	ToCopied(subscription, event, values, isnull);
+	values[9] = TimestampTzGetDatum(retryAt);
+	(void) OwnerQueryDo(&againQuery, values, isnull);
+}
+
+/*
+ * ParkedHeadsOnly restores the order within the aggregates of which some events
+ * have just been parked until "retryAt", where others were parked before.
+ */
+void
+ParkedHeadsOnly(const text *subscription, TimestampTz retryAt)
+{
+	Datum values[] = {PointerGetDatum(subscription), TimestampTzGetDatum(retryAt)};
+
+	(void) OwnerQueryDo(&headsOnlyQuery, values, NULL);
 }
 
 /*
@@ -326,14 +501,14 @@ void
 ParkedDone(const text *subscription, const Position *position)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	Datum values[] = {PointerGetDatum(subscription),
-					  PointerGetDatum(NumbersToArray(position->parked, position->parkedCount))};
+	Datum values[5];
 	List *aggregates = NIL;
 	ListCell *cell;
 	uint64 count;
 
 	if (position->parkedCount == 0)
 		return;
+	BatchValues(subscription, position, values);
 	count = OwnerQueryRun(&doneQuery, values, NULL);
 	for (uint64 row = 0; row < count; row++)
 	{
@@ -352,17 +527,20 @@ ParkedDone(const text *subscription, const Position *position)
 
 /*
  * ParkedRedrive gives a dead letter once more, or all of them if "id" is NULL,
- * as if it had never failed; all at the same time, for the order's sake.
- * Returns how many.
+ * as if it had never failed; all at the same time, for the order's sake.  Later
+ * events of the aggregate that are parked wait for it.  Returns how many.
  */
 int64
 ParkedRedrive(const text *subscription, const pg_uuid_t *id)
 {
-	Datum values[] = {PointerGetDatum(subscription), PointerGetDatum(id),
-					  TimestampTzGetDatum(GetCurrentTimestamp())};
+	TimestampTz now = GetCurrentTimestamp();
+	Datum values[] = {PointerGetDatum(subscription), PointerGetDatum(id), TimestampTzGetDatum(now)};
 	bool isnull[] = {false, id == NULL, false};
+	int64 count = (int64) OwnerQueryDo(&redriveQuery, values, isnull);
 
-	return (int64) OwnerQueryDo(&redriveQuery, values, isnull);
+	if (count > 0)
+		ParkedHeadsOnly(subscription, now);
+	return count;
 }
 
 /*

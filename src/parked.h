@@ -14,20 +14,29 @@
 #include "event.h"
 #include "position.h"
 
-/* What there is to know before a fetch. */
+/* What there is to know before events of the outbox are given out. */
 typedef struct ParkedSummary
 {
 	TimestampTz next; /* when the first is to be given again; 0: none is */
-	bool any;		  /* there are some that later events may wait for, or whose */
-					  /* numbers are behind the cursor */
+	bool live;		  /* later events may have to wait for some */
+	int64 passed;	  /* where the position stood */
+	bool behind;	  /* some were in flight below it */
+	int64 *ahead;	  /* the numbers of those above it, in order */
+	int aheadCount;
 } ParkedSummary;
 
-extern void ParkedSummarize(const text *subscription, int64 safe, ParkedSummary *summary);
+extern void ParkedSummarize(const text *subscription, const OutboxCursor *cursor,
+							ParkedSummary *summary);
 extern List *ParkedDue(const text *subscription, TimestampTz now, int max, int64 batch);
 extern List *ParkedInBatch(const text *subscription, const Position *position);
-extern bool ParkedHas(const text *subscription, const Event *event, bool *blocked);
+extern bool ParkedHasError(const text *subscription, const List *events, const text *error);
+extern bool ParkedHas(const text *subscription, const ParkedSummary *summary, int64 seq);
+extern bool ParkedBlocks(const text *subscription, const ParkedSummary *summary,
+						 const Event *event);
 
 extern void ParkedWait(const text *subscription, const Event *event);
+extern void ParkedAgain(const text *subscription, const Event *event, TimestampTz retryAt);
+extern void ParkedHeadsOnly(const text *subscription, TimestampTz retryAt);
 extern void ParkedFail(const text *subscription, const Event *event, const text *error,
 					   TimestampTz retryAt);
 extern void ParkedHoldFollowers(const text *subscription, const Event *event);

@@ -67,6 +67,11 @@ static OwnerQuery readQuery = {
 	.types = {TEXTOID},
 };
 
+static OwnerQuery lastNumberQuery = {
+	.table = "outbox",
+	.text = "SELECT last_value FROM idempotency.outbox_seq",
+};
+
 static OwnerQuery createQuery = {
 	.table = "position",
 	.text = "INSERT INTO idempotency.position (subscription, version, " CHANGED ")"
@@ -133,8 +138,27 @@ IsOurs(const Datum *values)
 }
 
 /*
+ * CheckNumbers throws 55000 if a position that came from elsewhere is ahead of the
+ * numbers to come: logical replication, for one, does not bring sequences along.
+ */
+static void
+CheckNumbers(const text *subscription, const Position *position)
+{
+	int64 ahead = Max(position->start.passed, position->batch != 0 ? position->end.passed : 0);
+	bool isnull;
+	int64 last;
+
+	(void) OwnerQueryRun(&lastNumberQuery, NULL, NULL);
+	last = DatumGetInt64(OwnerQueryValue(0, 1, &isnull));
+	OwnerQueryEnd();
+	if (ahead > last)
+		ErrorNumbersBehind(subscription, ahead, last);
+}
+
+/*
  * PositionRead fills "position" with where the subscription stands, in the
- * current memory context.  Returns false if it is nowhere.
+ * current memory context.  Returns false if it is nowhere.  Throws 55000 if what it
+ * says cannot be true here.
  */
 bool
 PositionRead(const text *subscription, Position *position)
@@ -143,6 +167,7 @@ PositionRead(const text *subscription, Position *position)
 	Datum values[POSITION_COLUMNS] = {PointerGetDatum(subscription)};
 	bool isnull[POSITION_COLUMNS];
 	bool found = OwnerQueryRun(&readQuery, values, NULL) > 0;
+	bool ours = true;
 
 	if (found)
 	{
@@ -165,7 +190,8 @@ PositionRead(const text *subscription, Position *position)
 			position->parked = NumbersFromArray(DatumGetArrayTypePCopy(values[P_BATCH_PARKED]),
 												&position->parkedCount);
 		}
-		if (!IsOurs(values))
+		ours = IsOurs(values);
+		if (!ours)
 		{
 			CursorAdopt(&position->start);
 			CursorAdopt(&position->end);
@@ -173,6 +199,8 @@ PositionRead(const text *subscription, Position *position)
 		MemoryContextSwitchTo(spi);
 	}
 	OwnerQueryEnd();
+	if (!ours)
+		CheckNumbers(subscription, position);
 	return found;
 }
 
@@ -206,12 +234,13 @@ ToValues(const text *subscription, const Position *position, Datum *values, bool
 }
 
 /*
- * PositionCreate puts a new subscription behind the cursor.
+ * PositionCreate puts a new subscription behind the cursor.  Its versions begin
+ * behind those that one of the same name may have had before.
  */
 void
 PositionCreate(const text *subscription, const OutboxCursor *start)
 {
-	Position position = {.start = *start, .version = 1};
+	Position position = {.start = *start, .version = GetCurrentTimestamp()};
 	Datum values[POSITION_COLUMNS];
 	bool isnull[POSITION_COLUMNS];
 

@@ -4,9 +4,10 @@
  *	  Who runs the reaper: SQL by reap(), and the background worker that the
  *	  launcher starts for one database.
  *
- * It has three tasks: to remove expired rows (reaperrun.c), to move on
- * subscriptions that nobody reads (outboxlag.c), and to remove events that everybody
- * has had (outboxreap.c).
+ * It has four tasks: to find the subscriptions that have a handler (relaysurvey.c),
+ * which is all it does where nothing is to be reaped; to remove expired rows
+ * (reaperrun.c); to move on subscriptions that nobody reads (outboxlag.c); and to
+ * remove events that everybody has had (outboxreap.c).
  *
  * The worker connects, works in batches of a transaction each, and leaves: when
  * its tasks have ended, or when it has stayed for STAY_MS; then it says that there
@@ -46,6 +47,8 @@
 #include "outboxreap.h"
 #include "reaper.h"
 #include "reaperrun.h"
+#include "relayregistry.h"
+#include "relaysurvey.h"
 #include "worker.h"
 
 PG_FUNCTION_INFO_V1(idempotency_reap);
@@ -56,6 +59,7 @@ PG_FUNCTION_INFO_V1(idempotency_reap);
 /* What a worker does, a batch of each in turn. */
 typedef enum Task
 {
+	TASK_SURVEY,
 	TASK_KEYS,
 	TASK_LAG,
 	TASK_EVENTS,
@@ -151,9 +155,14 @@ Batch(Visit *visit, Task task, bool last)
 	int64 reaped = 0;
 
 	if (!OidIsValid(get_extension_oid("idempotency", true)))
+	{
+		RegistryForgetDatabase(MyDatabaseId);
 		return VISIT_NOT_INSTALLED;
+	}
 
-	if (task == TASK_KEYS)
+	if (task == TASK_SURVEY)
+		state = RelaySurvey();
+	else if (task == TASK_KEYS)
 		state = KeysBatch(&visit->keys, last);
 	else if (task == TASK_LAG)
 		state = OutboxLagBatch(true, &visit->subscription);
@@ -270,9 +279,11 @@ DoVisit(void)
 	ReaperRunPlan plan = {.maxRows = PG_INT64_MAX, .dontWait = true};
 	uint32 event = WaitEventExtensionNew("IdempotencyReaperRest");
 	Visit visit = {0};
-	Task task = TASK_KEYS;
+	Task task = TASK_SURVEY;
 	instr_time came;
 
+	for (Task other = TASK_SURVEY + 1; other < TASKS; other++)
+		visit.ended[other] = !LauncherWantsReaping();
 	ReaperRunBegin(&visit.keys, &plan);
 	INSTR_TIME_SET_CURRENT(came);
 	for (;; task = NextTask(&visit, task))

@@ -22,6 +22,7 @@
 #include "storage/ipc.h"
 #include "storage/shmem.h"
 
+#include "relayregistry.h"
 #include "shmem.h"
 
 /* The locks of the tranche, by their places. */
@@ -29,6 +30,7 @@ typedef enum SharedLock
 {
 	STATS_LOCK,
 	LAUNCHER_LOCK,
+	RELAY_LOCK,
 	SHARED_LOCKS
 } SharedLock;
 
@@ -55,7 +57,7 @@ RequestSharedMemory(void)
 
 /*
  * InitializeShared fills the structure: nothing counted, nobody waiting,
- * nobody visited.  The pointers to locks hold in every process.
+ * nobody visited, no subscription known.  The pointers to locks hold in every process.
  */
 static void
 InitializeShared(SharedState *state)
@@ -68,6 +70,9 @@ InitializeShared(SharedState *state)
 	StatsStateInit(&state->stats);
 
 	state->launcher.lock = &locks[LAUNCHER_LOCK].lock;
+
+	state->relay.lock = &locks[RELAY_LOCK].lock;
+	RegistryInit(&state->relay);
 
 	for (int i = 0; i < WAKEUP_VARIABLES; i++)
 		ConditionVariableInit(&state->wakeup[i]);

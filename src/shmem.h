@@ -8,6 +8,7 @@
 #ifndef IDEMPOTENCY_SHMEM_H
 #define IDEMPOTENCY_SHMEM_H
 
+#include "datatype/timestamp.h"
 #include "port/atomics.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
@@ -48,10 +49,58 @@ typedef struct LauncherState
 	Oid calls[LAUNCHER_CALLS];
 } LauncherState;
 
+/* How many subscriptions with a handler are served, and in how many databases. */
+#define RELAY_SUBSCRIPTIONS 1024
+#define RELAY_DATABASES 256
+
+/* How much of what is wrong with a subscription is kept. */
+#define RELAY_PROBLEM_BYTES 256
+
+/* A database that has such subscriptions; relaybell.c says how it rings. */
+typedef struct RelayDatabase
+{
+	pg_atomic_uint32 oid; /* 0 = the place is nobody's */
+	pg_atomic_uint32 bell;
+	int subscriptions;
+} RelayDatabase;
+
+/* A subscription with a handler; relayregistry.c says what it means. */
+typedef struct RelaySubscription
+{
+	Oid database; /* 0 = the place is nobody's */
+	Oid owner;
+	int64 number;
+	uint64 notedAt;	 /* by the registry's own clock */
+	uint64 servedAt; /* by that, too */
+	int state;		 /* a RelayState */
+	bool due;
+	TimestampTz dueAt;	   /* when it will be, if nobody publishes; 0: then only */
+	TimestampTz notBefore; /* it is not served before; 0: no matter */
+	int failures;		   /* in a row */
+	int64 untouched;	   /* a batch that is out, and that no handler has seen */
+	bool told;			   /* the subscription's last_error says the problem */
+	char problem[RELAY_PROBLEM_BYTES];
+} RelaySubscription;
+
+typedef struct RelayRegistry
+{
+	LWLock *lock;
+	Latch *volatile launcher;	 /* NULL: there is none just now */
+	pg_atomic_uint32 generation; /* grows when a database comes or goes */
+	pg_atomic_uint32 waiting;	 /* for a worker */
+	pg_atomic_uint32 working;	 /* workers */
+	uint64 clock;
+	int used;  /* no place from here on was ever taken */
+	bool full; /* somebody has found no place */
+	RelayDatabase databases[RELAY_DATABASES];
+	RelaySubscription subscriptions[RELAY_SUBSCRIPTIONS];
+} RelayRegistry;
+
 typedef struct SharedState
 {
 	StatsState stats;
 	LauncherState launcher;
+	RelayRegistry relay;
 	ConditionVariable wakeup[WAKEUP_VARIABLES];
 } SharedState;
 

@@ -30,6 +30,7 @@
 #include "ownerquery.h"
 #include "parked.h"
 #include "position.h"
+#include "relaynote.h"
 #include "subscription.h"
 #include "timing.h"
 
@@ -142,7 +143,7 @@ OwnerFromArg(FunctionCallInfo fcinfo)
 	Oid owner = PG_ARGISNULL(ARG_OWNER) ? GetUserId() : PG_GETARG_OID(ARG_OWNER);
 	const char *name = GetUserNameFromId(owner, false);
 
-	if (!is_member_of_role(GetUserId(), owner))
+	if (!member_can_set_role(GetUserId(), owner))
 		ErrorOwnerForbidden(name);
 	if (PG_ARGISNULL(ARG_HANDLER))
 		return owner;
@@ -217,6 +218,21 @@ LockForChange(const text *name)
 }
 
 /*
+ * TellRelay lets workers serve the subscription from the commit on, or leaves it
+ * to who fetches its events.
+ */
+static void
+TellRelay(const text *name)
+{
+	const Subscription *subscription = SubscriptionFind(name);
+
+	if (subscription->handler != NULL)
+		RelayAfterSubscribe(subscription->number, get_role_oid(subscription->owner, false));
+	else
+		RelayAfterUnsubscribe(subscription->number);
+}
+
+/*
  * subscribe(subscription, topics, handler, start_at, max_attempts, retry_delay,
  * max_retry_delay, max_lag, owner) RETURNS boolean: true if it is new
  */
@@ -238,6 +254,7 @@ idempotency_subscribe(PG_FUNCTION_ARGS)
 	{
 		(void) SubscriptionForCaller(name);
 		(void) OwnerQueryDo(&updateQuery, values, isnull);
+		TellRelay(name);
 		PG_RETURN_BOOL(false);
 	}
 
@@ -249,6 +266,7 @@ idempotency_subscribe(PG_FUNCTION_ARGS)
 	else
 		OutboxNow(&start);
 	PositionCreate(name, &start);
+	TellRelay(name);
 	PG_RETURN_BOOL(true);
 }
 
@@ -260,14 +278,16 @@ idempotency_unsubscribe(PG_FUNCTION_ARGS)
 {
 	text *name = NameFromArg(fcinfo, 0, "subscription");
 	Datum values[] = {PointerGetDatum(name)};
+	const Subscription *subscription;
 
 	PreventCommandIfReadOnly("idempotency.unsubscribe()");
 	LockForChange(name);
 	if (SubscriptionFind(name) == NULL)
 		PG_RETURN_BOOL(false);
-	(void) SubscriptionForCaller(name);
+	subscription = SubscriptionForCaller(name);
 	(void) OwnerQueryDo(&deleteQuery, values, NULL);
 	PositionDelete(name);
 	ParkedDelete(name);
+	RelayAfterUnsubscribe(subscription->number);
 	PG_RETURN_BOOL(true);
 }

@@ -14,6 +14,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "common/hashfn.h"
@@ -198,16 +199,28 @@ SubscriptionUnlock(const text *name)
  */
 
 /*
- * EventHandlerOid returns the function of a stored handler, or InvalidOid if it
- * is gone.
+ * EventHandlerOid returns the function of a stored handler, schema.function(...),
+ * that takes one event, or InvalidOid if it is gone.  Nobody needs a right to the
+ * schema for that, as nobody does who calls a function by its OID.
  */
 Oid
 EventHandlerOid(const char *handler)
 {
-	Datum function =
-		DirectFunctionCall1Coll(to_regprocedure, InvalidOid, CStringGetTextDatum(handler));
+	char *name = pstrdup(handler);
+	char *arguments = strrchr(name, '(');
+	Oid eventType = EventType();
+	List *names;
 
-	return DatumGetObjectId(function);
+	if (arguments == NULL)
+		return InvalidOid;
+	*arguments = '\0';
+	names = stringToQualifiedNameListCompat(name);
+	if (list_length(names) != 2)
+		return InvalidOid;
+	return GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid,
+						   CStringGetDatum(strVal(lsecond(names))),
+						   PointerGetDatum(buildoidvector(&eventType, 1)),
+						   ObjectIdGetDatum(get_namespace_oid(strVal(linitial(names)), true)));
 }
 
 /*

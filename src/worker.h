@@ -10,8 +10,13 @@
 
 #include "portability/instr_time.h"
 
+/* Is told why a worker could not come in. */
+typedef void WorkerRefusal(ErrorData *error);
+
 extern void WorkerConnect(Oid database);
-extern void WorkerSleep(long ms, uint32 waitEvent);
+extern void WorkerConnectAs(Oid database, Oid role, WorkerRefusal *refusal);
+extern bool WorkerSleep(long ms, uint32 waitEvent);
+extern bool WorkerReload(void);
 extern long WorkerElapsed(instr_time since);
 
 #endif /* IDEMPOTENCY_WORKER_H */

@@ -27,6 +27,7 @@
 #include "utils/memutils.h"
 
 #include "errors.h"
+#include "relaynote.h"
 #include "wakeup.h"
 #include "xact.h"
 
@@ -232,20 +233,26 @@ ScopeCurrentKey(const text *scope)
 }
 
 /*
- * LastGrantedClaim tells whether the last call about any scope granted a claim,
- * and sets which.  They are not copies.
+ * LastGrantedClaim tells whether a claim was granted, in any scope, and sets the last
+ * one.  They are not copies.
  */
 bool
 LastGrantedClaim(const text **scope, const text **key)
 {
-	const Mark *mark;
+	dlist_iter iter;
 
-	if (dlist_is_empty(&marks))
-		return false;
-	mark = dlist_head_element(Mark, node, &marks);
-	*scope = mark->scope;
-	*key = mark->key;
-	return mark->granted && mark->key != NULL;
+	dlist_foreach (iter, &marks)
+	{
+		const Mark *mark = dlist_container(Mark, node, iter.cur);
+
+		if (mark->granted && mark->key != NULL)
+		{
+			*scope = mark->scope;
+			*key = mark->key;
+			return true;
+		}
+	}
+	return false;
 }
 
 /* ----------------------------------------------------------------
@@ -420,6 +427,24 @@ CheckMayEnd(bool preparing)
 }
 
 /*
+ * CheckClaims throws IK410 or IK428 if the transaction could not commit now.
+ */
+void
+CheckClaims(void)
+{
+	CheckMayEnd(false);
+}
+
+/*
+ * TransactionIsDoomed tells whether it can never commit.
+ */
+bool
+TransactionIsDoomed(void)
+{
+	return doomedBy.scope != NULL;
+}
+
+/*
  * ForgetAll forgets the transaction; the memory itself goes with
  * TopTransactionContext.
  */
@@ -445,11 +470,13 @@ TransactionCallback(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_COMMIT:
 			WakeupAtCommit();
+			RelayAtCommit();
 			ForgetAll();
 			break;
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
 			WakeupAtAbort();
+			RelayAtAbort();
 			ForgetAll();
 			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:

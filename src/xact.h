@@ -40,6 +40,8 @@ extern bool LastGrantedClaim(const text **scope, const text **key);
 extern void DoomTransaction(const KeyName *name);
 extern void DoubtTransaction(const KeyName *name);
 extern void TrustTransaction(void);
+extern bool TransactionIsDoomed(void);
+extern void CheckClaims(void);
 
 extern void TransactionStateInit(void);
 

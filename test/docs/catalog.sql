@@ -6,8 +6,10 @@ LOAD 'idempotency'; -- for its settings
 BEGIN;
 
 CREATE ROLE docs_client;
+CREATE ROLE docs_consumer;
 CREATE ROLE docs_operator;
 SELECT idempotency.grant_client('docs_client') \g /dev/null
+SELECT idempotency.grant_consumer('docs_consumer') \g /dev/null
 SELECT idempotency.grant_operator('docs_operator') \g /dev/null
 
 -- Functions: the line that says what is true of the function as a whole.
@@ -16,15 +18,12 @@ SELECT
 	pg_catalog.format('%s, parallel %s. For %s.',
 		CASE p.provolatile WHEN 'i' THEN 'Immutable' WHEN 's' THEN 'Stable' ELSE 'Volatile' END,
 		CASE p.proparallel WHEN 's' THEN 'safe' WHEN 'r' THEN 'restricted' ELSE 'unsafe' END,
-		CASE
-			WHEN client AND operator THEN 'clients and operators'
-			WHEN client THEN 'clients'
-			WHEN operator THEN 'operators'
-			ELSE 'superusers'
-		END) AS line
-FROM pg_catalog.pg_proc AS p,
-	pg_catalog.has_function_privilege('docs_client', p.oid, 'EXECUTE') AS client,
-	pg_catalog.has_function_privilege('docs_operator', p.oid, 'EXECUTE') AS operator
+		coalesce((
+			SELECT pg_catalog.string_agg(who.they, ' and ' ORDER BY who.they)
+			FROM (VALUES ('clients', 'docs_client'), ('consumers', 'docs_consumer'), ('operators', 'docs_operator'))
+				AS who (they, role)
+			WHERE pg_catalog.has_function_privilege(who.role, p.oid, 'EXECUTE')), 'superusers')) AS line
+FROM pg_catalog.pg_proc AS p
 WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
 	AND NOT EXISTS (
 		SELECT

@@ -503,6 +503,8 @@ SELECT set_eq(
 		('idempotency.scope_prefix', '', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL),
 		('idempotency.outbox_retention', '86400', 's', 'integer', 'superuser', '-1', '2147483647'),
+		('idempotency.relay_workers', '2', NULL, 'integer', 'sighup', '0', '1024'),
+		('idempotency.handler_timeout', '60000', 'ms', 'integer', 'superuser', '0', '2147483647'),
 		('idempotency.reaper_naptime', '10000', 'ms', 'integer', 'sighup', '0', '2147483647'),
 		('idempotency.databases', '', NULL, 'string', 'sighup', NULL, NULL)
 	$$,

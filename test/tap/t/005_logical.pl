@@ -3,7 +3,8 @@
 # Proves that keys take part in logical decoding as ordinary rows do: an outcome
 # is one INSERT, an overwritten expired one is one UPDATE, a batch is as many
 # INSERTs as it has new keys, a claim alone is nothing; and that a subscriber
-# that gets them answers and claims as its publisher does.
+# that gets them answers and claims as its publisher does.  Also that whoever
+# captures changes gets events without subscribing, as docs/operations.md says.
 
 use strict;
 use warnings FATAL => 'all';
@@ -93,7 +94,51 @@ $changes = decodes(qq{BEGIN; SELECT idempotency.claim('l', 'large');
 	'begin, idempotency.key INSERT large, commit', 'a large response is one INSERT');
 my ($digits) = $changes =~ / response\[json\]:'"([0-9a-f]*)"' /;
 is(length $digits, 1000000, 'whole');
+
+# An event is one INSERT; delivering it changes no row of the outbox.
+sub events
+{
+	my ($sql) = @_;
+	$publisher->safe_psql('postgres', $sql);
+	return $publisher->safe_psql('postgres', q{
+		SELECT coalesce(string_agg(m[1] || ' ' || coalesce(m[2], ''), ', '), '')
+		FROM pg_logical_slot_get_changes('slot', NULL, NULL, 'include-xids', '0'),
+			regexp_match(data, '^table idempotency[.]outbox: (\w+):(?:.* payload\[json\]:''([^'']*)'')?') AS m
+		WHERE m IS NOT NULL});
+}
+is(events(q{SELECT idempotency.publish('order.placed', '{"n" :  1}', 'order-1', 'placed')}), 'INSERT {"n" :  1}',
+	'publish is one INSERT');
+is(events(q{BEGIN; SELECT idempotency.publish('order.placed', '2'); ROLLBACK}), '', 'one that is rolled back is nothing');
+is( events(q{SELECT idempotency.subscribe('s', '{*}', start_at => 'beginning');
+		SELECT idempotency.nack('s', batch, id) FROM idempotency.fetch('s');
+		SELECT idempotency.ack('s', batch) FROM idempotency.position WHERE subscription = 's';
+		SELECT idempotency.unsubscribe('s')}), '', 'its delivery is nothing in the outbox');
 $publisher->safe_psql('postgres', q{SELECT pg_drop_replication_slot('slot')});
+
+# ----------------------------------------------------------------
+# Change data capture, without any subscription
+# ----------------------------------------------------------------
+
+$publisher->append_conf('postgresql.conf', 'idempotency.outbox_retention = 0');
+$publisher->reload;
+$publisher->safe_psql('postgres', q{
+	CREATE ROLE debezium LOGIN REPLICATION;
+	GRANT USAGE ON SCHEMA idempotency TO debezium;
+	GRANT SELECT ON idempotency.outbox TO debezium;
+	CREATE PUBLICATION idempotency_outbox FOR TABLE idempotency.outbox WITH (publish = 'insert')});
+$publisher->safe_psql('postgres', q{SELECT pg_create_logical_replication_slot('cdc', 'pgoutput')},
+	extra_params => [ '-U', 'debezium' ]);
+
+$publisher->safe_psql('postgres', q{SELECT idempotency.publish('order.placed', to_json(n)) FROM generate_series(2, 4) AS n});
+is($publisher->safe_psql('postgres', 'SELECT idempotency.reap(); SELECT count(*) FROM idempotency.outbox'), "4\n0",
+	'the reaper takes what nobody has subscribed to');
+is( $publisher->safe_psql('postgres', q{
+		SELECT kind, count(*)
+		FROM pg_logical_slot_get_binary_changes('cdc', NULL, NULL, 'proto_version', '1', 'publication_names', 'idempotency_outbox'),
+			chr(get_byte(data, 0)) AS kind
+		WHERE kind NOT IN ('B', 'C', 'R') GROUP BY kind}, extra_params => [ '-U', 'debezium' ]),
+	'I|3', 'the publication has the events all the same, and does not have that they went');
+$publisher->safe_psql('postgres', q{SELECT pg_drop_replication_slot('cdc'); DROP PUBLICATION idempotency_outbox});
 
 # ----------------------------------------------------------------
 # A subscriber

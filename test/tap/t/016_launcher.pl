@@ -23,7 +23,7 @@ shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = '100ms'
 log_statement = none
 log_min_messages = debug1
-max_worker_processes = 6
+max_worker_processes = 7
 wal_level = logical
 });
 $node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');

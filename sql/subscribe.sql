@@ -1,0 +1,329 @@
+--
+-- subscribe() and unsubscribe(): options, patterns of topics, where a subscription
+-- begins, owners and handlers.
+--
+\set SHOW_CONTEXT never
+
+-- What a statement comes to: its SQLSTATE, message and detail; nothing of it stays.
+CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	message text;
+	detail text;
+BEGIN
+	EXECUTE statement;
+	RAISE EXCEPTION 'undo' USING ERRCODE = 'UNDO1';
+EXCEPTION
+	WHEN SQLSTATE 'UNDO1' THEN
+		RETURN 'accepted';
+	WHEN OTHERS THEN
+		GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL;
+		RETURN SQLSTATE || ': ' || message || coalesce('. ' || nullif(detail, ''), '');
+END
+$$;
+
+CREATE FUNCTION pg_temp.publish(numbers int[], topic text DEFAULT 'subscribe', aggregate text DEFAULT NULL) RETURNS bigint LANGUAGE sql AS $$
+	SELECT count(idempotency.publish(topic, to_json(n), aggregate)) FROM unnest(numbers) AS n
+$$;
+CREATE FUNCTION pg_temp.fetch(subscription text, max_events int DEFAULT 100) RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(payload::text, ', ') FROM idempotency.fetch(subscription, max_events)
+$$;
+CREATE FUNCTION pg_temp.ack(p_subscription text) RETURNS void LANGUAGE sql AS $$
+	SELECT idempotency.ack(p_subscription, batch) FROM idempotency.position WHERE subscription = p_subscription
+$$;
+CREATE FUNCTION pg_temp.options(p_subscription text) RETURNS text LANGUAGE sql AS $$
+	SELECT format('%s, owner %s, handler %s, %s attempts, %s to %s, max_lag %s',
+			topics, owner, coalesce(handler, 'none'), max_attempts, retry_delay, max_retry_delay, coalesce(max_lag::text, 'none'))
+		FROM idempotency.subscription WHERE subscription = p_subscription
+$$;
+
+DELETE FROM idempotency.outbox;
+CREATE ROLE regress_subscribe_owner LOGIN;
+CREATE ROLE regress_subscribe_member LOGIN;
+CREATE ROLE regress_subscribe_group;
+CREATE ROLE "regress subscribe ""other""" LOGIN;
+GRANT regress_subscribe_owner, regress_subscribe_group TO regress_subscribe_member;
+SELECT idempotency.grant_consumer('regress_subscribe_owner'), idempotency.grant_consumer('regress_subscribe_member'),
+	idempotency.grant_consumer('regress_subscribe_group'), idempotency.grant_consumer('"regress subscribe ""other"""');
+
+--
+-- Options
+--
+
+SET ROLE regress_subscribe_owner;
+SELECT idempotency.subscribe('subscribe', '{subscribe}') AS is_new;
+RESET ROLE;
+SELECT pg_temp.options('subscribe');
+SELECT created_at BETWEEN now() - interval '1 hour' AND clock_timestamp() AS now, number > 0 AS numbered, last_error, last_error_at
+	FROM idempotency.subscription WHERE subscription = 'subscribe';
+
+-- Again, it has the options that are given then, all of them; and stays where it is.
+SELECT pg_temp.publish('{1,2}');
+SELECT pg_temp.fetch('subscribe', 1), pg_temp.ack('subscribe');
+SELECT number AS number_before, created_at AS created_before FROM idempotency.subscription WHERE subscription = 'subscribe' \gset
+SELECT idempotency.subscribe('subscribe', '{sub*,"a,b"}', max_attempts => 1, retry_delay => '0', max_retry_delay => '1 month 2 days',
+	max_lag => '7 days', owner => 'regress_subscribe_group', start_at => 'beginning') AS is_new;
+SELECT pg_temp.options('subscribe');
+SELECT number = :number_before AS same_number, created_at = :'created_before' AS same_time FROM idempotency.subscription WHERE subscription = 'subscribe';
+SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
+SET ROLE regress_subscribe_member;
+SELECT idempotency.subscribe('subscribe', '{subscribe}') AS is_new;
+RESET ROLE;
+SELECT pg_temp.options('subscribe');
+-- A batch that is out stays out, and what is parked, parked, to be given again whatever
+-- the topics; they count for what comes next.
+SELECT pg_temp.publish('{3,4}');
+SELECT batch, id FROM idempotency.fetch('subscribe', 1) \gset
+SELECT idempotency.nack('subscribe', :batch, :'id', 'no', '0') <= clock_timestamp() AS again;
+SELECT idempotency.subscribe('subscribe', '{other}') AS is_new, pg_temp.publish('{5}', 'other'), pg_temp.fetch('subscribe');
+SELECT idempotency.ack('subscribe', :batch);
+SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
+-- What was passed by, since nobody wanted it, does not come back.
+SELECT idempotency.subscribe('subscribe', '{*}'), pg_temp.publish('{6}');
+SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
+
+-- What is refused leaves all as it was.
+SELECT pg_temp.try(format('SELECT idempotency.subscribe(%s)', arguments)) AS outcome, arguments FROM unnest(ARRAY[
+	'NULL, ''{*}''',
+	''''', ''{*}''',
+	'repeat(''s'', 255), ''{*}''',
+	'repeat(''é'', 256), ''{*}''',
+	'E''a\nb'', ''{*}''',
+	'''s'', NULL',
+	'''s'', ''{}''',
+	'''s'', ''{{a},{b}}''',
+	'''s'', ''{a,NULL}''',
+	'''s'', ''{a,""}''',
+	'''s'', ARRAY[repeat(''t'', 255)]',
+	'''s'', ARRAY[''a'', repeat(''t'', 256)]',
+	'''s'', ARRAY[E''a\tb'']',
+	'''s'', ARRAY[''a\'']',
+	'''s'', ARRAY[''a\\'']',
+	'''s'', ARRAY[''a\\\'']',
+	'''s'', ARRAY[''\'']',
+	'''s'', ''{*}'', start_at => ''beginning''',
+	'''s'', ''{*}'', start_at => ''Now''',
+	'''s'', ''{*}'', start_at => ''''',
+	'''s'', ''{*}'', start_at => NULL',
+	'''s'', ''{*}'', max_attempts => 0',
+	'''s'', ''{*}'', max_attempts => -1',
+	'''s'', ''{*}'', max_attempts => NULL',
+	'''s'', ''{*}'', max_attempts => 2147483647',
+	'''s'', ''{*}'', retry_delay => ''-1 microsecond''',
+	'''s'', ''{*}'', retry_delay => NULL',
+	'''s'', ''{*}'', max_retry_delay => ''-1 s''',
+	'''s'', ''{*}'', max_retry_delay => NULL',
+	'''s'', ''{*}'', max_lag => ''-1 s''',
+	'''s'', ''{*}'', owner => ''nobody at all''',
+	'''s'', ''{*}'', owner => 4294967295::oid::regrole']) AS arguments;
+SELECT count(*) FROM idempotency.subscription WHERE subscription LIKE 's%';
+BEGIN READ ONLY;
+SELECT idempotency.subscribe('s', '{*}');
+\echo :SQLSTATE
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idempotency.unsubscribe('subscribe');
+\echo :SQLSTATE
+ROLLBACK;
+
+-- It comes and goes with its transaction.
+BEGIN;
+SELECT idempotency.subscribe('s', '{s}', start_at => 'beginning');
+SELECT pg_temp.publish('{6}', 's');
+SAVEPOINT a;
+SELECT idempotency.unsubscribe('s');
+SELECT idempotency.subscribe('s', '{other}');
+ROLLBACK TO a;
+SELECT pg_temp.options('s');
+ROLLBACK;
+SELECT pg_temp.options('s'), pg_temp.try('SELECT idempotency.fetch(''s'')');
+
+-- Names are data.
+CREATE TEMPORARY TABLE names (n int PRIMARY KEY, name text);
+INSERT INTO names VALUES (1, repeat('n', 255)), (2, repeat('é', 255)), (3, $$it's "quoted" \ and %s, %I, $1$$), (4, '*'), (5, '_%'), (6, 'Subscribe'), (7, 'subscribe ');
+SELECT n, idempotency.subscribe(name, ARRAY['names']) FROM names ORDER BY n;
+SELECT pg_temp.publish('{7}', 'names');
+SELECT n, pg_temp.fetch(name), pg_temp.ack(name) FROM names ORDER BY n;
+SELECT n, idempotency.unsubscribe(name), idempotency.unsubscribe(name) FROM names ORDER BY n;
+
+--
+-- Patterns
+--
+
+-- Which topics each pattern means; a topic stands for itself but for "*" and the
+-- backslash.
+DELETE FROM idempotency.outbox;
+CREATE TEMPORARY TABLE topics (topic text);
+INSERT INTO topics VALUES ('order'), ('order.placed'), ('order.placed.twice'), ('Order.placed'), ('order*'), ('order\'), ('order\*'), ('*'), ('**'), ('\'),
+	('a'), ('aa'), ('aab'), ('abab'), ('ab%'), ('a_b'), ('ä'), ('äöä'), ('it''s'), ('"q"'), ('x y');
+SELECT count(idempotency.publish(topic, '1')) FROM topics;
+CREATE FUNCTION pg_temp.meant(VARIADIC patterns text[]) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	result text;
+BEGIN
+	PERFORM idempotency.subscribe('meant', patterns, start_at => 'beginning');
+	SELECT string_agg(aggregatetype, '  ' ORDER BY seq) INTO result FROM idempotency.fetch('meant');
+	PERFORM idempotency.unsubscribe('meant');
+	RETURN coalesce(result, '(none)');
+END
+$$;
+SELECT pattern, pg_temp.meant(pattern) FROM unnest(ARRAY['order', 'order.*', 'order*', '*.placed', '*.placed*', 'order.*.*', '*', '**', 'a*', '*a', '*a*', 'a*b', '*ab', '*ab*ab*', 'aab*',
+	'\*', '\\', 'order\*', 'order\\\*', 'order\\*', '\**', '*\*', '\o\r\d\e\r', 'a\b*', '*\\', '*\\*', 'a%', 'a_b', 'ab\%', 'ä', 'ä*', '*ä', '*ö*', 'it''s', '"q"', 'x*y', '?', 'orde', 'rder', '.*',
+	'nobody*']) WITH ORDINALITY AS u (pattern, n) ORDER BY n;
+-- Several mean what one of them does, once.
+SELECT pg_temp.meant('a', 'order*', '*a', 'nobody'), pg_temp.meant('nobody', 'ä');
+-- One that goes back again and again ends.
+SET statement_timeout = '20 s';
+SELECT count(idempotency.publish(repeat('a', 255), '1'));
+SELECT pg_temp.meant(repeat('a*', 127) || 'b'), length(pg_temp.meant(repeat('a*', 127)));
+RESET statement_timeout;
+
+--
+-- Where it begins
+--
+
+-- Now: behind what is committed. From the beginning: with what the outbox still has.
+DELETE FROM idempotency.outbox;
+SELECT pg_temp.publish('{1,2}');
+SELECT idempotency.subscribe('now', '{subscribe}'), idempotency.subscribe('beginning', '{subscribe}', start_at => 'beginning'),
+	idempotency.subscribe('as now', '{subscribe}', start_at => NULL);
+SELECT pg_temp.publish('{3}');
+SELECT pg_temp.fetch('now'), pg_temp.fetch('beginning'), pg_temp.fetch('as now');
+-- What its own transaction has published commits with it, before or after.
+SELECT idempotency.unsubscribe('now'), idempotency.unsubscribe('beginning'), idempotency.unsubscribe('as now');
+BEGIN;
+SELECT pg_temp.publish('{4}');
+SAVEPOINT a;
+SELECT pg_temp.publish('{5}');
+ROLLBACK TO a;
+SAVEPOINT b;
+SELECT pg_temp.publish('{6}');
+SELECT idempotency.subscribe('now', '{subscribe}'), idempotency.subscribe('beginning', '{subscribe}', start_at => 'beginning');
+SELECT pg_temp.fetch('now'), pg_temp.fetch('beginning'), pg_temp.ack('beginning');
+RELEASE b;
+SELECT pg_temp.publish('{7}');
+COMMIT;
+SELECT pg_temp.fetch('now'), pg_temp.fetch('beginning');
+SELECT idempotency.unsubscribe('now'), idempotency.unsubscribe('beginning');
+-- Neither rolled-back events, nor an outbox that is empty, with or without VACUUM, are
+-- in the way.
+BEGIN;
+SELECT pg_temp.publish('{8,9}');
+ROLLBACK;
+SELECT idempotency.subscribe('now', '{subscribe}'), pg_temp.publish('{10}');
+SELECT pg_temp.fetch('now'), idempotency.unsubscribe('now');
+DELETE FROM idempotency.outbox;
+SELECT idempotency.subscribe('now', '{subscribe}'), pg_temp.publish('{11}');
+SELECT pg_temp.fetch('now'), idempotency.unsubscribe('now');
+DELETE FROM idempotency.outbox;
+VACUUM idempotency.outbox;
+SELECT idempotency.subscribe('now', '{subscribe}'), idempotency.subscribe('beginning', '{subscribe}', start_at => 'beginning'), pg_temp.publish('{12}');
+SELECT pg_temp.fetch('now'), pg_temp.fetch('beginning');
+SELECT idempotency.unsubscribe('now'), idempotency.unsubscribe('beginning');
+
+-- What a subscription leaves behind goes with it; under the same name comes a new one.
+SELECT idempotency.subscribe('again', '{subscribe}', max_attempts => 2);
+SELECT pg_temp.publish('{21,22}', aggregate => 'a'), pg_temp.publish('{23}');
+SELECT batch, id FROM idempotency.fetch('again', 1) \gset
+SELECT idempotency.nack('again', :batch, :'id', 'no', '0') <= clock_timestamp() AS again, idempotency.ack('again', :batch);
+SELECT pg_temp.fetch('again');
+SELECT s.number, p.batch, (SELECT count(*) FROM idempotency.parked WHERE subscription = 'again') AS parked
+	FROM idempotency.subscription AS s JOIN idempotency.position AS p USING (subscription) WHERE subscription = 'again' \gset old_
+SELECT :old_parked AS parked;
+SELECT idempotency.unsubscribe('again');
+SELECT count(*) FROM idempotency.parked WHERE subscription = 'again';
+SELECT count(*) FROM idempotency.position WHERE subscription = 'again';
+SELECT call, pg_temp.try(format('SELECT idempotency.%s', format(call, :old_batch))) FROM unnest(ARRAY['fetch(''again'')', 'ack(''again'', %s)',
+	'nack(''again'', %s, NULL)', 'extend(''again'', %s, ''1 h'')', 'redrive(''again'')']) AS call;
+SELECT idempotency.subscribe('again', '{subscribe}', start_at => 'beginning');
+SELECT number > :old_number AS another FROM idempotency.subscription WHERE subscription = 'again';
+SELECT regexp_replace(pg_temp.try(format('SELECT idempotency.ack(''again'', %s)', :old_batch)), '\d{5,}', 'N') AS stale;
+SELECT pg_temp.fetch('again'), pg_temp.ack('again'), idempotency.unsubscribe('again');
+SELECT pg_temp.try(format('SELECT idempotency.unsubscribe(%s)', n)) FROM unnest('{"NULL",'''',"repeat(''s'', 256)"}'::text[]) AS n;
+
+--
+-- Owners
+--
+
+-- The owner is who calls, or a role that he is a member of.
+CREATE TEMPORARY TABLE calls (n serial, call text);
+INSERT INTO calls (call) VALUES ('subscribe(''subscribe'', ''{*}'')'), ('fetch(''subscribe'')'), ('ack(''subscribe'', 1)'), ('nack(''subscribe'', 1, NULL)'),
+	('extend(''subscribe'', 1, ''1 h'')'), ('redrive(''subscribe'')'), ('unsubscribe(''subscribe'')'),
+	('subscribe(''theirs'', ''{*}'', owner => ''regress_subscribe_owner'')'),
+	('subscribe(''theirs'', ''{*}'', owner => ''regress_subscribe_group'')'),
+	('subscribe(''theirs'', ''{*}'', owner => ''"regress subscribe ""other"""'')'),
+	('subscribe(''theirs'', ''{*}'', owner => NULL)');
+GRANT SELECT ON calls TO PUBLIC;
+SELECT idempotency.subscribe('subscribe', '{*}', owner => 'regress_subscribe_owner');
+SET ROLE regress_subscribe_owner;
+SELECT n, regexp_replace(pg_temp.try('SELECT idempotency.' || call), ', batch.*', '') AS owner FROM calls ORDER BY n;
+SET ROLE regress_subscribe_member;
+SELECT n, regexp_replace(pg_temp.try('SELECT idempotency.' || call), ', batch.*', '') AS member FROM calls ORDER BY n;
+SET ROLE "regress subscribe ""other""";
+SELECT n, pg_temp.try('SELECT idempotency.' || call) AS other FROM calls ORDER BY n;
+SELECT idempotency.subscribe('quoted', '{*}');
+RESET ROLE;
+SELECT pg_temp.options('quoted');
+-- An owner who is renamed, or dropped, owns it no more: a superuser gives it to another.
+ALTER ROLE "regress subscribe ""other""" RENAME TO regress_subscribe_renamed;
+SET ROLE regress_subscribe_renamed;
+SELECT pg_temp.try('SELECT idempotency.fetch(''quoted'')');
+RESET ROLE;
+SELECT idempotency.subscribe('quoted', '{*}', owner => 'regress_subscribe_renamed');
+SET ROLE regress_subscribe_renamed;
+SELECT pg_temp.try('SELECT idempotency.fetch(''quoted'')');
+SELECT idempotency.unsubscribe('quoted');
+RESET ROLE;
+
+--
+-- Handlers
+--
+
+CREATE FUNCTION public.handle(event idempotency.event) RETURNS void LANGUAGE plpgsql AS 'BEGIN END';
+CREATE SCHEMA regress_subscribe;
+CREATE FUNCTION regress_subscribe."Handle ""it"".(x)"(idempotency.event) RETURNS void LANGUAGE plpgsql AS 'BEGIN END';
+CREATE FUNCTION public.handle_json(json) RETURNS void LANGUAGE plpgsql AS 'BEGIN END';
+CREATE FUNCTION public.handle_two(idempotency.event, int DEFAULT 1) RETURNS void LANGUAGE plpgsql AS 'BEGIN END';
+CREATE FUNCTION public.handle_out(idempotency.event) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION public.handle_set(idempotency.event) RETURNS SETOF void LANGUAGE sql AS 'SELECT';
+CREATE PROCEDURE public.handle_procedure(idempotency.event) LANGUAGE plpgsql AS 'BEGIN END';
+CREATE FUNCTION public.handle_forbidden(idempotency.event) RETURNS void LANGUAGE plpgsql AS 'BEGIN END';
+REVOKE EXECUTE ON FUNCTION public.handle_forbidden FROM PUBLIC;
+SELECT handler, pg_temp.try(format('SELECT idempotency.subscribe(''handled'', ''{*}'', %L, owner => ''regress_subscribe_owner'')', handler)) AS outcome
+	FROM unnest(ARRAY['public.handle(idempotency.event)', 'regress_subscribe."Handle ""it"".(x)"(idempotency.event)', 'public.handle_json(json)',
+		'public.handle_two(idempotency.event, integer)', 'public.handle_out(idempotency.event)', 'public.handle_set(idempotency.event)',
+		'public.handle_procedure(idempotency.event)', 'public.handle_forbidden(idempotency.event)', 'public.nothing(idempotency.event)', 'pg_catalog.count("any")']) AS handler;
+SELECT pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', 4294967295::oid::regprocedure, owner => ''regress_subscribe_owner'')');
+-- It does not run as a superuser.
+SELECT rolname AS superuser FROM pg_roles WHERE rolname = current_user \gset
+SELECT replace(pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'')'), :'superuser', 'superuser');
+BEGIN;
+GRANT EXECUTE ON FUNCTION public.handle_forbidden TO regress_subscribe_owner;
+SELECT idempotency.subscribe('handled', '{*}', 'public.handle_forbidden(idempotency.event)', owner => 'regress_subscribe_owner');
+ROLLBACK;
+-- Nor as one that may not log in, until servers let workers connect as it.
+SELECT CASE WHEN current_setting('server_version_num')::int < 170000 THEN result LIKE '42501:%cannot own a subscription%' ELSE result = 'accepted' END AS as_the_server_can
+	FROM pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'', owner => ''regress_subscribe_group'')') AS result;
+SET ROLE regress_subscribe_owner;
+SELECT pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'')');
+RESET ROLE;
+
+-- It is kept with its schema and quotes; the owner's rights to the schema do not matter.
+SELECT pg_temp.publish('{31}', 'handled');
+BEGIN;
+SELECT idempotency.subscribe('handled', '{handled}', start_at => 'beginning', handler => 'regress_subscribe."Handle ""it"".(x)"(idempotency.event)', owner => 'regress_subscribe_owner');
+SELECT handler FROM idempotency.subscription WHERE subscription = 'handled';
+-- Nobody fetches its events, but dead letters may be given again.
+SELECT n, regexp_replace(pg_temp.try('SELECT idempotency.' || replace(call, 'subscribe''', 'handled''')), ', batch.*', '') AS outcome FROM calls WHERE n BETWEEN 2 AND 6 ORDER BY n;
+-- Without a handler it is fetched again, from where it was.
+SELECT idempotency.subscribe('handled', '{handled}', owner => 'regress_subscribe_owner');
+SELECT pg_temp.options('handled'), pg_temp.fetch('handled');
+SELECT idempotency.subscribe('handled', '{handled}', 'public.handle(idempotency.event)', owner => 'regress_subscribe_owner'), idempotency.unsubscribe('handled');
+ROLLBACK;
+
+DROP FUNCTION public.handle, regress_subscribe."Handle ""it"".(x)", public.handle_json, public.handle_two, public.handle_out, public.handle_set, public.handle_forbidden;
+DROP PROCEDURE public.handle_procedure;
+DROP SCHEMA regress_subscribe;
+SELECT idempotency.unsubscribe('subscribe');
+DELETE FROM idempotency.outbox;
+DROP OWNED BY regress_subscribe_owner, regress_subscribe_member, regress_subscribe_group, regress_subscribe_renamed;
+DROP ROLE regress_subscribe_owner, regress_subscribe_member, regress_subscribe_group, regress_subscribe_renamed;

@@ -1,0 +1,148 @@
+/*-------------------------------------------------------------------------
+ *
+ * relaynote.c
+ *	  What the relay is to be told when this transaction commits.
+ *
+ * That something was published, and which subscriptions were made, changed,
+ * removed or redriven.  A rollback to a savepoint does not undo a note: a worker
+ * that comes in vain does no harm.  COMMIT PREPARED runs in a backend that knows
+ * nothing of the transaction; what it commits is found by the survey that the
+ * reaper makes at its next visit.
+ *
+ * There is room for NOTES subscriptions a transaction, so that nothing can fail
+ * when they are read after the commit.  Whoever changes more calls the reaper.
+ *
+ * Locks: the registry's, at commit, if a subscription was changed.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+
+#include "launcher.h"
+#include "relaybell.h"
+#include "relaynote.h"
+#include "relayregistry.h"
+#include "shmem.h"
+
+#define NOTES 16
+
+typedef enum NoteKind
+{
+	NOTE_PUT,
+	NOTE_REMOVED,
+	NOTE_DUE
+} NoteKind;
+
+typedef struct Note
+{
+	NoteKind kind;
+	int64 number;
+	Oid owner;
+} Note;
+
+static bool published = false;
+static Note notes[NOTES];
+static int noteCount = 0; /* NOTES + 1: there was no room */
+
+/*
+ * RelayAfterPublish notes that there is an event.
+ */
+void
+RelayAfterPublish(void)
+{
+	published = Shared != NULL;
+}
+
+/*
+ * Add notes something about a subscription.
+ */
+static void
+Add(NoteKind kind, int64 number, Oid owner)
+{
+	if (Shared == NULL || noteCount > NOTES)
+		return;
+	if (noteCount < NOTES)
+		notes[noteCount] = (Note){kind, number, owner};
+	noteCount++;
+}
+
+/*
+ * RelayAfterSubscribe notes that a subscription has a handler, to be run as
+ * "owner".
+ */
+void
+RelayAfterSubscribe(int64 number, Oid owner)
+{
+	Add(NOTE_PUT, number, owner);
+}
+
+/*
+ * RelayAfterUnsubscribe notes that a subscription has no handler any more.
+ */
+void
+RelayAfterUnsubscribe(int64 number)
+{
+	Add(NOTE_REMOVED, number, InvalidOid);
+}
+
+/*
+ * RelayAfterRedrive notes that a subscription has something to do.
+ */
+void
+RelayAfterRedrive(int64 number)
+{
+	Add(NOTE_DUE, number, InvalidOid);
+}
+
+/*
+ * TellRegistry passes on what was noted of subscriptions.
+ */
+static void
+TellRegistry(void)
+{
+	if (noteCount > NOTES)
+		LauncherCall();
+	for (int i = 0; i < Min(noteCount, NOTES); i++)
+	{
+		switch (notes[i].kind)
+		{
+			case NOTE_PUT:
+				RegistryPut(MyDatabaseId, notes[i].number, notes[i].owner);
+				break;
+			case NOTE_REMOVED:
+				RegistryRemove(MyDatabaseId, notes[i].number);
+				break;
+			case NOTE_DUE:
+				RegistryMarkDue(MyDatabaseId, notes[i].number);
+				break;
+		}
+	}
+}
+
+/*
+ * RelayAtCommit tells the relay, and forgets what was noted; for
+ * XACT_EVENT_COMMIT, when others can see what the transaction wrote.  It cannot
+ * fail.
+ */
+void
+RelayAtCommit(void)
+{
+	if (noteCount > 0)
+		TellRegistry();
+	if (published)
+		BellRing();
+	RelayAtAbort();
+}
+
+/*
+ * RelayAtAbort forgets what was noted; for XACT_EVENT_ABORT, and for
+ * XACT_EVENT_PREPARE.
+ */
+void
+RelayAtAbort(void)
+{
+	published = false;
+	noteCount = 0;
+}

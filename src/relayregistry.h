@@ -1,0 +1,70 @@
+/*-------------------------------------------------------------------------
+ *
+ * relayregistry.h
+ *	  Which subscriptions have a handler, in all databases, and which of them
+ *	  have something to do.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_RELAYREGISTRY_H
+#define IDEMPOTENCY_RELAYREGISTRY_H
+
+#include "datatype/timestamp.h"
+#include "nodes/pg_list.h"
+
+/* A subscription for a worker to serve; small enough for bgw_extra. */
+typedef struct RelayTask
+{
+	int place; /* in the registry */
+	Oid database;
+	Oid owner;
+	int64 number;
+} RelayTask;
+
+/* How a worker has left its subscription; relayregistry.c says what follows. */
+typedef enum RelayEnd
+{
+	RELAY_DIED, /* it did not say */
+	RELAY_IDLE,
+	RELAY_GOES_ON, /* there is more to do */
+	RELAY_BUSY,	   /* somebody else is at the subscription, or the database */
+	RELAY_UNFIT,   /* it cannot be served as it is */
+	RELAY_GONE
+} RelayEnd;
+
+/* For the end of a transaction that has changed a subscription. */
+extern void RegistryPut(Oid database, int64 number, Oid owner);
+extern void RegistryRemove(Oid database, int64 number);
+extern void RegistryMarkDue(Oid database, int64 number);
+
+/* For the survey of a database. */
+extern uint64 RegistryBeginSurvey(void);
+extern void RegistryConfirm(Oid database, int64 number, Oid owner, bool due, TimestampTz dueAt);
+extern void RegistryEndSurvey(Oid database, uint64 began);
+extern bool RegistryUntold(Oid database, RelayTask *task, char *problem);
+extern void RegistryTold(const RelayTask *task);
+
+/* For the launchers. */
+extern List *RegistryDatabases(void);
+extern void RegistryForgetDatabase(Oid database);
+extern void RegistryOpen(void);
+extern bool RegistryChoose(int workers, RelayTask *task);
+extern TimestampTz RegistryNextTime(void);
+extern void RegistryRetryAll(void);
+extern bool RegistryTakeFull(void);
+
+/* For the launcher and the worker, about a subscription that is being served. */
+extern bool RegistryAttach(const RelayTask *task);
+extern void RegistryBeginLook(const RelayTask *task);
+extern bool RegistryOthersWait(int workers);
+extern int64 RegistryUntouched(const RelayTask *task);
+extern void RegistrySetUntouched(const RelayTask *task, int64 batch);
+extern bool RegistryNoteProblem(const RelayTask *task, const char *problem, bool told);
+extern void RegistryLeave(const RelayTask *task, RelayEnd end, TimestampTz dueAt);
+extern void RegistryNeverCame(const RelayTask *task);
+
+/* For shmem.c. */
+struct RelayRegistry;
+extern void RegistryInit(struct RelayRegistry *registry);
+
+#endif /* IDEMPOTENCY_RELAYREGISTRY_H */

@@ -1,0 +1,149 @@
+/*-------------------------------------------------------------------------
+ *
+ * relaysurvey.c
+ *	  Finding the subscriptions of a database that have a handler.
+ *
+ * The reaper does that whenever it visits a database, and so brings the registry
+ * (relayregistry.c) up to date: after a start of the server, a restore, a copy of
+ * the database, and a commit of two phases, of which nobody has told it.  It
+ * also finds what there is to do that nobody rang for; and tells the subscriptions
+ * what is wrong with them, if no worker could connect to do so.
+ *
+ * Locks: ACCESS SHARE on the tables of delivery, to the end of the transaction;
+ * not waited for.  To note a problem, the subscription's, if it is free.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+
+#include "ownerquery.h"
+#include "owntable.h"
+#include "relayregistry.h"
+#include "relaysurvey.h"
+#include "shmem.h"
+#include "subscription.h"
+
+static const char *const tables[] = {"subscription", "position", "parked", "outbox"};
+
+static OwnerQuery surveyQuery = {
+	.table = "subscription",
+	.text = "SELECT s.number, s.owner, p.batch IS NOT NULL"
+			" OR p.inflight OPERATOR(pg_catalog.<>) '{}'"
+			" OR p.passed OPERATOR(pg_catalog.<)"
+			" (SELECT coalesce(pg_catalog.max(seq), 0) FROM idempotency.outbox),"
+			" (SELECT pg_catalog.min(k.retry_at) FROM idempotency.parked AS k"
+			" WHERE k.subscription OPERATOR(pg_catalog.=) s.subscription"
+			" AND k.retry_at IS NOT NULL),"
+			" s.last_error"
+			" FROM idempotency.subscription AS s, LATERAL (SELECT * FROM idempotency.position AS v"
+			" WHERE v.subscription OPERATOR(pg_catalog.=) s.subscription"
+			" ORDER BY v.version DESC LIMIT 1) AS p WHERE s.handler IS NOT NULL",
+};
+
+/*
+ * LockTables locks the tables.  Returns RUN_ENDED if there are none, as in an older
+ * version of the extension, and RUN_BUSY if one is not free.
+ */
+static RunState
+LockTables(void)
+{
+	for (size_t i = 0; i < lengthof(tables); i++)
+	{
+		Oid relid = OwnRelationByName(tables[i]);
+
+		if (!OidIsValid(relid))
+			return RUN_ENDED;
+		if (!ConditionalLockRelationOid(relid, AccessShareLock))
+			return RUN_BUSY;
+	}
+	return RUN_GOES_ON;
+}
+
+/*
+ * NoteProblem writes down what is wrong with a subscription, unless somebody is
+ * at it just now.  Returns whether it has, or there is no such subscription.
+ */
+static bool
+NoteProblem(int64 number, const char *problem)
+{
+	Subscription *subscription = SubscriptionFindNumber(number);
+
+	if (subscription == NULL)
+		return true;
+	if (!SubscriptionLock(subscription->name, 0))
+		return false;
+	SubscriptionNoteError(subscription->name, cstring_to_text(problem));
+	return true;
+}
+
+/*
+ * NoteProblems writes down what the registry has been told since it was asked
+ * last.
+ */
+static void
+NoteProblems(void)
+{
+	char problem[RELAY_PROBLEM_BYTES];
+	RelayTask task;
+
+	while (RegistryUntold(MyDatabaseId, &task, problem) && NoteProblem(task.number, problem))
+		RegistryTold(&task);
+}
+
+/*
+ * Survey tells the registry what is in the row of a result.  A subscription whose
+ * owner is gone is none for it.
+ */
+static void
+Survey(uint64 row)
+{
+	bool noNext;
+	bool noError;
+	bool isnull;
+	int64 number = DatumGetInt64(OwnerQueryValue(row, 1, &isnull));
+	const char *owner = NameStr(*DatumGetName(OwnerQueryValue(row, 2, &isnull)));
+	bool due = DatumGetBool(OwnerQueryValue(row, 3, &isnull));
+	Datum next = OwnerQueryValue(row, 4, &noNext);
+	Datum error = OwnerQueryValue(row, 5, &noError);
+	Oid role = get_role_oid(owner, true);
+
+	if (OidIsValid(role))
+		RegistryConfirm(MyDatabaseId, number, role, due, noNext ? 0 : DatumGetTimestampTz(next));
+	else
+	{
+		char *problem = psprintf("role \"%s\" does not exist", owner);
+
+		if (noError || strcmp(TextDatumGetCString(error), problem) != 0)
+			(void) NoteProblem(number, problem);
+	}
+}
+
+/*
+ * RelaySurvey brings the registry up to date about this database.  Returns
+ * RUN_BUSY if it could not, since somebody else is at the tables.
+ */
+RunState
+RelaySurvey(void)
+{
+	uint64 began = RegistryBeginSurvey();
+	RunState state = LockTables();
+
+	if (state == RUN_BUSY)
+		return RUN_BUSY;
+	if (state == RUN_GOES_ON)
+	{
+		uint64 count = OwnerQueryRun(&surveyQuery, NULL, NULL);
+
+		for (uint64 row = 0; row < count; row++)
+			Survey(row);
+		OwnerQueryEnd();
+		NoteProblems();
+	}
+	RegistryEndSurvey(MyDatabaseId, began);
+	return RUN_ENDED;
+}
