@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Scenes 14 to 17: what was charged is told to others, who send receipts.
+# Scenes 14 to 18: what was charged is told to others, who send receipts and keep
+# books.
 #
 # Sourced by run.
 
@@ -93,4 +94,26 @@ dead_letter() {
 	send_receipts
 	check "receipts to customer 10" 1 "$(receipts 10)"
 	check "dead letters" 0 "$(sql "SELECT count(*) FROM idempotency.dead_letters")"
+}
+
+handled() {
+	local began ms
+	scene "A handler keeps the books, called by the server itself"
+	tell "SET ROLE bookkeeper; SELECT idempotency.subscribe('books', '{charge.*}',"
+	tell "    'books.book(idempotency.event)', start_at => 'beginning')"
+	psql -X -q -A -t -v ON_ERROR_STOP=1 -o /dev/null -c "SET ROLE bookkeeper" \
+		-c "SELECT idempotency.subscribe('books', '{charge.*}', 'books.book(idempotency.event)', 'beginning')"
+	await "SELECT sum(charges) = (SELECT count(*) FROM payments.charge) FROM books.revenue" || true
+	check "booked, since the beginning" "$(sql "SELECT count(*), sum(amount) FROM payments.charge")" \
+		"$(sql "SELECT sum(charges), sum(amount) FROM books.revenue")"
+	await "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency relay')" || true
+	check "workers, when there is nothing to do" 0 \
+		"$(sql "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency relay'")"
+	began=$(date +%s%N)
+	sql "SELECT payments.charge_create('order-20', 8, 5.00)" >/dev/null
+	await "SELECT sum(charges) = (SELECT count(*) FROM payments.charge) FROM books.revenue" || true
+	ms=$((($(date +%s%N) - began) / 1000000))
+	tell "another charge; psql sees it booked $ms ms after it began"
+	check "booked, each charge once" "$(sql "SELECT count(*), sum(amount) FROM payments.charge")" \
+		"$(sql "SELECT sum(charges), sum(amount) FROM books.revenue")"
 }

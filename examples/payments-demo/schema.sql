@@ -228,3 +228,27 @@ BEGIN
 	END LOOP;
 	RETURN event.batch;
 END $$;
+
+-- The books of the month are kept by a handler: background workers call it, as the
+-- role that owns the subscription.  What it writes is written once: it commits with
+-- the position behind the event.
+CREATE ROLE bookkeeper LOGIN;
+CREATE SCHEMA books AUTHORIZATION bookkeeper;
+SELECT idempotency.grant_consumer('bookkeeper');
+
+SET ROLE bookkeeper;
+CREATE TABLE books.revenue (
+	customer integer PRIMARY KEY,
+	charges integer NOT NULL,
+	amount numeric(12, 2) NOT NULL
+);
+
+CREATE FUNCTION books.book(event idempotency.event) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+	INSERT INTO books.revenue AS r (customer, charges, amount)
+	SELECT p.customer, 1, p.amount
+	FROM json_to_record(event.payload) AS p (customer integer, amount numeric)
+	ON CONFLICT (customer) DO UPDATE
+		SET charges = r.charges + 1, amount = r.amount + excluded.amount
+$$;
+RESET ROLE;
