@@ -1,0 +1,272 @@
+# 024_outbox_flat.pl
+#
+# Proves that delivery costs the same however long somebody else keeps a
+# transaction open: after 2,000 batches under a snapshot held elsewhere, or beside
+# transactions that have published themselves, a batch touches as many buffers as
+# at the beginning; and so it does after 2,000 failures.  Also that a position takes
+# two row versions a batch, whose room is used again, and that a session's memory
+# does not grow with the number of fetches.
+#
+# Nothing here is measured by time: what counts is the number of shared buffers
+# that a statement looks at, by EXPLAIN.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use OutboxTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('main', conf => q{
+synchronous_commit = off
+max_prepared_transactions = 10
+checkpoint_timeout = 1h
+log_statement = none
+});
+
+$node->safe_psql('postgres', q{
+	CREATE TABLE cost (place int8 GENERATED ALWAYS AS IDENTITY, subscription text, statement text, buffers int, rows int);
+
+	CREATE TABLE measured (variant text, part int, used int8, total int8, rss int8);
+	CREATE TYPE looked AS (buffers int, rows int);
+
+	-- How many shared buffers a statement looks at, and how many rows it returns.
+	CREATE FUNCTION buffers(statement text) RETURNS looked LANGUAGE plpgsql AS $$
+	DECLARE
+		plan json;
+	BEGIN
+		EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, SUMMARY OFF, FORMAT JSON) ' || statement INTO plan;
+		plan := plan->0->'Plan';
+		RETURN ((plan->>'Shared Hit Blocks')::int + (plan->>'Shared Read Blocks')::int, (plan->>'Actual Rows')::int);
+	END $$;
+
+	-- Fetches and acknowledges so many batches of five, each step in a transaction
+	-- of its own, and notes what it cost.  The first event of a batch fails.
+	CREATE PROCEDURE batches(name text, count int, fails boolean DEFAULT false) LANGUAGE plpgsql AS $$
+	DECLARE
+		f looked;
+		n looked;
+		a looked;
+		given int8;
+	BEGIN
+		FOR i IN 1 .. count LOOP
+			f := buffers(format('SELECT * FROM idempotency.fetch(%L, 5)', name));
+			COMMIT;
+			SELECT batch INTO given FROM idempotency.position WHERE subscription = name ORDER BY version DESC LIMIT 1;
+			IF fails THEN
+				n := buffers(format('SELECT idempotency.nack(%L, %s, id, ''no'', ''1 us'')'
+					' FROM idempotency.outbox WHERE seq = (SELECT passed + 1 FROM idempotency.position'
+					' WHERE subscription = %1$L ORDER BY version DESC LIMIT 1)', name, given));
+				COMMIT;
+			END IF;
+			a := buffers(format('SELECT idempotency.ack(%L, %s)', name, given));
+			COMMIT;
+			INSERT INTO cost (subscription, statement, buffers, rows)
+			VALUES (name, 'fetch', f.buffers, f.rows), (name, 'nack', n.buffers, n.rows), (name, 'ack', a.buffers, a.rows);
+			COMMIT;
+		END LOOP;
+	END $$});
+
+# is_flat runs so many batches, and compares what the last hundred cost with what
+# a hundred at the beginning did, after the first few.
+sub is_flat
+{
+	my ($name, $count, $fails) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my %is;
+
+	$node->safe_psql('postgres', qq{
+		SELECT idempotency.subscribe('$name', ARRAY['*'], max_attempts => 1000000);
+		SELECT count(idempotency.publish('t', '{}')) FROM generate_series(1, 5 * $count);
+		CALL batches('$name', $count, @{[ $fails ? 'true' : 'false' ]})}, timeout => 120);
+	foreach (split /\n/, $node->safe_psql('postgres', qq{
+		SELECT statement, min(rows), max(rows), avg(buffers) FILTER (WHERE batch BETWEEN 101 AND 200),
+			avg(buffers) FILTER (WHERE batch > $count - 100)
+		FROM (SELECT *, row_number() OVER (PARTITION BY statement ORDER BY place) AS batch FROM cost WHERE subscription = '$name') AS c
+		WHERE buffers IS NOT NULL GROUP BY statement}))
+	{
+		my ($statement, @numbers) = split /\|/;
+		$is{$statement} = \@numbers;
+	}
+	is(join(' ', sort keys %is), $fails ? 'ack fetch nack' : 'ack fetch', "$name: all is measured");
+	is("@{ $is{fetch} }[0, 1]", '5 5', "$name: each fetch gives five events");
+	foreach my $statement (sort keys %is)
+	{
+		my ($first, $last) = @{ $is{$statement} }[2, 3];
+		note(sprintf '%s: %s looks at %.1f buffers at first, at %.1f in the end', $name, $statement, $first, $last);
+		cmp_ok($last, '<', 1.25 * $first + 4, "$name: $statement is flat");
+	}
+	return;
+}
+
+# idle_is_cheap looks for events where there are none, and checks what it costs as
+# soon as the session knows its way.
+sub idle_is_cheap
+{
+	my ($name, $subscription) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my @looks = split /\n/, $node->safe_psql('postgres', qq{SELECT buffers, rows FROM buffers('SELECT * FROM idempotency.fetch(''$subscription'')'); } x 3);
+	my ($buffers, $rows) = split /\|/, $looks[2];
+
+	is($rows, 0, "$name: there is nothing");
+	cmp_ok($buffers, '<', 35, "$name: a look at nothing costs no more");
+	return;
+}
+
+# pages returns how many pages a relation has.
+sub pages
+{
+	my ($relation) = @_;
+	return $node->safe_psql('postgres', "SELECT pg_relation_size('idempotency.$relation') / current_setting('block_size')::int");
+}
+
+# ----------------------------------------------------------------
+# Buffers
+# ----------------------------------------------------------------
+
+# versions returns how often a position was written, as far as that can be told.
+sub versions
+{
+	my ($subscription) = @_;
+	return $node->safe_psql('postgres', "SELECT version FROM idempotency.position WHERE subscription = '$subscription'");
+}
+
+my $before = $node->safe_psql('postgres', q{SELECT idempotency.subscribe('alone', ARRAY['*'])}) && versions('alone');
+is_flat('alone', 2000);
+is(versions('alone') - $before, 2 * 2000, 'a batch takes two versions of the position');
+cmp_ok(pages($_), '<', 40, "$_: their room is used again, without VACUUM") foreach 'position', 'position_pkey';
+
+# Whatever these sessions do, they do it to the end.
+my %elsewhere = (
+	'a snapshot' => [ 'BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1' ],
+	'a transaction that has published' => [ 'BEGIN; SELECT pg_current_xact_id(); ' . publish(1) ],
+	'many transactions' => [ map { 'BEGIN; SAVEPOINT a; ' . publish($_) . 'RELEASE a; SELECT 1' } 1 .. 10 ]);
+foreach my $elsewhere (sort keys %elsewhere)
+{
+	my @sessions = map { open_session($node) } @{ $elsewhere{$elsewhere} };
+
+	$node->safe_psql('postgres', 'VACUUM');
+	$sessions[$_]->query_safe($elsewhere{$elsewhere}[$_]) foreach 0 .. $#sessions;
+	is_flat($elsewhere, 2000);
+	cmp_ok(pages('position'), '>', 40, "$elsewhere: no version could be removed") if $elsewhere eq 'a snapshot';
+	idle_is_cheap($elsewhere, $elsewhere);
+	$_->query_safe('COMMIT') foreach @sessions;
+	$_->quit foreach @sessions;
+}
+
+$node->safe_psql('postgres', 'VACUUM');
+is_flat('failures', 2000, 1);
+
+# What is in flight is looked at once when it is met, and once when it is over,
+# however much it is, and though there is nothing else.
+my $open = open_session($node);
+my $many = q{SELECT count(idempotency.publish('many', '{}')) FROM generate_series(1, 20000)};
+$node->safe_psql('postgres', q{SELECT idempotency.subscribe('idle', ARRAY['*'])});
+$open->query_safe("BEGIN; $many");
+idle_is_cheap('20,000 events in flight', 'idle');
+$open->query_safe('ROLLBACK');
+idle_is_cheap('20,000 events rolled back', 'idle');
+$open->query_safe('BEGIN; ' . publish(1, 'few') . 'SELECT 1');
+$node->safe_psql('postgres', $many);
+$open->query_safe(publish(2, 'few'));
+$node->safe_psql('postgres', publish(3, 'few') . q{SELECT idempotency.subscribe('few', ARRAY['few'], start_at => 'beginning');
+	SELECT count(*) FROM idempotency.fetch('few')});
+is($node->safe_psql('postgres', q{SELECT idempotency.ack('few', batch) FROM idempotency.position WHERE subscription = 'few'}), '', 'one is given');
+$open->query_safe('ROLLBACK');
+$open->quit;
+idle_is_cheap('two events rolled back, and 20,000 between them', 'few');
+
+# ----------------------------------------------------------------
+# Memory
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', q{
+	-- What this session has at the moment: bytes in use and bytes allocated in
+	-- all memory contexts, and what the kernel counts, in kB, but for shared
+	-- memory, which a session has as soon as it looks at it.
+	CREATE FUNCTION measure(variant text, part int) RETURNS void LANGUAGE sql AS $$
+		WITH status AS MATERIALIZED (SELECT pg_read_file('/proc/self/status') AS s)
+		INSERT INTO measured
+		SELECT variant, part, sum(used_bytes), sum(total_bytes),
+			(SELECT substring(s FROM 'VmRSS:\s+(\d+)')::int8 - substring(s FROM 'RssShmem:\s+(\d+)')::int8 FROM status)
+		FROM pg_backend_memory_contexts
+	$$;
+
+	-- Fetches as often, each time in a transaction of its own; every fourth time
+	-- there are two events, of which one sometimes fails.
+	CREATE PROCEDURE fetches(name text, count int) LANGUAGE plpgsql AS $$
+	DECLARE
+		given int8;
+		first uuid;
+	BEGIN
+		FOR i IN 1 .. count LOOP
+			IF i % 4 = 0 THEN
+				PERFORM idempotency.publish('memory', json_build_object('n', i, 'rest', repeat('x', 1000)), (i % 10)::text, 'type', '{"a": "b"}');
+				PERFORM idempotency.publish('memory', '{}');
+				COMMIT;
+			END IF;
+			SELECT max(batch), (array_agg(id))[1] INTO given, first FROM idempotency.fetch(name, 2);
+			IF given IS NOT NULL THEN
+				IF i % 100 = 0 THEN
+					PERFORM idempotency.nack(name, given, first, 'no', '0');
+				END IF;
+				PERFORM idempotency.ack(name, given);
+			END IF;
+			COMMIT;
+		END LOOP;
+	END $$;
+
+	-- The same in blocks, which most of them leave by an error.
+	CREATE PROCEDURE blocks(name text, count int) LANGUAGE plpgsql AS $$
+	DECLARE
+		given int8;
+	BEGIN
+		FOR i IN 1 .. count LOOP
+			BEGIN
+				IF i % 4 = 0 THEN
+					PERFORM idempotency.publish('memory', '{}', (i % 10)::text);
+				END IF;
+				SELECT max(batch) INTO given FROM idempotency.fetch(name, 2);
+				PERFORM idempotency.ack(name, coalesce(given, 1));
+			EXCEPTION WHEN SQLSTATE 'IK410' THEN NULL;
+			END;
+			COMMIT;
+			PERFORM idempotency.publish('memory', '{}') WHERE i % 3 = 0;
+			COMMIT;
+		END LOOP;
+	END $$});
+
+# keeps_its_memory calls a procedure in one session, part by part, and compares
+# what the session had after the first part with what it had after the last.
+# (PL/pgSQL itself keeps a few bytes for each COMMIT until the CALL ends.)
+sub keeps_its_memory
+{
+	my ($procedure, $count) = @_;
+	my @calls = ("CALL $procedure('$procedure', $count / 20);") x 20;
+
+	$calls[0] .= "SELECT measure('$procedure', 0);";
+	$calls[-1] .= "SELECT measure('$procedure', 1);";
+	$node->safe_psql('postgres', "SELECT idempotency.subscribe('$procedure', ARRAY['memory'])");
+	my $before = versions($procedure);
+	$node->safe_psql('postgres', join("\n", @calls), timeout => 300);
+	my $versions = versions($procedure) - $before;
+	my ($used, $total, $rss) = split /\|/, $node->safe_psql('postgres', qq{
+		SELECT b.used - a.used, b.total - a.total, b.rss - a.rss
+		FROM measured AS a JOIN measured AS b USING (variant)
+		WHERE variant = '$procedure' AND a.part = 0 AND b.part = 1});
+	note("$procedure: used $used, total $total bytes, resident $rss kB more, $versions versions of the position");
+
+	# A leak of one byte a fetch is 45 kB at least.
+	cmp_ok($used, '<', 40 * 1024, "$procedure: no more bytes are in use");
+	cmp_ok($total, '<', 256 * 1024, "$procedure: nor allocated");
+	cmp_ok($rss, '<', 4 * 1024, "$procedure: nor does the kernel know of more");
+	cmp_ok($versions, '>', $count / 4, "$procedure: many of them gave events");
+	return;
+}
+keeps_its_memory('fetches', 100_000);
+keeps_its_memory('blocks', 50_000);
+
+$node->stop;
+done_testing();

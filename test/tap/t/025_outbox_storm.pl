@@ -1,0 +1,397 @@
+# 025_outbox_storm.pl
+#
+# Proves the promise of the outbox amid everything at once: publishers that commit,
+# roll back, use savepoints, prepare their transactions, or keep them open for
+# long; consumers that are late, that fail, that give back, that walk away; and
+# somebody who ends their sessions at random, while an administrator vacuums and
+# reindexes.  Consumers deduplicate by once().  Afterwards each committed event has
+# had its effect exactly once in each subscription, and a rolled back one never;
+# nothing was given again that was acknowledged; the events of one aggregate, and
+# those of one transaction, had their effects in the order of publishing; and no
+# open transaction held back anybody else's.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use OutboxTest;
+use POSIX ();
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time usleep);
+
+# So long the storm lasts, in seconds.
+my $seconds = 10;
+my $seed = 4711;
+srand($seed);
+
+my $node = new_node('main', conf => q{
+shared_preload_libraries = 'idempotency'
+synchronous_commit = off
+max_prepared_transactions = 10
+max_connections = 40
+log_statement = none
+});
+$node->safe_psql('postgres', q{
+	CREATE TABLE aggregate (id int PRIMARY KEY, n int NOT NULL) WITH (fillfactor = 10);
+	INSERT INTO aggregate SELECT i, 0 FROM generate_series(1, 12) AS i;
+
+	-- What was published, written by the transaction that did; and the effects, in
+	-- the order in which they were had.
+	CREATE TABLE sent (place int8 GENERATED ALWAYS AS IDENTITY, id uuid, topic text, aggregate int, n int,
+		poison boolean, kind text, txid xid8 DEFAULT pg_current_xact_id(), at timestamptz DEFAULT clock_timestamp());
+	CREATE TABLE effect (place int8 GENERATED ALWAYS AS IDENTITY, subscription text, id uuid, at timestamptz DEFAULT clock_timestamp());
+
+	-- What was acknowledged, written by the transaction that did so; and what was
+	-- given all the same.
+	CREATE TABLE done (subscription text, id uuid, PRIMARY KEY (subscription, id));
+	CREATE TABLE again (subscription text, id uuid);
+	CREATE TABLE poisonous AS SELECT true AS yes;
+
+	-- An index that is slow at times, and comes before the one that delivery reads:
+	-- a publisher has drawn his number then, and the others do not see it yet.
+	CREATE FUNCTION linger(seq int8) RETURNS int8 LANGUAGE plpgsql IMMUTABLE AS $$
+	BEGIN
+		IF current_setting('application_name') LIKE 'storm publisher%' AND random() < 0.05 THEN
+			PERFORM pg_sleep(random() / 50);
+		END IF;
+		RETURN seq;
+	END $$;
+	CREATE INDEX linger ON idempotency.outbox (linger(seq));
+	ALTER TABLE idempotency.outbox DROP CONSTRAINT outbox_pkey;
+	ALTER TABLE idempotency.outbox ADD CONSTRAINT outbox_pkey PRIMARY KEY (seq);
+
+	-- Sequences count what is rolled back as well.
+	CREATE FUNCTION tally(what text) RETURNS int8 LANGUAGE sql AS $$ SELECT nextval('tally_' || what) $$;
+
+	-- Publishes an event; with an aggregate, after all that were published about it.
+	CREATE FUNCTION send(kind text, about int, poison boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+	DECLARE
+		number int;
+		event uuid;
+		topic text := CASE WHEN about IS NULL THEN 'single' ELSE 'aggregate.' || about END;
+	BEGIN
+		UPDATE aggregate SET n = aggregate.n + 1 WHERE id = about RETURNING aggregate.n INTO number;
+		event := idempotency.publish(topic, json_build_object('poison', poison), about::text);
+		INSERT INTO sent (id, topic, aggregate, n, poison, kind) VALUES (event, topic, about, number, poison, kind);
+	END $$;
+
+	CREATE PROCEDURE publish(seed float8, until timestamptz) LANGUAGE plpgsql AS $$
+	DECLARE
+		about int;
+		dice float8;
+	BEGIN
+		PERFORM setseed(seed);
+		WHILE clock_timestamp() < until LOOP
+			about := 1 + random() * 9;
+			dice := random();
+			IF dice < 0.3 THEN
+				PERFORM send('plain', about, random() < 0.03);
+			ELSIF dice < 0.5 THEN
+				PERFORM send('single', NULL, random() < 0.03) FROM generate_series(1, 3);
+			ELSIF dice < 0.65 THEN
+				PERFORM send('lost', CASE WHEN dice < 0.6 THEN about END);
+				PERFORM tally('rollbacks');
+				ROLLBACK;
+			ELSIF dice < 0.8 THEN
+				PERFORM send('savepoint', about);
+				BEGIN
+					PERFORM send('lost', about);
+					PERFORM send('lost', NULL);
+					PERFORM tally('savepoints');
+					RAISE division_by_zero;
+				EXCEPTION WHEN division_by_zero THEN NULL;
+				END;
+				BEGIN
+					PERFORM send('savepoint', about);
+					PERFORM send('savepoint', NULL);
+				EXCEPTION WHEN division_by_zero THEN NULL;
+				END;
+			ELSIF dice < 0.9 THEN
+				PERFORM send('claimed', about)
+				FROM idempotency.claim('storm', gen_random_uuid()::text) AS c
+				WHERE idempotency.complete('storm', idempotency.current_key('storm')) IS NULL;
+			ELSE
+				PERFORM send('slow', about), send('slow', NULL), pg_sleep(random() / 10);
+			END IF;
+			COMMIT;
+			PERFORM pg_sleep(random() / 200);
+		END LOOP;
+	END $$;
+
+	-- One event's effect, unless it was had.
+	CREATE FUNCTION handle(name text, event uuid) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		IF idempotency.once(name, event::text) THEN
+			INSERT INTO effect (subscription, id) VALUES (name, event);
+		ELSE
+			PERFORM tally('duplicates');
+		END IF;
+	END $$;
+
+	-- Whether a batch was still ours when we were done with it, or with an event.
+	CREATE FUNCTION acknowledged(name text, given int8, events uuid[]) RETURNS boolean LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM idempotency.ack(name, given);
+		INSERT INTO done SELECT name, unnest(events);
+		RETURN true;
+	EXCEPTION WHEN SQLSTATE 'IK410' THEN
+		PERFORM tally('late');
+		RETURN false;
+	END $$;
+	CREATE FUNCTION failed(name text, given int8, event uuid) RETURNS text LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM tally('failures');
+		RETURN CASE WHEN idempotency.nack(name, given, event, 'no', random() * interval '20 ms') IS NULL THEN 'dead' ELSE 'parked' END;
+	EXCEPTION WHEN SQLSTATE 'IK410' THEN
+		PERFORM tally('late');
+		RETURN 'late';
+	END $$;
+
+	-- Consumes until then or, without an end, until there is nothing more.
+	-- "trouble" is how likely things go wrong.
+	CREATE PROCEDURE consume(name text, seed float8, until timestamptz, trouble float8) LANGUAGE plpgsql AS $$
+	DECLARE
+		lease interval;
+		events idempotency.event[];
+		event idempotency.event;
+		given int8;
+		finished uuid[];
+		stuck text[];
+		separate boolean;
+		dice float8;
+		became text;
+	BEGIN
+		PERFORM setseed(seed);
+		LOOP
+			EXIT WHEN clock_timestamp() >= until;
+			lease := (0.02 + random() / 5) * interval '1 second';
+			SELECT array_agg(e), max(e.batch) INTO events, given
+			FROM idempotency.fetch(name, (1 + random() * 12)::int, '50 ms', lease) AS e;
+			IF given IS NULL THEN
+				COMMIT;
+				EXIT WHEN until IS NULL
+					AND NOT EXISTS (SELECT FROM idempotency.parked WHERE subscription = name AND dead_at IS NULL)
+					AND EXISTS (SELECT FROM idempotency.position WHERE subscription = name AND batch IS NULL);
+				CONTINUE;
+			END IF;
+			PERFORM tally('batches');
+			INSERT INTO again SELECT name, e.id FROM unnest(events) AS e JOIN done AS d ON d.subscription = name AND d.id = e.id;
+
+			-- All in one transaction, or each event in its own.
+			separate := random() < 0.5;
+			IF separate THEN COMMIT; END IF;
+			dice := random() / nullif(trouble, 0);
+			IF dice < 0.2 THEN
+				PERFORM tally('walks');
+				IF NOT separate THEN ROLLBACK; END IF;
+				CONTINUE;
+			ELSIF dice < 0.4 THEN
+				PERFORM tally('returns'), failed(name, given, NULL);
+				COMMIT;
+				CONTINUE;
+			END IF;
+
+			finished := '{}';
+			stuck := '{}';
+			became := NULL;
+			FOREACH event IN ARRAY events LOOP
+				CONTINUE WHEN event.aggregateid = ANY (stuck);
+				became := NULL;
+				IF (name <> 'calm' AND (event.payload->>'poison')::boolean AND (SELECT yes FROM poisonous)) OR random() < trouble / 10 THEN
+					became := failed(name, given, event.id);
+					IF became = 'parked' THEN stuck := stuck || event.aggregateid; END IF;
+				ELSE
+					IF random() < trouble / 20 THEN PERFORM pg_sleep(extract(epoch FROM lease)); END IF;
+					PERFORM handle(name, event.id);
+					finished := finished || event.id;
+				END IF;
+				IF separate THEN COMMIT; END IF;
+				EXIT WHEN became = 'late';
+			END LOOP;
+			IF NOT separate AND random() < trouble / 2 THEN
+				PERFORM tally('undone');
+				ROLLBACK;
+			ELSIF became IS DISTINCT FROM 'late' THEN
+				PERFORM acknowledged(name, given, finished);
+			END IF;
+			COMMIT;
+		END LOOP;
+	END $$});
+my @tallies = qw(rollbacks savepoints batches duplicates late failures walks returns undone);
+$node->safe_psql('postgres', join '', map { "CREATE SEQUENCE tally_$_;" } @tallies);
+my %topics = (one => '*', two => 'aggregate.*', calm => '*');
+$node->safe_psql('postgres', "SELECT idempotency.subscribe('$_', ARRAY['$topics{$_}'], max_attempts => 6)") foreach sort keys %topics;
+
+# ----------------------------------------------------------------
+# The storm
+# ----------------------------------------------------------------
+
+my $until = $node->safe_psql('postgres', "SELECT clock_timestamp() + interval '$seconds seconds'");
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+# What runs beside each other, each by a name.  Who is listed here begins anew
+# when he is ended.
+my %client = (
+	(map { ("publisher $_" => sub { "CALL publish(@{[ rand ]}, '$until')" }) } 1 .. 4),
+	(map { my $name = $_; map { ("consumer $name $_" => sub { "CALL consume('$name', @{[ rand ]}, '$until', @{[ $name eq 'calm' ? 0 : 0.3 ]})" }) }
+		1 .. ($name eq 'calm' ? 1 : 2) } sort keys %topics),
+	'prepared' => \&prepared);
+
+# These are left alone.
+my %others = (
+	'held open' => q{BEGIN; SELECT send('held', 12), send('held', NULL), pg_sleep(3), send('held', 12); COMMIT;
+		BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_sleep(2); COMMIT; BEGIN; SELECT send('held', NULL), pg_sleep(2); COMMIT},
+	'held open and rolled back' => q{SELECT pg_sleep(0.5); BEGIN; SELECT send('lost', NULL), pg_sleep(3); ROLLBACK},
+	'administrator' => join '', map { "VACUUM idempotency.outbox, idempotency.position, idempotency.parked;\nSELECT pg_sleep(0.5);\n"
+			. ($_ % 4 == 2 ? "REINDEX TABLE CONCURRENTLY idempotency.outbox;\nREINDEX TABLE CONCURRENTLY idempotency.position;\n" : '') } 1 .. 1.5 * $seconds);
+
+# prepared is the SQL of a client that prepares transactions, and settles what the
+# one before him has left.
+my $prepared = 0;
+sub prepared
+{
+	my $sql = q{SELECT CASE WHEN gid LIKE 'commit%' THEN 'COMMIT' ELSE 'ROLLBACK' END || ' PREPARED ' || quote_literal(gid) FROM pg_prepared_xacts \gexec} . "\n";
+
+	foreach (1 .. 8)
+	{
+		my $how = rand() < 0.7 ? 'commit' : 'roll back';
+		my $kind = $how eq 'commit' ? 'prepared' : 'lost';
+		$prepared++;
+		$sql .= "BEGIN; SAVEPOINT a; SELECT send('$kind', 11), send('$kind', NULL); PREPARE TRANSACTION '$how $prepared';\n"
+		  . "SELECT pg_sleep(@{[ rand(0.2) ]});\n" . uc($how =~ s/ //r) . " PREPARED '$how $prepared';\n";
+	}
+	return $sql;
+}
+
+# start starts psql with some SQL under a name, and returns its process ID.  What
+# it says on stderr is collected.
+my %pid;
+sub start
+{
+	my ($name, $sql) = @_;
+	my $file = "$dir/" . $name =~ s/ /_/gr;
+
+	unlink $file;
+	append_to_file($file, "$sql;\n");
+	my $pid = fork // die "fork: $!";
+	if (!$pid)
+	{
+		open STDOUT, '>>', "$file.out" or POSIX::_exit(1);
+		open STDERR, '>>', "$file.err" or POSIX::_exit(1);
+		$ENV{PGAPPNAME} = "storm $name";
+		exec 'psql', '-XAtq', '-f', $file, $node->connstr('postgres') or POSIX::_exit(1);
+	}
+	$pid{$name} = $pid;
+	return $pid;
+}
+
+END
+{
+	kill 'KILL', grep { $_ } values %pid;
+}
+
+my $began = time;
+start($_, $client{$_}->()) foreach sort keys %client;
+start($_, $others{$_}) foreach sort keys %others;
+
+my $killer = open_session($node);
+$killer->query_safe('SELECT setseed(0.5)');
+my %killed;
+while (time < $began + $seconds)
+{
+	my $victim = $killer->query_safe(q{SELECT application_name FROM (SELECT pid, application_name FROM pg_stat_activity
+		WHERE application_name ~ '^storm (publisher|consumer|prepared)' ORDER BY random() LIMIT 1) AS v WHERE pg_terminate_backend(pid)});
+	$killed{$1}++ if $victim =~ /^storm (\w+)/;
+	usleep(120_000);
+	foreach my $name (sort keys %client)
+	{
+		delete $pid{$name} if $pid{$name} && waitpid($pid{$name}, POSIX::WNOHANG) == $pid{$name};
+		start($name, $client{$name}->()) if !$pid{$name} && time < $began + $seconds - 0.3;
+	}
+}
+foreach my $name (sort keys %pid)
+{
+	waitpid($pid{$name}, 0);
+	delete $pid{$name};
+}
+$node->safe_psql('postgres', q{SELECT CASE WHEN gid LIKE 'commit%' THEN 'COMMIT' ELSE 'ROLLBACK' END || ' PREPARED ' || quote_literal(gid)
+	FROM pg_prepared_xacts \gexec});
+$killer->quit;
+
+# They have said nothing but that they were ended.
+my $said = join '', map { slurp_file($_) } glob "$dir/*.err";
+$said =~ s/^.*(?:FATAL:  terminating connection due to administrator command|server closed the connection unexpectedly|error: connection to server was lost|no connection to the server)\n//mg;
+$said =~ s/^(?:\s|CONTEXT:|SQL statement|PL\/pgSQL).*\n//mg;
+is($said, '', 'nobody has met an error but its end');
+
+# ----------------------------------------------------------------
+# What is left of it
+# ----------------------------------------------------------------
+
+# settle consumes until there is nothing more.
+sub settle
+{
+	$node->safe_psql('postgres', "CALL consume('$_', 0.1, NULL, 0)", timeout => 60) foreach sort keys %topics;
+}
+settle();
+is($node->safe_psql('postgres', q{SELECT count(*) > 0, count(*) FILTER (WHERE NOT poison OR poison IS NULL)
+	FROM idempotency.dead_letters AS d LEFT JOIN sent ON sent.id = d.event_id}), 't|0', 'what is poisonous is dead, and nothing else');
+my $dead = $node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.dead_letters});
+is($node->safe_psql('postgres', q{UPDATE poisonous SET yes = false; SELECT sum(idempotency.redrive(subscription)) FROM idempotency.subscription}), $dead, 'it is redriven');
+settle();
+
+my ($sent, $effects) = split /\|/, $node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM sent), (SELECT count(*) FROM effect)});
+my %tally = map { split /\|/ } split /\n/, $node->safe_psql('postgres', join ' UNION ALL ', map { "SELECT '$_', CASE WHEN is_called THEN last_value ELSE 0 END FROM tally_$_" } @tallies);
+my %kinds = map { split /\|/ } split /\n/, $node->safe_psql('postgres', 'SELECT kind, count(*) FROM sent GROUP BY kind');
+note("events: $sent, " . join(', ', map { "$_ $kinds{$_}" } sort keys %kinds));
+note("effects: $effects; dead letters redriven: $dead");
+note(join ', ', map { "$_ $tally{$_}" } @tallies);
+note("sessions ended: " . join ', ', map { "$_ $killed{$_}" } sort keys %killed);
+
+cmp_ok($tally{$_}, '>', 0, "there were $_") foreach @tallies;
+cmp_ok($killed{$_} // 0, '>', 2, "sessions were ended: $_") foreach qw(publisher consumer prepared);
+is(join(' ', sort keys %kinds), 'claimed held plain prepared savepoint single slow', 'events of every kind were published');
+
+my $expected = q{SELECT s.subscription, sent.* FROM sent CROSS JOIN (VALUES ('one', ''), ('two', 'aggregate.'), ('calm', '')) AS s (subscription, prefix)
+	WHERE topic ^@ prefix};
+is($node->safe_psql('postgres', qq{SELECT e.subscription, e.kind, count(*) FROM ($expected) AS e LEFT JOIN effect AS f USING (subscription, id)
+	WHERE f.id IS NULL GROUP BY 1, 2}), '', 'no event is lost');
+is($node->safe_psql('postgres', q{SELECT subscription, id, count(*) FROM effect GROUP BY 1, 2 HAVING count(*) > 1}), '', 'no effect was had twice');
+is($node->safe_psql('postgres', qq{SELECT f.subscription, f.id FROM effect AS f LEFT JOIN ($expected) AS e USING (subscription, id) WHERE e.id IS NULL}),
+	'', 'none was had for nothing');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM again}), 0, 'nothing was given again that was acknowledged');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.outbox WHERE id NOT IN (SELECT id FROM sent)}), 0, 'what was rolled back left nothing');
+
+# Dead letters come when they are redriven; all else in the order of publishing.
+is($node->safe_psql('postgres', q{
+	SELECT subscription, aggregate, n, before FROM (
+		SELECT subscription, aggregate, n, lag(n) OVER (PARTITION BY subscription, aggregate ORDER BY effect.place) AS before
+		FROM effect JOIN sent USING (id) WHERE aggregate IS NOT NULL AND (subscription = 'calm' OR NOT poison)) AS o
+	WHERE before > n}), '', 'the events of one aggregate had their effects in order');
+is($node->safe_psql('postgres', q{
+	SELECT id, place, before FROM (
+		SELECT id, sent.place, lag(sent.place) OVER (PARTITION BY txid ORDER BY effect.place) AS before
+		FROM effect JOIN sent USING (id) WHERE subscription = 'calm') AS o
+	WHERE before > place}), '', 'so had those of one transaction');
+
+my ($of, $in_time) = split /\|/, $node->safe_psql('postgres', q{
+	SELECT count(*), count(*) FILTER (WHERE effect.at < h.ended)
+	FROM sent JOIN effect USING (id), (SELECT min(at) AS began, max(at) AS ended FROM sent WHERE kind = 'held' AND aggregate IS NOT NULL) AS h
+	WHERE subscription = 'calm' AND sent.at BETWEEN h.began AND h.began + interval '1 s' AND kind <> 'held'});
+note("of $of events that were published beside an open transaction, $in_time had their effect before it ended");
+cmp_ok($in_time, '>', $of / 2, 'an open transaction holds back nobody else');
+
+# Nothing stays behind but the positions.  (What is in flight is looked at once
+# more, and given up, with the next event.)
+foreach my $last (1, 2)
+{
+	$node->safe_psql('postgres', q{SELECT idempotency.publish('aggregate.0', '{"poison": false}')});
+	settle();
+}
+is($node->safe_psql('postgres', q{SELECT count(*) FILTER (WHERE batch IS NULL AND inflight = '{}'), (SELECT count(*) FROM idempotency.parked),
+	(SELECT count(*) FROM pg_locks WHERE objsubid = 18756) FROM idempotency.position}), '3|0|0', 'nothing is in flight, parked or locked any more');
+
+$node->stop;
+done_testing();
