@@ -405,7 +405,7 @@ SELECT idempotency.unsubscribe('restore');
 -- Who waits does so until there is something, or as long as he said; NULL is not at
 -- all.
 SELECT pg_temp.publish('{111}');
-SELECT payload FROM idempotency.fetch('fetch', wait => '1 hour');
+SELECT payload FROM idempotency.fetch('fetch', wait => '30 s');
 SELECT clock_timestamp() AS before \gset
 SELECT count(*) FROM idempotency.fetch('fetch', wait => '60 ms');
 SELECT clock_timestamp() - :'before' BETWEEN '60 ms' AND '30 s' AS waited;
@@ -418,7 +418,7 @@ RESET statement_timeout;
 -- ... for a lease that ends, too.
 SELECT pg_temp.publish('{112}');
 SELECT count(*) FROM idempotency.fetch('fetch', lease => '80 ms');
-SELECT payload FROM idempotency.fetch('fetch', wait => '1 hour');
+SELECT payload FROM idempotency.fetch('fetch', wait => '30 s');
 SELECT pg_temp.ack('fetch');
 -- A wait is cut short as any statement is.
 SET statement_timeout = '50 ms';
