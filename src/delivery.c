@@ -271,6 +271,17 @@ LockBatch(const Subscription *subscription, int64 batch, Position *position)
 }
 
 /*
+ * WakeConsumers wakes those who wait for the batch to be out no more; where there
+ * is a handler, nobody does.
+ */
+static void
+WakeConsumers(const Subscription *subscription)
+{
+	if (subscription->handler == NULL)
+		WakeupAfterCommit(OutboxChannel());
+}
+
+/*
  * DeliveryAck moves the position behind the batch.
  */
 void
@@ -284,7 +295,7 @@ DeliveryAck(const Subscription *subscription, int64 batch)
 	position.batch = 0;
 	PositionWrite(subscription->name, &position);
 	CountEvent(COUNT_ACKNOWLEDGED);
-	WakeupAfterCommit(OutboxChannel());
+	WakeConsumers(subscription);
 }
 
 /*
@@ -305,41 +316,30 @@ TakeOut(Position *position, int64 seq)
 }
 
 /*
- * KeepRest splits a batch that is done but for the events from "rest" on: takes
- * those that are parked out of the position's list, so that they are given again,
- * and notes the others as not delivered yet.
+ * DeliveryAckPart moves the position behind the events of the batch, but for
+ * "rest", which are given again at once: those that are parked stay so, and the
+ * others are noted as not delivered yet.
  */
-static void
-KeepRest(Position *position, const List *events, int rest)
+void
+DeliveryAckPart(const Subscription *subscription, int64 batch, const List *rest)
 {
+	Position position;
 	ListCell *cell;
 
-	for_each_from(cell, events, rest)
+	LockBatch(subscription, batch, &position);
+	foreach (cell, rest)
 	{
 		int64 seq = EventSeq(lfirst(cell));
 
-		if (!TakeOut(position, seq))
-			CursorAddNumber(&position->end, seq);
+		if (!TakeOut(&position, seq))
+			CursorAddNumber(&position.end, seq);
 	}
-}
-
-/*
- * DeliveryAckPart moves the position behind the events of the batch, "events",
- * but for those from "rest" on, which are given again at once.
- */
-void
-DeliveryAckPart(const Subscription *subscription, int64 batch, const List *events, int rest)
-{
-	Position position;
-
-	LockBatch(subscription, batch, &position);
-	KeepRest(&position, events, rest);
 	ParkedDone(subscription->name, &position);
 	position.start = position.end;
 	position.batch = 0;
 	PositionWrite(subscription->name, &position);
 	CountEvent(COUNT_ACKNOWLEDGED);
-	WakeupAfterCommit(OutboxChannel());
+	WakeConsumers(subscription);
 }
 
 /*
@@ -366,7 +366,7 @@ DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly)
 	position.start = position.end;
 	position.batch = 0;
 	PositionWrite(subscription->name, &position);
-	WakeupAfterCommit(OutboxChannel());
+	WakeConsumers(subscription);
 }
 
 /*

@@ -21,6 +21,7 @@
 #include "errors.h"
 #include "event.h"
 #include "keyname.h"
+#include "outboxerrors.h"
 #include "outboxtable.h"
 
 /* Where each attribute stands in a row of the outbox; 0: not there. */
@@ -138,12 +139,40 @@ EventType(void)
 }
 
 /*
+ * RowType returns the attributes of idempotency.event, to be released.  Throws
+ * 42804 if they are not those that we fill.
+ */
+static TupleDesc
+RowType(void)
+{
+	TupleDesc desc = lookup_rowtype_tupdesc(EventType(), -1);
+
+	if (desc->natts != EVENT_COLUMNS)
+	{
+		ReleaseTupleDesc(desc);
+		ErrorEventType();
+	}
+	return desc;
+}
+
+/*
+ * EventTypeCheck throws 42804 if no event could be made.
+ */
+void
+EventTypeCheck(void)
+{
+	TupleDesc desc = RowType();
+
+	ReleaseTupleDesc(desc);
+}
+
+/*
  * EventDatum returns the event as a composite, in the current memory context.
  */
 Datum
 EventDatum(const Event *event)
 {
-	TupleDesc desc = lookup_rowtype_tupdesc(EventType(), -1);
+	TupleDesc desc = RowType();
 	Datum result = HeapTupleGetDatum(heap_form_tuple(desc, unconstify(Datum *, &event->values[0]),
 													 unconstify(bool *, &event->isnull[0])));
 

@@ -40,6 +40,7 @@ extern bool EventHasId(const Event *event, const pg_uuid_t *id);
 extern const text *EventAggregate(const Event *event);
 extern bool EventsShareAggregate(const Event *a, const Event *b);
 extern Oid EventType(void);
+extern void EventTypeCheck(void);
 extern Datum EventDatum(const Event *event);
 
 #endif /* IDEMPOTENCY_EVENT_H */

@@ -238,7 +238,7 @@ OutboxLagBatch(bool dontWait, int64 *number)
 
 	each = AllocSetContextCreate(CurrentMemoryContext, "idempotency lag", ALLOCSET_SMALL_SIZES);
 	caller = MemoryContextSwitchTo(each);
-	if (NextLimited(&next, &cutoff))
+	if (OutboxLastNumber() > 0 && NextLimited(&next, &cutoff))
 	{
 		Subscription *subscription = SubscriptionFindNumber(next);
 

@@ -5,8 +5,8 @@
  *
  * An event may go when it is older than idempotency.outbox_retention, and no
  * subscription needs it any more: each one's position, as it is committed, is
- * behind it and behind all that was in flight below (CursorSafe()).  Where there
- * is no subscription at all, only the age counts.  Events go from the lowest number
+ * behind it, and behind all below that was in flight and may still be delivered.
+ * Where there is no subscription, only the age counts.  Events go from the lowest number
  * on, and a run ends at the first that has to stay.  So there is a number up to
  * which none is left; it is written down, and the next run begins behind it,
  * however many dead entries VACUUM has not yet taken out of the index.
@@ -265,12 +265,38 @@ NobodyIsPublishing(Relation table)
 }
 
 /*
+ * NumberHad returns the number up to which a subscription needs no event any more.
+ * "closely" looks whether what was in flight when it was written down still is; the
+ * position itself is not written before there is something to be delivered.
+ */
+static int64
+NumberHad(const text *subscription, bool closely)
+{
+	Position position;
+	OutboxCursor reached;
+	TupleTableSlot *slot;
+	OutboxScan *scan;
+	int64 first;
+
+	if (!PositionRead(subscription, &position))
+		return 0;
+	if (!closely || position.start.count == 0)
+		return CursorSafe(&position.start);
+
+	scan = OutboxScanBegin(&position.start, NULL);
+	slot = OutboxScanNext(scan);
+	first = slot != NULL ? OutboxSeq(slot) : PG_INT64_MAX;
+	(void) OutboxScanEnd(scan, &reached);
+	return Min(first - 1, CursorSafe(&reached));
+}
+
+/*
  * NumberNotNeeded returns the number up to which no subscription needs an event,
  * and nobody will insert one; 0 if that is not to be known now.  "last" is the
  * last number that was given out, read before.
  */
 static int64
-NumberNotNeeded(Relation table, int64 last)
+NumberNotNeeded(Relation table, int64 last, bool closely)
 {
 	int64 number = last;
 	List *names = Subscriptions();
@@ -285,13 +311,7 @@ NumberNotNeeded(Relation table, int64 last)
 			return NobodyIsPublishing(table) ? number : 0;
 	}
 	foreach (cell, names)
-	{
-		Position position;
-
-		if (!PositionRead(lfirst(cell), &position))
-			return 0;
-		number = Min(number, CursorSafe(&position.start));
-	}
+		number = Min(number, NumberHad(lfirst(cell), closely));
 	return number;
 }
 
@@ -394,6 +414,15 @@ RemoveUpTo(Reaping *reaping, int64 upto)
 }
 
 /*
+ * OutboxLastNumber returns the last number that the sequence has given out, or 0.
+ */
+int64
+OutboxLastNumber(void)
+{
+	return OneNumber(&lastQuery, NULL);
+}
+
+/*
  * Reap does one batch, in the table that is open.
  */
 static RunState
@@ -402,14 +431,21 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 	Reaping reaping = {.table = table, .maxRows = Min(maxRows, BATCH_EVENTS)};
 	Datum row[4] = {Int64GetDatum((int64) GetSystemIdentifier()),
 					ObjectIdGetDatum(OwnRelationByName("key"))};
-	int64 last = OneNumber(&lastQuery, NULL);
-	int64 upto = NumberNotNeeded(table, last);
+	int64 last = OutboxLastNumber();
 	RunState state;
+	int64 upto;
+
+	/* A restore has not come to the sequence, and positions seem to be ahead of it. */
+	if (last == 0)
+		return RUN_ENDED;
 
 	/* Somebody may have set the sequence back. */
 	reaping.gone = OneNumber(&loadQuery, row);
 	if (reaping.gone > last)
 		reaping.gone = 0;
+	upto = NumberNotNeeded(table, last, false);
+	if (upto <= reaping.gone)
+		upto = NumberNotNeeded(table, last, true);
 	if (upto <= reaping.gone)
 		return RUN_ENDED;
 

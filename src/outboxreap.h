@@ -11,6 +11,7 @@
 #include "reaperrun.h"
 
 extern bool OutboxReaperLock(bool dontWait);
+extern int64 OutboxLastNumber(void);
 extern RunState OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped);
 
 /* For subscribe(). */

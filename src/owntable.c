@@ -19,6 +19,7 @@
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
+#include "storage/lmgr.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
@@ -102,6 +103,27 @@ OwnRelationByName(const char *name)
 	if (!OidIsValid(schema))
 		ErrorNotInstalled();
 	return get_relname_relid(name, schema);
+}
+
+/*
+ * OwnRelationsLock takes ACCESS SHARE on relations of the extension, if all of
+ * them are there and free; to the end of the transaction.  A transaction that
+ * does so first, and then needs no other, never waits for one that drops or alters
+ * the extension, and holds what that waits for.
+ */
+OwnLock
+OwnRelationsLock(const char *const *names, int count)
+{
+	for (int i = 0; i < count; i++)
+	{
+		Oid relid = OwnRelationByName(names[i]);
+
+		if (!OidIsValid(relid))
+			return OWN_MISSING;
+		if (!ConditionalLockRelationOid(relid, AccessShareLock))
+			return OWN_BUSY;
+	}
+	return OWN_LOCKED;
 }
 
 /*

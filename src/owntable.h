@@ -19,6 +19,14 @@ typedef struct OwnTable
 	bool checked;				   /* since its last change */
 } OwnTable;
 
+typedef enum OwnLock
+{
+	OWN_LOCKED,
+	OWN_BUSY,	/* somebody drops or alters one of them */
+	OWN_MISSING /* as in an older version of the extension */
+} OwnLock;
+
+extern OwnLock OwnRelationsLock(const char *const *names, int count);
 extern void OwnTableInit(void);
 extern Relation OwnTableOpen(OwnTable *table, LOCKMODE lockmode);
 extern Oid OwnRelationByName(const char *name);

@@ -24,7 +24,8 @@
  * The worker leaves when it has found nothing for LINGER_MS; or after SLICE_MS, if
  * others wait for a worker or somebody is to drop or copy the database, in the
  * middle of a batch if need be.  Before it leaves for want of events, it arms the
- * bell and looks once more (relaybell.c).
+ * bell and looks once more (relaybell.c).  If the subscription whose turn is next is
+ * of the same owner and database, it goes on with that one.
  *
  * Locks: the subscription's, in each step, to its end.  It is waited for, but not
  * for long.
@@ -51,6 +52,7 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/pidfile.h"
+#include "utils/ps_status.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -66,6 +68,7 @@
 #include "relay.h"
 #include "relaybell.h"
 #include "relayevent.h"
+#include "relaynote.h"
 #include "relayregistry.h"
 #include "subscription.h"
 #include "wakeup.h"
@@ -99,6 +102,7 @@ typedef enum Step
 } Step;
 
 static RelayTask task;
+static bool attached = false; /* to the task, and nobody else is */
 static instr_time came;
 
 /* How we leave, and when there is something to do again. */
@@ -108,6 +112,7 @@ static TimestampTz nextDue = 0;
 /* The batch that is out, each in one of two contexts; number 0: none is. */
 static Batch out;
 static bool touched; /* the handler has seen some of it */
+static bool blamed;	 /* and if there is an error now, that is why */
 static MemoryContext outContext;
 static MemoryContext nextContext; /* for the batch that is being fetched */
 static MemoryContext stepContext; /* for anything else */
@@ -135,15 +140,19 @@ Leave(RelayEnd why)
 
 /*
  * LeaveUnfit leaves a subscription that cannot be served as it is, which the log
- * and the subscription are told once.  Needs a transaction.
+ * and the subscription are told once; the survey tells it, if somebody else is at
+ * the subscription.  Needs a transaction.
  */
 static Step
 LeaveUnfit(const Subscription *subscription, const char *problem)
 {
-	if (RegistryNoteProblem(&task, problem, true))
+	bool locked = SubscriptionLock(subscription->name, 0);
+
+	if (RegistryNoteProblem(&task, problem, locked))
 	{
 		LogRelayProblem(get_database_name(MyDatabaseId), task.number, problem);
-		SubscriptionNoteError(subscription->name, cstring_to_text(problem));
+		if (locked)
+			SubscriptionNoteError(subscription->name, cstring_to_text(problem));
 	}
 	return Leave(RELAY_UNFIT);
 }
@@ -264,47 +273,86 @@ CheckFailure(const Subscription *subscription, const EventHandler *handler, cons
 
 	if (TransactionIsDoomed())
 	{
+		blamed = true;
 		KeepFailure(error);
 		CheckClaims();
 	}
-	touched = false;
 	EventHandlerFind(subscription, handler->owner, &now);
 	if (now.function.fn_oid != handler->function.fn_oid)
 		ErrorEventHandlerReplaced(subscription->handler);
-	touched = true;
+}
+
+/*
+ * HandleEvent gives an event of the batch that is out to the handler.  If that
+ * fails, and those behind it have to wait, it is added to "failed".
+ */
+static void
+HandleEvent(const Subscription *subscription, EventHandler *handler, ListCell *cell, List **failed)
+{
+	text *error;
+
+	if (IsHeld(lfirst(cell), *failed) || EventHandle(handler, lfirst(cell), &error))
+		return;
+	CheckFailure(subscription, handler, error);
+	if (Fail(subscription, &out, cell, error))
+		*failed = lappend(*failed, lfirst(cell));
+}
+
+/*
+ * Rest returns the events of the batch behind one that do not wait for any that
+ * failed.
+ */
+static List *
+Rest(const ListCell *cell, const List *failed)
+{
+	List *rest = NIL;
+
+	for_each_cell(cell, out.events, lnext(out.events, cell))
+	{
+		if (!IsHeld(lfirst(cell), failed))
+			rest = lappend(rest, lfirst(cell));
+	}
+	return rest;
+}
+
+/*
+ * HasGone tells whether a handler has removed the subscription.
+ */
+static bool
+HasGone(void)
+{
+	return RelayHasNotes() && SubscriptionFindNumber(task.number) == NULL;
 }
 
 /*
  * HandleBatch gives the events of the batch that is out to the handler, and
  * acknowledges them; but not those that are left when we are wanted elsewhere.
+ * Returns false if the handler has removed the subscription.
  */
-static void
+static bool
 HandleBatch(const Subscription *subscription, EventHandler *handler)
 {
 	List *failed = NIL;
+	List *rest = NIL;
 	ListCell *cell;
 
 	touched = true;
 	foreach (cell, out.events)
 	{
-		Event *event = lfirst(cell);
-		text *error;
-
-		if (IsHeld(event, failed))
-			continue;
-		if (!EventHandle(handler, event, &error))
+		HandleEvent(subscription, handler, cell, &failed);
+		if (HasGone())
+			return false;
+		if (IsWantedElsewhere())
 		{
-			CheckFailure(subscription, handler, error);
-			if (Fail(subscription, &out, cell, error))
-				failed = lappend(failed, event);
-		}
-		if (lnext(out.events, cell) != NULL && IsWantedElsewhere())
-		{
-			DeliveryAckPart(subscription, out.number, out.events, foreach_current_index(cell) + 1);
-			return;
+			rest = Rest(cell, failed);
+			break;
 		}
 	}
-	DeliveryAck(subscription, out.number);
+	if (rest != NIL)
+		DeliveryAckPart(subscription, out.number, rest);
+	else
+		DeliveryAck(subscription, out.number);
+	return true;
 }
 
 /* ----------------------------------------------------------------
@@ -313,29 +361,59 @@ HandleBatch(const Subscription *subscription, EventHandler *handler)
  */
 
 /*
- * Prepare locks the subscription and looks up what is needed to serve it.
- * Returns NULL if it cannot be, and we leave.
+ * FindSubscription finds and locks the subscription, and before that the
+ * relations that delivery and handlers may need.  Returns NULL if that is not
+ * possible, and we leave.
  */
 static Subscription *
-Prepare(EventHandler *handler)
+FindSubscription(void)
 {
-	Subscription *subscription = SubscriptionFindNumber(task.number);
-	Oid owner;
+	static const char *const relations[] = {"subscription", "position", "parked", "outbox",
+											"outbox_seq",	"key",		"token"};
+	OwnLock lock = OwnRelationsLock(relations, lengthof(relations));
+	Subscription *subscription = NULL;
 
 	leaving = RELAY_GONE;
-	if (subscription == NULL)
-		return NULL;
-	if (!SubscriptionLock(subscription->name, LOCK_MS))
+	if (lock == OWN_LOCKED)
+		subscription = SubscriptionFindNumber(task.number);
+	if (lock == OWN_BUSY ||
+		(subscription != NULL && !SubscriptionLock(subscription->name, LOCK_MS)))
 	{
 		leaving = RELAY_BUSY;
 		return NULL;
 	}
 
 	/* Whoever had the lock may have changed it. */
-	subscription = SubscriptionFindNumber(task.number);
-	if (subscription == NULL || subscription->handler == NULL)
-		return NULL;
+	if (subscription != NULL)
+		subscription = SubscriptionFindNumber(task.number);
+	return subscription == NULL || subscription->handler == NULL ? NULL : subscription;
+}
 
+/*
+ * ShowTask lets pg_stat_activity, and ps, say whom we serve.
+ */
+static void
+ShowTask(const Subscription *subscription)
+{
+	const char *name = text_to_cstring(subscription->name);
+
+	pgstat_report_activity(STATE_RUNNING, psprintf("serving subscription \"%s\"", name));
+	if (!inherited)
+		set_ps_display(psprintf("subscription %s", name));
+}
+
+/*
+ * Prepare locks the subscription and looks up what is needed to serve it.
+ * Returns NULL if it cannot be, and we leave.
+ */
+static Subscription *
+Prepare(EventHandler *handler)
+{
+	Subscription *subscription = FindSubscription();
+	Oid owner;
+
+	if (subscription == NULL)
+		return NULL;
 	owner = get_role_oid(subscription->owner, true);
 	leaving = RELAY_UNFIT;
 	if (!OidIsValid(owner))
@@ -349,8 +427,7 @@ Prepare(EventHandler *handler)
 	}
 	else
 	{
-		pgstat_report_activity(STATE_RUNNING, psprintf("serving subscription \"%s\"",
-													   text_to_cstring(subscription->name)));
+		ShowTask(subscription);
 		EventHandlerFind(subscription, owner, handler);
 		leaving = RELAY_DIED;
 		return subscription;
@@ -408,10 +485,10 @@ DoStep(bool last, Batch *next)
 			RegistrySetUntouched(&task, out.number);
 		return STEP_LEAVE;
 	}
-	if (handled)
-		HandleBatch(subscription, &handler);
-	else
+	if (!handled)
 		Inherit(subscription);
+	else if (!HandleBatch(subscription, &handler))
+		return Leave(RELAY_GONE);
 	if (handled && IsWantedElsewhere())
 		return Leave(RELAY_GOES_ON);
 
@@ -427,22 +504,21 @@ DoStep(bool last, Batch *next)
 }
 
 /*
- * AfterError draws the conclusions from an error that was no handler's.  A batch
- * that the handler has seen is dealt with in the next step; else something is in
- * our way.
+ * AfterError draws the conclusions from an error that EventHandle() has not
+ * caught.  If the batch is to blame, the next step deals with it; if not, it is as
+ * if no handler had seen it, and something is in our way.
  */
 static Step
 AfterError(const ErrorData *error)
 {
 	Subscription *subscription;
-	bool blame = out.number != 0 && touched;
 	Step step;
 
-	if (out.number != 0 && !touched)
+	if (out.number != 0 && !blamed)
 		RegistrySetUntouched(&task, out.number);
 	out.number = 0;
 	inherited = false;
-	if (blame)
+	if (blamed)
 	{
 		KeepFailure(ErrorAsText(error));
 		return STEP_SERVED;
@@ -494,6 +570,7 @@ TryStep(bool last)
 	volatile Step step = STEP_LEAVE;
 	Batch next = {0};
 
+	blamed = false;
 	PG_TRY();
 	{
 		SetCurrentStatementStartTimestamp();
@@ -502,8 +579,11 @@ TryStep(bool last)
 		PushActiveSnapshot(GetTransactionSnapshot());
 		step = DoStep(last, &next);
 		PopActiveSnapshot();
+		blamed = touched;
 		CommitTransactionCommand();
 		PutOut(&next);
+		if (step != STEP_LEAVE)
+			leaving = RELAY_GOES_ON;
 	}
 	PG_CATCH();
 	{
@@ -531,11 +611,11 @@ TryStep(bool last)
  */
 
 /*
- * Rest sleeps until something is published, or for "ms" milliseconds.  A cancel
+ * Sleep sleeps until something is published, or for "ms" milliseconds.  A cancel
  * is no reason to leave.
  */
 static void
-Rest(long ms)
+Sleep(long ms)
 {
 	pgstat_report_activity(STATE_IDLE, NULL);
 	PG_TRY();
@@ -557,11 +637,11 @@ Rest(long ms)
 }
 
 /*
- * RestTime returns for how many milliseconds we rest when nothing was found; 0 if
+ * SleepTime returns for how many milliseconds we sleep when nothing was found; 0 if
  * it is time to leave.
  */
 static long
-RestTime(bool served, instr_time servedAt)
+SleepTime(bool served, instr_time servedAt)
 {
 	long left = LINGER_MS - WorkerElapsed(servedAt);
 
@@ -573,7 +653,7 @@ RestTime(bool served, instr_time servedAt)
 }
 
 /*
- * Serve does steps until it is time to leave.
+ * Serve does steps for the subscription until it is time to leave it.
  */
 static void
 Serve(void)
@@ -582,8 +662,10 @@ Serve(void)
 	bool last = false;
 	instr_time servedAt;
 
-	INSTR_TIME_SET_CURRENT(servedAt);
+	INSTR_TIME_SET_CURRENT(came);
+	servedAt = came;
 	leaving = RELAY_GOES_ON;
+	nextDue = 0;
 	while (!ShutdownRequestPending && RelayWorkers > 0)
 	{
 		Step step;
@@ -608,8 +690,8 @@ Serve(void)
 			leaving = RELAY_IDLE;
 			return;
 		}
-		else if ((ms = RestTime(served, servedAt)) > 0)
-			Rest(ms);
+		else if ((ms = SleepTime(served, servedAt)) > 0)
+			Sleep(ms);
 		else
 		{
 			BellArm(MyDatabaseId);
@@ -617,6 +699,32 @@ Serve(void)
 		}
 		WorkerReload();
 	}
+}
+
+/*
+ * MoveOn leaves the subscription, and takes up the next one, if there is one that
+ * we can serve as who we are.  Returns whether there is.
+ */
+static bool
+MoveOn(void)
+{
+	RelayTask next;
+	bool open;
+
+	if (out.number != 0 || ShutdownRequestPending)
+		return false;
+	StartTransactionCommand();
+	open = DatabaseIsOpen(MyDatabaseId);
+	CommitTransactionCommand();
+	if (!open)
+		return false;
+
+	attached = RegistryMoveOn(&task, leaving, nextDue, RelayWorkers, &next);
+	if (attached)
+		task = next;
+	inherited = false;
+	ForgetFailure();
+	return attached;
 }
 
 /* ----------------------------------------------------------------
@@ -630,7 +738,8 @@ Serve(void)
 static void
 SayGoodbye(int code, Datum arg)
 {
-	RegistryLeave(&task, leaving, nextDue);
+	if (attached)
+		RegistryLeave(&task, leaving, nextDue);
 }
 
 /*
@@ -700,7 +809,8 @@ void
 idempotency_relay_main(Datum unused)
 {
 	memcpy(&task, MyBgworkerEntry->bgw_extra, sizeof(RelayTask));
-	if (!RegistryAttach(&task))
+	attached = RegistryAttach(&task);
+	if (!attached)
 		proc_exit(0);
 	before_shmem_exit(SayGoodbye, (Datum) 0);
 
@@ -708,13 +818,14 @@ idempotency_relay_main(Datum unused)
 	pqsignal(SIGTERM, Terminate);
 	before_shmem_exit(GiveBackAtStop, (Datum) 0);
 
-	INSTR_TIME_SET_CURRENT(came);
 	outContext =
 		AllocSetContextCreate(TopMemoryContext, "idempotency batch", ALLOCSET_DEFAULT_SIZES);
 	nextContext =
 		AllocSetContextCreate(TopMemoryContext, "idempotency batch", ALLOCSET_DEFAULT_SIZES);
 	stepContext =
 		AllocSetContextCreate(TopMemoryContext, "idempotency step", ALLOCSET_DEFAULT_SIZES);
-	Serve();
+	do
+		Serve();
+	while (MoveOn());
 	proc_exit(0);
 }

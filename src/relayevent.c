@@ -67,7 +67,7 @@ static TimeoutId graceTimeout = MAX_TIMEOUTS;
 
 /*
  * EventHandlerFind looks up the handler of a subscription, which is to run as
- * "owner", in the current memory context.  Throws 42883, 42P13 and 42501.
+ * "owner", in the current memory context.  Throws 42883, 42P13, 42501 and 42804.
  */
 void
 EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *handler)
@@ -77,6 +77,7 @@ EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *hand
 	if (!OidIsValid(function))
 		ErrorEventHandlerMissing(subscription->handler);
 	EventHandlerCheck(function, owner);
+	EventTypeCheck();
 	InvokeFunctionExecuteHook(function);
 	fmgr_info(function, &handler->function);
 	handler->owner = owner;

@@ -176,8 +176,7 @@ StartWorker(const RelayTask *task)
 	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_notify_pid = MyProcPid;
 	memcpy(worker.bgw_extra, task, sizeof(RelayTask));
-	snprintf(worker.bgw_name, BGW_MAXLEN, RELAY_TYPE " for subscription %lld of database %u",
-			 (long long) task->number, task->database);
+	snprintf(worker.bgw_name, BGW_MAXLEN, RELAY_TYPE " for database %u", task->database);
 	strlcpy(worker.bgw_type, RELAY_TYPE, BGW_MAXLEN);
 	strlcpy(worker.bgw_library_name, "idempotency", BGW_MAXLEN);
 	strlcpy(worker.bgw_function_name, "idempotency_relay_main", BGW_MAXLEN);
@@ -231,8 +230,13 @@ StartWorkers(void)
 {
 	RelayTask task;
 
-	while (!ShutdownRequestPending && RegistryChoose(RelayWorkers, &task))
+	while (!ShutdownRequestPending)
 	{
+		/* One that has left its subscription is there until it has ended. */
+		bool mayStart = list_length(workers) < RelayWorkers;
+
+		if (!RegistryChoose(mayStart ? RelayWorkers : 0, &task))
+			break;
 		if (!IsServable(&task))
 			continue;
 		if (!StartWorker(&task))

@@ -97,6 +97,15 @@ RelayAfterRedrive(int64 number)
 }
 
 /*
+ * RelayHasNotes tells whether the transaction may have changed any subscription.
+ */
+bool
+RelayHasNotes(void)
+{
+	return noteCount > 0;
+}
+
+/*
  * TellRegistry passes on what was noted of subscriptions.
  */
 static void

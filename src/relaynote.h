@@ -15,6 +15,7 @@ extern void RelayAfterSubscribe(int64 number, Oid owner);
 extern void RelayAfterUnsubscribe(int64 number);
 extern void RelayAfterRedrive(int64 number);
 
+extern bool RelayHasNotes(void);
 extern void RelayAtCommit(void);
 extern void RelayAtAbort(void);
 

@@ -469,6 +469,20 @@ Best(TimestampTz now, int *ready, int *working)
 }
 
 /*
+ * TakeUp notes that a subscription is being served from now on, or soon, and fills
+ * "task".
+ */
+static void
+TakeUp(RelaySubscription *it, RelayState state, RelayTask *task)
+{
+	RelayRegistry *registry = &Shared->relay;
+
+	it->state = state;
+	it->servedAt = ++registry->clock;
+	*task = (RelayTask){it - registry->subscriptions, it->database, it->owner, it->number};
+}
+
+/*
  * RegistryChoose chooses the subscription that a worker is to be started for,
  * if there are fewer than "workers" at work.  Returns false if there is none.
  */
@@ -704,6 +718,40 @@ Succeed(RelaySubscription *it)
 }
 
 /*
+ * LeaveIt notes how a subscription was left.
+ */
+static void
+LeaveIt(RelaySubscription *it, RelayEnd end, TimestampTz dueAt)
+{
+	it->state = RELAY_STATE_IDLE;
+	switch (end)
+	{
+		case RELAY_IDLE:
+			Succeed(it);
+			it->dueAt = dueAt;
+			break;
+		case RELAY_GOES_ON:
+			Succeed(it);
+			it->due = true;
+			break;
+		case RELAY_BUSY:
+			PutOff(it, BUSY_MS, BUSY_MOST_MS);
+			break;
+		case RELAY_DIED:
+			PutOff(it, DIED_MS, MOST_MS);
+			break;
+		case RELAY_UNFIT:
+			PutOff(it, UNFIT_MS, MOST_MS);
+			break;
+		case RELAY_GONE:
+			/* unless somebody has made it anew since we looked */
+			if (!it->due)
+				GiveBack(it);
+			break;
+	}
+}
+
+/*
  * RegistryLeave notes how a worker, or the launcher that could not send one, has
  * left the subscription; "dueAt" is when it is to be served again, though nobody
  * publish, or 0.
@@ -714,36 +762,43 @@ RegistryLeave(const RelayTask *task, RelayEnd end, TimestampTz dueAt)
 	RelaySubscription *it = Locked(task);
 
 	if (it != NULL)
-	{
-		it->state = RELAY_STATE_IDLE;
-		switch (end)
-		{
-			case RELAY_IDLE:
-				Succeed(it);
-				it->dueAt = dueAt;
-				break;
-			case RELAY_GOES_ON:
-				Succeed(it);
-				it->due = true;
-				break;
-			case RELAY_BUSY:
-				PutOff(it, BUSY_MS, BUSY_MOST_MS);
-				break;
-			case RELAY_DIED:
-				PutOff(it, DIED_MS, MOST_MS);
-				break;
-			case RELAY_UNFIT:
-				PutOff(it, UNFIT_MS, MOST_MS);
-				break;
-			case RELAY_GONE:
-				/* unless somebody has made it anew since we looked */
-				if (!it->due)
-					GiveBack(it);
-				break;
-		}
-	}
+		LeaveIt(it, end, dueAt);
 	Unlock();
 	WakeLauncher();
+}
+
+/*
+ * RegistryMoveOn does the same for a worker that would serve another one, as the
+ * same role in the same database: if the next one that is to be served is such, and
+ * there are not more than "workers".  Returns whether it has attached to "next".
+ */
+bool
+RegistryMoveOn(const RelayTask *task, RelayEnd end, TimestampTz dueAt, int workers, RelayTask *next)
+{
+	RelaySubscription *it = Locked(task);
+	TimestampTz now = GetCurrentTimestamp();
+	RelaySubscription *best;
+	int ready;
+	int working;
+
+	if (it != NULL)
+		LeaveIt(it, end, dueAt);
+	NoteWhatIsDue(now);
+	best = Best(now, &ready, &working);
+	if (best != NULL &&
+		(best->database != task->database || best->owner != task->owner || working >= workers))
+		best = NULL;
+	if (best != NULL)
+	{
+		TakeUp(best, RELAY_STATE_SERVED, next);
+		ready--;
+		working++;
+	}
+	pg_atomic_write_u32(&Shared->relay.waiting, ready);
+	pg_atomic_write_u32(&Shared->relay.working, working);
+	Unlock();
+	WakeLauncher();
+	return best != NULL;
 }
 
 /*

@@ -61,6 +61,8 @@ extern int64 RegistryUntouched(const RelayTask *task);
 extern void RegistrySetUntouched(const RelayTask *task, int64 batch);
 extern bool RegistryNoteProblem(const RelayTask *task, const char *problem, bool told);
 extern void RegistryLeave(const RelayTask *task, RelayEnd end, TimestampTz dueAt);
+extern bool RegistryMoveOn(const RelayTask *task, RelayEnd end, TimestampTz dueAt, int workers,
+						   RelayTask *next);
 extern void RegistryNeverCame(const RelayTask *task);
 
 /* For shmem.c. */

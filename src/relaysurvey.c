@@ -17,9 +17,9 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/timestamp.h"
 
 #include "ownerquery.h"
 #include "owntable.h"
@@ -44,25 +44,6 @@ static OwnerQuery surveyQuery = {
 			" WHERE v.subscription OPERATOR(pg_catalog.=) s.subscription"
 			" ORDER BY v.version DESC LIMIT 1) AS p WHERE s.handler IS NOT NULL",
 };
-
-/*
- * LockTables locks the tables.  Returns RUN_ENDED if there are none, as in an older
- * version of the extension, and RUN_BUSY if one is not free.
- */
-static RunState
-LockTables(void)
-{
-	for (size_t i = 0; i < lengthof(tables); i++)
-	{
-		Oid relid = OwnRelationByName(tables[i]);
-
-		if (!OidIsValid(relid))
-			return RUN_ENDED;
-		if (!ConditionalLockRelationOid(relid, AccessShareLock))
-			return RUN_BUSY;
-	}
-	return RUN_GOES_ON;
-}
 
 /*
  * NoteProblem writes down what is wrong with a subscription, unless somebody is
@@ -131,11 +112,11 @@ RunState
 RelaySurvey(void)
 {
 	uint64 began = RegistryBeginSurvey();
-	RunState state = LockTables();
+	OwnLock lock = OwnRelationsLock(tables, lengthof(tables));
 
-	if (state == RUN_BUSY)
+	if (lock == OWN_BUSY)
 		return RUN_BUSY;
-	if (state == RUN_GOES_ON)
+	if (lock == OWN_LOCKED)
 	{
 		uint64 count = OwnerQueryRun(&surveyQuery, NULL, NULL);
 

@@ -430,10 +430,11 @@ gone('publisher', 'the publisher goes on');
 $node->safe_psql('publisher', q{SELECT idempotency.once('live', 'the last')});
 ok($node->poll_query_until('subscriber', q{SELECT count(*) = 1 FROM idempotency.key WHERE key = 'the last'}), 'the subscriber follows');
 gone('subscriber', 'and has nothing left to remove');
+$node->poll_query_until('subscriber', q{SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel}) or die 'the tables are not all there';
 is($node->safe_psql('subscriber', q{SELECT sum(rows_reaped) FILTER (WHERE relation <> 'idempotency.key'::regclass) FROM idempotency.reaper}),
 	$node->safe_psql('publisher', 'SELECT rows_reaped FROM idempotency.reaper'), 'it has the books of the publisher beside its own');
 $node->safe_psql('subscriber', 'DROP SUBSCRIPTION books');
-is_quiet('books elsewhere', qr/exited with exit code 1|tablesync|logical replication/);
+is_quiet('books elsewhere', qr/exited with exit code 1|tablesync|logical replication|out of background worker slots|pg_\d+_sync_/);
 
 # ----------------------------------------------------------------
 # Stops
@@ -449,7 +450,7 @@ sub stops
 	$node->stop($mode);
 	cmp_ok(time - $at, '<', 20, "$mode stop in time");
 	# (the server's own launcher leaves in the same way)
-	is_quiet("$mode stop", qr/LOG:  background worker "(?:idempotency|logical replication) launcher" \(PID \d+\) exited with exit code 1/);
+	is_quiet("$mode stop", qr/LOG:  background worker "(?:idempotency|idempotency relay|logical replication) launcher" \(PID \d+\) exited with exit code 1/);
 	$node->start;
 	cmp_ok(left("stop_$mode"), '>', 0, 'in the middle of the work');
 	gone("stop_$mode", 'which goes on after the restart');

@@ -298,12 +298,14 @@ start($_, $others{$_}) foreach sort keys %others;
 
 my $killer = open_session($node);
 $killer->query_safe('SELECT setseed(0.5)');
+my @victims = qw(publisher consumer consumer publisher prepared consumer publisher consumer);
 my %killed;
 while (time < $began + $seconds)
 {
-	my $victim = $killer->query_safe(q{SELECT application_name FROM (SELECT pid, application_name FROM pg_stat_activity
-		WHERE application_name ~ '^storm (publisher|consumer|prepared)' ORDER BY random() LIMIT 1) AS v WHERE pg_terminate_backend(pid)});
+	my $victim = $killer->query_safe(qq{SELECT application_name FROM (SELECT pid, application_name FROM pg_stat_activity
+		WHERE application_name LIKE 'storm $victims[0]%' ORDER BY random() LIMIT 1) AS v WHERE pg_terminate_backend(pid)});
 	$killed{$1}++ if $victim =~ /^storm (\w+)/;
+	push @victims, shift @victims;
 	usleep(120_000);
 	foreach my $name (sort keys %client)
 	{

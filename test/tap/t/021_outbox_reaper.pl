@@ -1,0 +1,530 @@
+# 021_outbox_reaper.pl
+#
+# Proves that the worker removes the events that every subscription has had, and
+# nothing else: amid publishers, consumers and subscribers, in the middle of a
+# restore, across crashes and whatever it meets; that it moves on a subscription that
+# nobody reads, and no other; and that what it has removed costs it nothing more.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+my $conf = q{
+shared_preload_libraries = 'idempotency'
+idempotency.reaper_naptime = '100ms'
+restart_after_crash = on
+max_prepared_transactions = 10
+max_connections = 40
+log_statement = none
+log_min_messages = debug1
+};
+my $node = new_node('main', conf => $conf);
+$node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');
+
+# Where the log begins that was not looked at yet.
+my $log_from = -s $node->logfile;
+
+# visits waits until so many workers have been sent to a database from now on, and
+# the last but one has left.
+sub visits
+{
+	my ($count, $at, $dbname) = @_;
+	$at //= $node;
+	my $oid = $at->safe_psql($dbname // 'postgres', 'SELECT oid FROM pg_database WHERE datname = current_database()');
+	my $from = -s $at->logfile;
+	my $sent = 0;
+	for (1 .. 18_000)
+	{
+		$sent = () = slurp_file($at->logfile, $from) =~ /starting background worker process "idempotency reaper for database $oid"/g;
+		return if $sent > $count;
+		usleep(10_000);
+	}
+	die "$sent visits instead of $count";
+}
+
+# log_since returns what the log has got since it was asked last.
+sub log_since
+{
+	my $log = slurp_file($node->logfile, $log_from);
+	$log_from += length($log);
+	return $log;
+}
+
+# is_quiet checks that the log has got nothing that would alarm anybody.
+sub is_quiet
+{
+	my ($name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my @alarms = grep { /(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|subscription|.*idempotency (?:reaper|launcher))/ }
+	  split /\n/, log_since();
+
+	is(scalar(@alarms), 0, "$name: the log is quiet") or diag(join "\n", @alarms);
+}
+
+# reload changes a setting of the server.
+sub reload
+{
+	my ($setting, $value) = @_;
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $setting = $value");
+	$node->reload;
+}
+
+# publish publishes so many events of a topic, in one transaction.
+sub publish
+{
+	my ($events, $topic, $dbname) = @_;
+	$topic //= 'order';
+	return $node->safe_psql($dbname // 'postgres',
+		qq{SELECT count(idempotency.publish('$topic', json_build_object('n', i))) FROM generate_series(1, $events) AS i});
+}
+
+# read_all has a subscription read all there is for it, and returns how many events
+# those were.
+sub read_all
+{
+	my ($subscription) = @_;
+	return $node->safe_psql('postgres', "SELECT drain('$subscription')");
+}
+
+# left returns how many events there are.
+sub left
+{
+	my ($dbname) = @_;
+	return $node->safe_psql($dbname // 'postgres', 'SELECT count(*) FROM idempotency.outbox');
+}
+
+# gone waits until so many events are left.
+sub gone
+{
+	my ($name, $count, $dbname) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $rest = $count // 0;
+	ok($node->poll_query_until($dbname // 'postgres', "SELECT count(*) = $rest FROM idempotency.outbox"), $name);
+}
+
+# reaped returns how many events the reaper says it has removed, and how many its
+# counter says.
+sub reaped
+{
+	return $node->safe_psql('postgres', q{SELECT r.events_reaped, s.events_reaped
+		FROM idempotency.reaper AS r, idempotency.stats AS s WHERE datname = current_database()});
+}
+
+$node->safe_psql('postgres', q{
+	CREATE TABLE published (id uuid PRIMARY KEY, at timestamptz NOT NULL);
+	CREATE TABLE delivered (subscription text, id uuid, seq bigint, PRIMARY KEY (subscription, id));
+	-- A batch of a subscription, taken and acknowledged in one transaction.
+	CREATE FUNCTION consume(name text, events int) RETURNS bigint LANGUAGE plpgsql AS $$
+	DECLARE
+		batch bigint;
+		count bigint;
+	BEGIN
+		WITH got AS MATERIALIZED (SELECT * FROM idempotency.fetch(name, events)),
+			noted AS (INSERT INTO delivered SELECT name, e.id, e.seq FROM got AS e)
+		SELECT min(got.batch), count(*) INTO batch, count FROM got;
+		IF batch IS NOT NULL THEN
+			PERFORM idempotency.ack(name, batch);
+		END IF;
+		RETURN count;
+	END $$;
+	CREATE FUNCTION drain(name text) RETURNS bigint LANGUAGE plpgsql AS $$
+	DECLARE
+		batch bigint;
+		n bigint;
+		total bigint := 0;
+	BEGIN
+		LOOP
+			SELECT min(e.batch), count(*) INTO batch, n FROM idempotency.fetch(name, 10000) AS e;
+			EXIT WHEN n = 0;
+			PERFORM idempotency.ack(name, batch);
+			total := total + n;
+		END LOOP;
+		RETURN total;
+	END $$;
+});
+
+# ----------------------------------------------------------------
+# How old
+# ----------------------------------------------------------------
+
+# Without a subscription, a day.
+publish(10);
+$node->safe_psql('postgres', q{UPDATE idempotency.outbox SET published_at = now() - interval '25 hours' WHERE seq <= 4});
+gone('events of yesterday are removed', 6);
+visits(3);
+is(left(), '6', 'those of today are not');
+is(reaped(), '4|4', 'it says how many');
+
+# The setting counts as the database has it, and as it is changed.
+$node->safe_psql('postgres', 'CREATE DATABASE brief');
+$node->safe_psql('brief', 'CREATE EXTENSION idempotency');
+$node->safe_psql('postgres', 'ALTER DATABASE brief SET idempotency.outbox_retention = 0');
+publish(5, 'order', 'brief');
+gone('where they are to go at once, they do', 0, 'brief');
+is(left(), '6', 'elsewhere they stay');
+reload('idempotency.outbox_retention', -1);
+$node->safe_psql('postgres', q{UPDATE idempotency.outbox SET published_at = '2000-01-01'});
+visits(3);
+is(left(), '6', 'for ever, if they are to');
+reload('idempotency.outbox_retention', 0);
+gone('or for no time, where it may');
+$node->safe_psql('postgres', 'DROP DATABASE brief');
+is_quiet('how old');
+
+# Nothing to do, nothing written.
+visits(2);
+my $trace = q{SELECT xmin, ctid FROM idempotency.reaper};
+my $before = $node->safe_psql('postgres', $trace);
+visits(5);
+is($node->safe_psql('postgres', $trace), $before, 'it comes again, and writes nothing when there is nothing to do');
+
+# ----------------------------------------------------------------
+# Who needs it
+# ----------------------------------------------------------------
+
+# More than goes into one batch, or one visit.
+$node->safe_psql('postgres', q{SELECT idempotency.subscribe('fast', '{*}'), idempotency.subscribe('slow', '{*}')});
+publish(30_000);
+is(read_all('fast'), '30000', 'one reads all');
+visits(3);
+is(left(), '30000', 'which stay as long as another needs them');
+my ($batch) = $node->safe_psql('postgres', q{SELECT DISTINCT batch FROM idempotency.fetch('slow', 1000, lease => '1 hour')});
+visits(2);
+is(left(), '30000', 'while he has them');
+$node->safe_psql('postgres', "SELECT idempotency.ack('slow', $batch)");
+gone('and go when he is done with them', 29_000);
+is(read_all('slow'), '29000', 'he gets the rest');
+gone('which goes too');
+is(reaped(), '30010|30010', 'all were counted once');
+is_quiet('who needs it');
+
+# ----------------------------------------------------------------
+# What it costs
+# ----------------------------------------------------------------
+
+# Dead entries that somebody's snapshot keeps are passed once.
+my $held = open_session($node);
+$held->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idempotency.outbox');
+publish(20_000);
+read_all($_) foreach qw(fast slow);
+gone('events go, though a snapshot shows them');
+visits(2);
+my $entries = q{SELECT pg_stat_force_next_flush(); SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'outbox_pkey'};
+my $read = $node->safe_psql('postgres', $entries);
+visits(5);
+cmp_ok($node->safe_psql('postgres', $entries) - $read, '<', 1000, 'no visit reads again what is gone');
+$held->query_safe('COMMIT');
+
+# ----------------------------------------------------------------
+# Amid publishers, consumers and subscribers
+# ----------------------------------------------------------------
+
+my $dir = $node->basedir;
+append_to_file("$dir/publish.sql", <<'SQL');
+\set events random(1, 3)
+BEGIN;
+WITH event AS MATERIALIZED (SELECT idempotency.publish('order', '{}') AS id, clock_timestamp() AS at FROM generate_series(1, :events))
+	INSERT INTO published SELECT * FROM event;
+\set what random(1, 20)
+\if :what = 1
+SELECT pg_sleep(0.05);
+\endif
+\if :what <= 3
+ROLLBACK;
+\else
+COMMIT;
+\endif
+SQL
+append_to_file("$dir/consume_fast.sql", "SELECT consume('fast', 100);\n");
+append_to_file("$dir/consume_slow.sql", "\\sleep 5 ms\nSELECT consume('slow', 100);\n");
+append_to_file("$dir/subscribe.sql", <<'SQL');
+\set n random(1, 1000000000)
+BEGIN;
+SELECT idempotency.subscribe('beginning ' || :n, '{*}', start_at => 'beginning');
+SELECT idempotency.subscribe('now ' || :n, '{*}');
+\sleep 20 ms
+COMMIT;
+INSERT INTO subscribed SELECT 'now ' || :n, clock_timestamp();
+\sleep 100 ms
+SELECT consume('beginning ' || :n, 5);
+SELECT consume('now ' || :n, 5);
+SQL
+$node->safe_psql('postgres', 'CREATE TABLE subscribed (subscription text PRIMARY KEY, at timestamptz NOT NULL)');
+$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '9', '-T', '10', '--max-tries=1000',
+		'-f', "$dir/publish.sql\@400", '-f', "$dir/consume_fast.sql\@200", '-f', "$dir/consume_slow.sql\@200", '-f', "$dir/subscribe.sql\@1",
+		$node->connstr('postgres') ],
+	0, [qr/number of failed transactions: 0/], [qr/^(?!.*error)/s], 'nobody disturbs another');
+my @all = split /\n/, $node->safe_psql('postgres', 'SELECT subscription FROM idempotency.subscription ORDER BY 1');
+cmp_ok(scalar(@all), '>', 6, 'subscribers came');
+foreach my $subscription (@all)
+{
+	1 while $node->safe_psql('postgres', "SELECT consume('$subscription', 10000)") > 0;
+}
+is($node->safe_psql('postgres', q{SELECT count(*) > 500, count(*) FILTER (WHERE f.id IS NULL), count(*) FILTER (WHERE s.id IS NULL),
+		(SELECT count(*) FROM delivered LEFT JOIN published USING (id) WHERE published.id IS NULL)
+		FROM published AS p
+		LEFT JOIN delivered AS f ON f.id = p.id AND f.subscription = 'fast'
+		LEFT JOIN delivered AS s ON s.id = p.id AND s.subscription = 'slow'}),
+	't|0|0|0', 'every event that was committed reached those who were there');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM subscribed JOIN published ON published.at > subscribed.at
+		LEFT JOIN delivered USING (subscription, id) WHERE delivered.id IS NULL}),
+	'0', 'and those who came, from then on');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM (SELECT subscription, min(seq) AS first FROM delivered
+			WHERE subscription LIKE 'beginning %' GROUP BY 1) AS b
+		JOIN delivered AS f ON f.subscription = 'fast' AND f.seq > b.first
+		LEFT JOIN delivered AS d ON d.subscription = b.subscription AND d.id = f.id WHERE d.id IS NULL}),
+	'0', 'and those who began with what was there, from there on');
+gone('nothing is left when all have had it');
+is($node->safe_psql('postgres', q{SELECT count(*), count(*) FILTER (WHERE lag IS NOT NULL OR lag_events > 0) FROM idempotency.subscriptions}),
+	@all . '|0', 'and nobody lags');
+$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscription WHERE subscription LIKE '% %'});
+$node->safe_psql('postgres', q{CREATE EXTENSION amcheck});
+is(($node->psql('postgres', q{SELECT bt_index_check('idempotency.outbox_pkey', true)}))[2], '', 'every event is in the index');
+is_quiet('amid clients');
+
+# ----------------------------------------------------------------
+# Where nobody subscribes
+# ----------------------------------------------------------------
+
+# An index of somebody else holds up a publisher who has drawn his number, before
+# his row is in the primary key.
+$node->safe_psql('postgres', q{CREATE DATABASE hole});
+$node->safe_psql('hole', q{
+	CREATE EXTENSION idempotency;
+	CREATE FUNCTION hold(topic text) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+		IF topic = 'held' THEN
+			PERFORM pg_catalog.pg_advisory_xact_lock(1);
+		END IF;
+		RETURN 1;
+	END $$;
+	CREATE INDEX hold ON idempotency.outbox (public.hold(aggregatetype));
+	ALTER TABLE idempotency.outbox DROP CONSTRAINT outbox_pkey, ADD PRIMARY KEY (seq)});
+my $holder = open_session($node, dbname => 'hole');
+my $publisher = open_session($node, dbname => 'hole');
+$holder->query_safe('BEGIN; SELECT pg_advisory_xact_lock(1)');
+$publisher->query_until(qr/begun/, "\\echo begun\nSELECT FROM idempotency.publish('held', '{}');\n");
+$node->poll_query_until('hole', q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted}) or die 'nobody is held up';
+publish(3, 'order', 'hole');
+visits(3, undef, 'hole');
+is(left('hole'), '3', 'where a number may yet be used, what lies behind it stays');
+$holder->query_safe('COMMIT');
+$publisher->quit;
+gone('until it was', 0, 'hole');
+visits(2, undef, 'hole');
+is($node->safe_psql('hole', 'SELECT events_reaped FROM idempotency.reaper'), '4', 'so that none is forgotten');
+$holder->quit;
+$node->safe_psql('postgres', 'DROP DATABASE hole');
+is_quiet('a hole');
+
+# ----------------------------------------------------------------
+# A subscription that nobody reads
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', q{SELECT idempotency.stats_reset(),
+	idempotency.subscribe('left "alone"', '{order}', max_lag => '2 seconds'),
+	idempotency.subscribe('read', '{order}', max_lag => '2 seconds')});
+publish(20);
+publish(3, 'other');
+($batch) = $node->safe_psql('postgres', q{SELECT DISTINCT batch FROM idempotency.fetch('read', lease => '1 hour')});
+read_all($_) foreach qw(fast slow);
+$node->poll_query_until('postgres', q{SELECT lag IS NULL FROM idempotency.subscriptions WHERE subscription = 'left "alone"'})
+	or die 'nobody moves it on';
+my $log = log_since();
+my ($lost, $last) = (0, 0);
+while ($log =~ /LOG:  subscription "left "alone"" lost events that were older than its max_lag\n.*DETAIL:  Events passed over: \d+; of its topics: (\d+); last number: (\d+)\.$/mg)
+{
+	$lost += $1;
+	$last = $2;
+}
+is($lost, 20, 'it is moved on, and the log says so');
+cmp_ok($last, '>=', $node->safe_psql('postgres', q{SELECT max(seq) FROM idempotency.outbox WHERE aggregatetype = 'order'}), 'and up to where');
+unlike($log, qr/LOG:  subscription "(?!left "alone"")/, 'no other is');
+unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):/, 'and nothing else');
+is($node->safe_psql('postgres', q{SELECT events_dropped FROM idempotency.stats WHERE datname = 'postgres'}), '20', 'it is counted');
+visits(3);
+is(left(), '23', 'who has them keeps them');
+is($node->safe_psql('postgres', "SELECT idempotency.ack('read', $batch)"), '', 'and is in time, whatever their age');
+$node->safe_psql('postgres', q{SELECT idempotency.subscribe(s, '{order}', max_lag => '1 hour') FROM unnest('{"left \"alone\"",read}'::text[]) AS s});
+publish(2);
+is(read_all('left "alone"'), '2', 'what comes later is given');
+read_all($_) foreach qw(fast slow read);
+gone('and nothing keeps them any more');
+is($node->safe_psql('postgres', q{SELECT published, delivered, acknowledged, failed, dead_letters, redriven, events_dropped
+		FROM idempotency.stats WHERE datname = 'postgres'}),
+	'25|74|7|0|0|0|20', 'all that happened was counted');
+$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('left "alone"'), idempotency.unsubscribe('read')});
+is_quiet('moved on');
+
+# Failures are counted as well.
+$node->safe_psql('postgres', q{SELECT idempotency.stats_reset(), idempotency.subscribe('failing', '{*}', max_attempts => 2);
+	SELECT FROM idempotency.publish('order', '1');
+	SELECT batch, id FROM idempotency.fetch('failing') \gset
+	SELECT idempotency.nack('failing', :batch, :'id', 'no', '0'), idempotency.ack('failing', :batch);
+	SELECT batch, id FROM idempotency.fetch('failing') \gset
+	SELECT idempotency.nack('failing', :batch, :'id', 'no'), idempotency.ack('failing', :batch);
+	SELECT idempotency.redrive('failing'), idempotency.redrive('failing')});
+is($node->safe_psql('postgres', q{SELECT published, delivered, acknowledged, failed, dead_letters, redriven, events_dropped
+		FROM idempotency.stats WHERE datname = 'postgres'}),
+	'1|2|2|2|1|1|0', 'failures, dead letters and what was redriven are counted');
+$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('failing')});
+read_all($_) foreach qw(fast slow);
+
+# ----------------------------------------------------------------
+# Whoever is in its way
+# ----------------------------------------------------------------
+
+# It leaves, and tries again; and it queues for nothing.
+my $session = open_session($node);
+foreach my $lock ('TABLE idempotency.outbox IN SHARE MODE', 'TABLE idempotency.subscription', 'TABLE idempotency.position', 'TABLE idempotency.parked')
+{
+	publish(10);
+	$session->query_safe("BEGIN; LOCK $lock");
+	visits(4);
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE NOT granted}), '0', "it does not queue for $lock");
+	$session->query_safe('COMMIT');
+	read_all($_) foreach qw(fast slow);
+	gone('and goes on with it');
+}
+
+# A transaction that subscribes, and a row that somebody is at.
+publish(10);
+$session->query_safe(q{BEGIN; SELECT idempotency.subscribe('pending', '{*}', start_at => 'beginning')});
+read_all($_) foreach qw(fast slow);
+visits(3);
+is(left(), '10', 'while somebody subscribes, nothing is removed');
+$session->query_safe('ROLLBACK');
+gone('it goes on when he has not');
+publish(10);
+$session->query_safe('BEGIN; SELECT FROM idempotency.outbox WHERE seq = (SELECT min(seq) + 3 FROM idempotency.outbox) FOR UPDATE');
+read_all($_) foreach qw(fast slow);
+gone('whatever is before a row that is in use goes', 7);
+$session->query_safe('COMMIT');
+gone('and the rest when it is free');
+is_quiet('in its way');
+
+# Tables that are not as the extension made them, and a row that is not: the keys
+# do not have to suffer.
+$node->safe_psql('postgres', q{SELECT idempotency.subscribe('broken', '{*}', max_lag => '1 hour')});
+publish(10);
+foreach my $change (
+	[ 'ALTER TABLE idempotency.outbox ENABLE ROW LEVEL SECURITY', 'ALTER TABLE idempotency.outbox DISABLE ROW LEVEL SECURITY' ],
+	[ 'ALTER TABLE idempotency.position RENAME COLUMN inflight TO open', 'ALTER TABLE idempotency.position RENAME COLUMN open TO inflight' ],
+	[ 'ALTER TABLE idempotency.subscription RENAME TO subs', 'ALTER TABLE idempotency.subs RENAME TO subscription' ],
+	[ q{UPDATE idempotency.position SET inflight = '{1}' WHERE subscription = 'broken'},
+		q{UPDATE idempotency.position SET inflight = '{}' WHERE subscription = 'broken'} ])
+{
+	my ($there, $back) = @$change;
+	$node->safe_psql('postgres', $there);
+	$node->wait_for_log(qr/idempotency reaper leaves database "postgres" alone/, $log_from);
+	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.once('expired', ARRAY['a', 'b'], '1 microsecond')});
+	ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idempotency.key}), "$there: keys are removed all the same");
+	visits(1);
+	$log = log_since();
+	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, 'it is said once');
+	unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'and nothing else');
+	$node->safe_psql('postgres', $back);
+	is(read_all('broken'), '10', 'and back');
+	read_all($_) foreach qw(fast slow);
+	gone('it goes on');
+	log_since();
+	publish(10);
+}
+$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('broken')});
+read_all($_) foreach qw(fast slow);
+
+# ----------------------------------------------------------------
+# In the middle of a restore
+# ----------------------------------------------------------------
+
+# The reaper comes between any two steps of it, and nothing is to be kept longer
+# than somebody needs it.
+publish(50);
+$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.fetch('fast', 20, lease => '1 hour')});
+my $fast = $node->safe_psql('postgres', q{SELECT batch FROM idempotency.position WHERE subscription = 'fast'});
+read_all('slow');
+$node->command_ok([ 'pg_dump', '--no-sync', '--file', "$dir/dump.sql", $node->connstr('postgres') ], 'everything is dumped');
+my $dump = slurp_file("$dir/dump.sql");
+my $slowly = $dump =~ s/^\\\.$/\\.\nSELECT pg_sleep(0.5);/mgr;
+cmp_ok(($slowly =~ tr/\n//) - ($dump =~ tr/\n//), '>=', 4, 'with many steps');
+append_to_file("$dir/slowly.sql", $slowly);
+my $other = PostgreSQL::Test::Cluster->new('other');
+$other->init(extra => [ '--encoding=UTF8', '--locale=C' ]);
+$other->append_conf('postgresql.conf', "autovacuum = off\n$conf\nidempotency.outbox_retention = 0\n");
+$other->start;
+$other->safe_psql('postgres', 'CREATE DATABASE restored');
+my $from = -s $other->logfile;
+$other->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', "$dir/slowly.sql", $other->connstr('restored') ], 'everything is restored');
+cmp_ok(scalar(() = slurp_file($other->logfile, $from) =~ /starting background worker process "idempotency reaper for database/g), '>', 10,
+	'while the reaper comes and goes');
+visits(3, $other, 'restored');
+unlike(slurp_file($other->logfile, $from), qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|subscription|.*idempotency (?:reaper|launcher))/, 'and says nothing');
+is($other->safe_psql('restored', 'SELECT count(*) FROM idempotency.outbox'), '50', 'nothing is removed that somebody needs');
+is($other->safe_psql('restored', "SELECT idempotency.ack('fast', $fast)"), '', 'the batch that is out there is still out');
+is($other->safe_psql('restored', "SELECT drain('slow'), drain('fast')"), '0|30', 'and each goes on where it was');
+ok($other->poll_query_until('restored', 'SELECT count(*) = 0 FROM idempotency.outbox'), 'then they go there too');
+is($other->safe_psql('restored', q{SELECT events_reaped FROM idempotency.reaper, pg_control_system() AS c
+		WHERE reaper.system_identifier = c.system_identifier}), '50', 'and are counted there');
+$other->stop;
+$node->safe_psql('postgres', "SELECT idempotency.ack('fast', $fast)");
+read_all('fast');
+gone('as they do here');
+log_since();
+
+# ----------------------------------------------------------------
+# Across crashes
+# ----------------------------------------------------------------
+
+# Each way to end it in the middle of a backlog: nothing goes that somebody needs,
+# and the numbers add up.
+my %end = (
+	'killed' => sub {
+		my $pid;
+		do { $pid = $node->safe_psql('postgres', q{SELECT min(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) } until $pid;
+		kill 'KILL', $pid;
+		$node->poll_query_until('postgres', 'SELECT true') or die 'it does not come back';
+	},
+	'crashed' => sub { $node->stop('immediate'); $node->start },
+	'restarted' => sub { $node->restart });
+foreach my $way (sort keys %end)
+{
+	reload('idempotency.reaper_naptime', 0);
+	$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'})
+	  or die "$way: it does not pause";
+	publish(40_000);
+	read_all('fast');
+	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.fetch('slow', 38000, lease => '1 hour')});
+	$node->safe_psql('postgres', q{SELECT idempotency.ack('slow', batch) FROM idempotency.position WHERE subscription = 'slow'});
+	my $count = $node->safe_psql('postgres', q{SELECT sum(events_reaped) FROM idempotency.reaper});
+	reload('idempotency.reaper_naptime', q{'100ms'});
+	$node->poll_query_until('postgres', qq{SELECT sum(events_reaped) > $count + 1000 FROM idempotency.reaper}) or die "$way: it does not begin";
+	$end{$way}->();
+	is($node->safe_psql('postgres', qq{SELECT (SELECT sum(events_reaped) - $count FROM idempotency.reaper) + count(*) FROM idempotency.outbox}),
+		'40000', "$way: what it has removed and what is there add up");
+	gone("$way: it goes on", 2000);
+	visits(2);
+	is(read_all('slow'), '2000', "$way: what was needed is there");
+	gone("$way: and goes");
+}
+log_since();
+
+# ----------------------------------------------------------------
+# Without the extension
+# ----------------------------------------------------------------
+
+publish(30_000);
+read_all($_) foreach qw(fast slow);
+$node->safe_psql('postgres', 'DROP EXTENSION idempotency');
+visits(2);
+is_quiet('the extension is gone');
+$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
+publish(10);
+gone('and it is back');
+is_quiet('the extension is back');
+
+$node->stop;
+done_testing();
