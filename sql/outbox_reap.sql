@@ -223,10 +223,10 @@ DELETE FROM idempotency.position;
 SELECT setval('idempotency.outbox_seq', 56);
 SELECT idempotency.reap(), pg_temp.left_over();
 SELECT lag_events, lag FROM idempotency.subscriptions;
--- The position of another cluster counts: up to 54, but for 52 and 53, of transaction
+-- The position of another cluster counts: up to 56, but for 52 and 53, of transaction
 -- 4000000000 there.
 INSERT INTO idempotency.position (subscription, version, passed, inflight, singles, system_identifier, relation)
-	VALUES ('restored', 7, 54, '{4000000000,52,53}', 0, 7, 7);
+	VALUES ('restored', 7, 56, '{4000000000,52,53}', 0, 7, 7);
 UPDATE idempotency.outbox SET txid = '4000000000' WHERE seq = 53;
 SELECT lag_events, lag BETWEEN '0' AND '1 min' AS soon FROM idempotency.subscriptions;
 SELECT idempotency.reap(), pg_temp.left_over();
@@ -433,6 +433,8 @@ PREPARE TRANSACTION 'regress_outbox_reap';
 SELECT pg_temp.publish(3000, 'order.many');
 SELECT pg_temp.fetched('viewed', 10000), pg_temp.acked('viewed');
 SELECT lag_events, lag FROM idempotency.subscriptions;
+-- As if its events lay before and behind those of others.
+UPDATE idempotency.position SET inflight[3] = passed WHERE subscription = 'viewed';
 SELECT DISTINCT replace(node, 'Index Only', 'Index') AS node, few FROM pg_temp.rows_read();
 COMMIT PREPARED 'regress_outbox_reap';
 SELECT lag_events, lag IS NOT NULL AS late FROM idempotency.subscriptions;

@@ -3,7 +3,7 @@
 # Proves that the outbox outlives its cluster: after a dump and restore, whatever
 # the format and wherever the transaction ids of the new cluster begin, after
 # pg_upgrade, after the promotion of a standby and after a recovery to a point in
-# time, each subscription goes on where it was.  What it has acknowledged is not
+# time, and when transaction ids begin anew, each subscription goes on where it was.  What it has acknowledged is not
 # given again; everything else that was committed is given, in order, each event
 # once: also what was in flight when the subscription passed it, what lies behind
 # a hole, what is parked, and a batch that is out.  What was not committed is
@@ -62,11 +62,14 @@ sub fetched
 	return qq{SELECT max(batch), string_agg(payload->>'n', ' ' ORDER BY seq) FROM idempotency.fetch('$subscription', $max, lease => '$lease')};
 }
 
-my $roles = 'CREATE ROLE reader; CREATE ROLE stranger;';
+my $roles = 'CREATE ROLE reader LOGIN; CREATE ROLE stranger;';
 outbox_tools($node);
 $node->safe_psql('postgres', $roles . q{
 	SELECT idempotency.grant_consumer('reader'), idempotency.grant_consumer('stranger');
-	CREATE FUNCTION handle(idempotency.event) RETURNS void LANGUAGE sql AS 'SELECT';
+	CREATE TABLE handled (n int);
+	GRANT INSERT ON handled TO reader;
+	CREATE FUNCTION handle(idempotency.event) RETURNS void LANGUAGE sql AS $$ INSERT INTO handled VALUES (($1.payload->>'n')::int) $$;
+	SELECT idempotency.subscribe('handled', ARRAY['handled'], 'handle(idempotency.event)', owner => 'reader');
 	SELECT idempotency.subscribe('odd', ARRAY['od*.t']);
 	SELECT idempotency.subscribe('unread', ARRAY['*'], start_at => 'beginning', max_lag => '1 year', owner => 'reader')}
 	. ';' . subscribed(qw(read half flight flight_one flight_out out expired)));
@@ -127,12 +130,13 @@ is($node->safe_psql('postgres', 'SELECT max(seq), count(*) FROM idempotency.outb
 # What must be left of it
 # ----------------------------------------------------------------
 
-# rows_of returns the rows of all tables, whole.
+# rows_of returns the rows of all tables, whole, but for a position that workers
+# may move.
 sub rows_of
 {
 	my ($server, $dbname) = @_;
 	my $rows = join ' UNION ALL ', map { "SELECT '$_', t::text FROM idempotency.$_ AS t" } qw(outbox subscription position parked);
-	return $server->safe_psql($dbname, "$rows ORDER BY 1, 2");
+	return $server->safe_psql($dbname, "$rows ORDER BY 1, 2") =~ s/^position\|\(handled,.*\n//mr;
 }
 
 my $before = rows_of($node, 'postgres');
@@ -196,6 +200,7 @@ sub restored
 
 	lives_on($server, $dbname, $name, $opt{max});
 
+	fails_with($server, q{SELECT idempotency.fetch('handled')}, '55000', "$name: what has a handler is not fetched", dbname => $dbname);
 	fails_with($server, q{SET ROLE stranger; SELECT idempotency.fetch('unread')}, '42501', "$name: a stranger may not read", dbname => $dbname);
 	is($server->safe_psql($dbname, q{SET ROLE reader; SELECT count(*) FROM idempotency.fetch('unread')}), 0, "$name: the owner may");
 }
@@ -223,7 +228,7 @@ sub lives_on
 	is_deeply(drained($server, $dbname, $max, 'odd', @names), { odd => '', map { $_ => '100' } @names }, "$name: also one that was in flight");
 	$restore->query_safe('COMMIT');
 	is_deeply(drained($server, $dbname, $max, 'odd', @names), { odd => '', map { $_ => '108' } @names }, "$name: and one that is restored late");
-	is($server->safe_psql($dbname, q{SELECT string_agg(subscription, ' ') FROM idempotency.position WHERE inflight <> array[]::int8[] AND subscription <> 'odd'}),
+	is($server->safe_psql($dbname, q{SELECT string_agg(subscription, ' ') FROM idempotency.position WHERE inflight <> array[]::int8[] AND subscription NOT IN ('odd', 'handled')}),
 		'', "$name: nothing is in flight any more");
 	$_->quit foreach $open, $restore;
 }
@@ -351,5 +356,40 @@ command_ok([ 'pg_upgrade', '--no-sync', '--old-datadir', $node->data_dir, '--new
 $upgraded->start;
 $before = $later;
 restored($upgraded, 'postgres', 'upgraded', max => 3, lived => \%later);
+$upgraded->safe_psql('postgres', publish(300, 'handled'));
+ok($upgraded->poll_query_until('postgres', q{SELECT string_agg(n::text, ' ') = '300' FROM handled}), 'upgraded: workers serve what has a handler');
 $upgraded->stop;
+
+# ----------------------------------------------------------------
+# Transaction ids that begin anew
+# ----------------------------------------------------------------
+
+# A cluster can be moved by no more than half the way round at a time, when it has
+# been frozen.
+my $round = new_node('round', conf => $conf);
+$round->safe_psql('postgres', q{UPDATE pg_database SET datallowconn = true});
+foreach my $xid (1_500_000_000, 3_000_000_000, 2**32 - 60)
+{
+	$round->command_ok([ 'vacuumdb', '--all', '--freeze', '--quiet' ], 'freeze');
+	$round->stop;
+	set_next_xid($round, 0, $xid);
+	$round->start;
+}
+outbox_tools($round);
+$round->safe_psql('postgres', subscribed('round'));
+my ($old, $young) = map { open_session($round) } 1 .. 2;
+$old->query_safe('BEGIN; ' . event(1));
+$round->safe_psql('postgres', q{DO $$ BEGIN FOR i IN 1 .. 100 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$});
+$round->safe_psql('postgres', event(2));
+$young->query_safe('BEGIN; ' . event(3));
+$round->safe_psql('postgres', event(4));
+is_deeply(drained($round, 'postgres', 1, 'round'), { round => '2 4' }, 'round: two are in flight');
+is($round->safe_psql('postgres', q{SELECT inflight[1] < 2^32, inflight[4] > 2^32 FROM idempotency.position}), 't|t', 'round: from before and after the ids began anew');
+$young->query_safe('COMMIT');
+is_deeply(drained($round, 'postgres', 1, 'round'), { round => '3' }, 'round: the younger is given');
+$old->query_safe('COMMIT');
+$round->safe_psql('postgres', event(5));
+is_deeply(drained($round, 'postgres', 1, 'round'), { round => '1 5' }, 'round: and the older');
+$_->quit foreach $old, $young;
+$round->stop;
 done_testing();

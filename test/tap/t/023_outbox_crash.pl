@@ -130,7 +130,7 @@ sub numbers_go_on
 {
 	my ($name) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my $seq = $node->safe_psql('postgres', publish(0, 'number') . 'SELECT max(seq) FROM idempotency.outbox') =~ s/.*\n//sr;
+	my $seq = $node->safe_psql('postgres', q{SET lock_timeout = '30s'; } . publish(0, 'number') . 'SELECT max(seq) FROM idempotency.outbox') =~ s/.*\n//sr;
 
 	cmp_ok($seq, '>', $greatest, "$name: no number comes a second time");
 	$greatest = $seq;

@@ -39,7 +39,7 @@ $node->safe_psql('postgres', q{
 	BEGIN
 		EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, SUMMARY OFF, FORMAT JSON) ' || statement INTO plan;
 		plan := plan->0->'Plan';
-		RETURN ((plan->>'Shared Hit Blocks')::int + (plan->>'Shared Read Blocks')::int, (plan->>'Actual Rows')::int);
+		RETURN ((plan->>'Shared Hit Blocks')::int + (plan->>'Shared Read Blocks')::int, (plan->>'Actual Rows')::numeric::int);
 	END $$;
 
 	-- Fetches and acknowledges so many batches of five, each step in a transaction

@@ -313,13 +313,21 @@ while (time < $began + $seconds)
 		start($name, $client{$name}->()) if !$pid{$name} && time < $began + $seconds - 0.3;
 	}
 }
-foreach my $name (sort keys %pid)
+
+# ended waits for a client's end.
+sub ended
 {
-	waitpid($pid{$name}, 0);
+	my ($name) = @_;
+	waitpid($pid{$name}, 0) if $pid{$name};
 	delete $pid{$name};
+	return;
 }
+
+# Who reindexes waits for what is prepared.
+ended('prepared');
 $node->safe_psql('postgres', q{SELECT CASE WHEN gid LIKE 'commit%' THEN 'COMMIT' ELSE 'ROLLBACK' END || ' PREPARED ' || quote_literal(gid)
 	FROM pg_prepared_xacts \gexec});
+ended($_) foreach sort keys %pid;
 $killer->quit;
 
 # They have said nothing but that they were ended.
