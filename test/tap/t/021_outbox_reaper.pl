@@ -436,6 +436,7 @@ foreach my $change (
 }
 $node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('broken')});
 read_all($_) foreach qw(fast slow);
+gone('and without that subscription too');
 
 # ----------------------------------------------------------------
 # In the middle of a restore
