@@ -46,6 +46,7 @@ OBJS = \
 	src/ownerquery.o \
 	src/owntable.o \
 	src/parked.o \
+	src/parkedwrite.o \
 	src/position.o \
 	src/prefix.o \
 	src/reaper.o \
@@ -59,6 +60,7 @@ OBJS = \
 	src/relayregistry.o \
 	src/relaysurvey.o \
 	src/run.o \
+	src/settlement.o \
 	src/shmem.o \
 	src/stats.o \
 	src/store.o \

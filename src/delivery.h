@@ -12,6 +12,7 @@
 #include "nodes/pg_list.h"
 
 #include "event.h"
+#include "position.h"
 #include "subscription.h"
 
 /* What a fetch asks for. */
@@ -32,7 +33,13 @@ typedef struct Batch
 	TimestampTz next; /* when there may be something again; 0: when somebody publishes */
 } Batch;
 
+/* delivery.c */
 extern void DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *batch);
+extern bool DeliveryOutstanding(const Subscription *subscription, Batch *batch);
+extern void DeliveryPosition(const Subscription *subscription, Position *position);
+extern void BatchCollect(const Subscription *subscription, const Position *position, Batch *batch);
+
+/* settlement.c */
 extern void DeliveryAck(const Subscription *subscription, int64 batch);
 extern void DeliveryAckPart(const Subscription *subscription, int64 batch, const List *rest);
 extern TimestampTz DeliveryNack(const Subscription *subscription, int64 batch, const pg_uuid_t *id,
@@ -42,6 +49,5 @@ extern TimestampTz DeliveryFail(const Subscription *subscription, int64 batch, c
 extern void DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly);
 extern TimestampTz DeliveryExtend(const Subscription *subscription, int64 batch,
 								  const Interval *lease);
-extern bool DeliveryOutstanding(const Subscription *subscription, Batch *batch);
 
 #endif /* IDEMPOTENCY_DELIVERY_H */

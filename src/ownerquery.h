@@ -12,6 +12,14 @@
 
 #define OWNER_QUERY_PARAMETERS 20
 
+/* Qualified operators: the queries have to read the same under any search path. */
+#define EQ " OPERATOR(pg_catalog.=) "
+#define LT " OPERATOR(pg_catalog.<) "
+#define LE " OPERATOR(pg_catalog.<=) "
+#define GE " OPERATOR(pg_catalog.>=) "
+#define GT " OPERATOR(pg_catalog.>) "
+#define PLUS " OPERATOR(pg_catalog.+) "
+
 /* A query, with its plan once it was made; to be kept in a static variable. */
 typedef struct OwnerQuery
 {

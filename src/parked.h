@@ -25,15 +25,22 @@ typedef struct ParkedSummary
 	int aheadCount;
 } ParkedSummary;
 
+/* The parked events of a batch, as OF_BATCH selects them with ParkedBatchValues().
+ * The numbers come with their bounds: a plan without them may read all dead letters. */
+#define OF_BATCH " WHERE subscription" EQ "$1 AND seq" EQ "ANY ($3) AND seq" GE "$4 AND seq" LE "$5"
+
+/* parked.c */
 extern void ParkedSummarize(const text *subscription, const OutboxCursor *cursor,
 							ParkedSummary *summary);
 extern List *ParkedDue(const text *subscription, TimestampTz now, int max, int64 batch);
 extern List *ParkedInBatch(const text *subscription, const Position *position);
+extern void ParkedBatchValues(const text *subscription, const Position *position, Datum *values);
 extern bool ParkedHasError(const text *subscription, const List *events, const text *error);
 extern bool ParkedHas(const text *subscription, const ParkedSummary *summary, int64 seq);
 extern bool ParkedBlocks(const text *subscription, const ParkedSummary *summary,
 						 const Event *event);
 
+/* parkedwrite.c */
 extern void ParkedWait(const text *subscription, const Event *event);
 extern void ParkedAgain(const text *subscription, const Event *event, TimestampTz retryAt);
 extern void ParkedHeadsOnly(const text *subscription, TimestampTz retryAt);
