@@ -379,6 +379,12 @@ SELECT pg_temp.publish('{51}', 'restore');
 SELECT pg_temp.in_flight(51), pg_temp.from_another_cluster();
 UPDATE idempotency.position SET relation = 1, system_identifier = (SELECT system_identifier FROM pg_control_system()) WHERE subscription = 'restore';
 SELECT pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
+-- A sequence that has given out no number is behind a position, even the first.
+BEGIN;
+ALTER SEQUENCE idempotency.outbox_seq RESTART;
+UPDATE idempotency.position SET passed = 1, inflight = '{}', relation = 1 WHERE subscription = 'restore';
+SELECT pg_temp.error_of($$SELECT idempotency.fetch('restore')$$);
+ROLLBACK;
 
 -- A hole of which nothing more can come is given up, and what is in it is given.
 SELECT pg_temp.publish('{61,62}', 'restore');
@@ -438,5 +444,17 @@ SELECT pg_temp.error_of(format('SELECT idempotency.fetch(%s)', arguments)) AS er
 	'''fetch'', NULL',
 	'''fetch'', wait => ''-1 s''',
 	'''fetch'', wait => ''-1 day 1 hour''']) AS arguments;
+
+-- The type of an event is the extension's.
+SELECT pg_temp.publish('{113}');
+BEGIN;
+ALTER TYPE idempotency.event ADD ATTRIBUTE more text;
+SELECT pg_temp.error_of($$SELECT idempotency.fetch('fetch')$$), pg_temp.error_of($$SELECT * FROM idempotency.fetch('fetch')$$);
+ROLLBACK;
+BEGIN;
+ALTER TYPE idempotency.event ALTER ATTRIBUTE seq TYPE text;
+SELECT pg_temp.error_of($$SELECT * FROM idempotency.fetch('fetch')$$);
+ROLLBACK;
+SELECT pg_temp.fetch('fetch');
 
 SELECT idempotency.unsubscribe('fetch');

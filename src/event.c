@@ -32,6 +32,14 @@ static const int outboxColumn[EVENT_COLUMNS] = {
 	[EVENT_HEADERS] = OUT_HEADERS, [EVENT_PUBLISHED_AT] = OUT_PUBLISHED_AT,
 };
 
+static const Oid attributeType[EVENT_COLUMNS] = {
+	[EVENT_BATCH] = INT8OID,	 [EVENT_SEQ] = INT8OID,
+	[EVENT_ID] = UUIDOID,		 [EVENT_TOPIC] = TEXTOID,
+	[EVENT_AGGREGATE] = TEXTOID, [EVENT_TYPE] = TEXTOID,
+	[EVENT_PAYLOAD] = JSONOID,	 [EVENT_HEADERS] = JSONOID,
+	[EVENT_ATTEMPT] = INT4OID,	 [EVENT_PUBLISHED_AT] = TIMESTAMPTZOID,
+};
+
 /*
  * CopyAttribute copies a value that is passed by reference into the current
  * memory context, whole.
@@ -139,6 +147,20 @@ EventType(void)
 }
 
 /*
+ * EventCheckRow throws 42804 unless a row has the attributes that we fill.
+ */
+void
+EventCheckRow(TupleDesc desc)
+{
+	bool fits = desc->natts == EVENT_COLUMNS;
+
+	for (int i = 0; fits && i < EVENT_COLUMNS; i++)
+		fits = TupleDescAttr(desc, i)->atttypid == attributeType[i];
+	if (!fits)
+		ErrorEventType();
+}
+
+/*
  * RowType returns the attributes of idempotency.event, to be released.  Throws
  * 42804 if they are not those that we fill.
  */
@@ -147,11 +169,7 @@ RowType(void)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc(EventType(), -1);
 
-	if (desc->natts != EVENT_COLUMNS)
-	{
-		ReleaseTupleDesc(desc);
-		ErrorEventType();
-	}
+	EventCheckRow(desc);
 	return desc;
 }
 

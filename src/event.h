@@ -41,6 +41,7 @@ extern const text *EventAggregate(const Event *event);
 extern bool EventsShareAggregate(const Event *a, const Event *b);
 extern Oid EventType(void);
 extern void EventTypeCheck(void);
+extern void EventCheckRow(TupleDesc desc);
 extern Datum EventDatum(const Event *event);
 
 #endif /* IDEMPOTENCY_EVENT_H */

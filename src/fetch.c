@@ -182,6 +182,7 @@ idempotency_fetch(PG_FUNCTION_ARGS)
 		ErrorFetchSnapshot();
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	EventCheckRow(rsinfo->setDesc);
 	FetchWithin(name, &plan, waitMs, &batch);
 	foreach (cell, batch.events)
 	{

@@ -69,7 +69,8 @@ static OwnerQuery readQuery = {
 
 static OwnerQuery lastNumberQuery = {
 	.table = "outbox",
-	.text = "SELECT last_value FROM idempotency.outbox_seq",
+	.text = "SELECT last_value OPERATOR(pg_catalog.-) CASE WHEN is_called THEN 0 ELSE 1 END"
+			" FROM idempotency.outbox_seq",
 };
 
 static OwnerQuery createQuery = {
