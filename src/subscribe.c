@@ -168,7 +168,7 @@ IntervalFromArg(FunctionCallInfo fcinfo, int arg, const char *what, bool mayBeNu
 	if (*isnull && mayBeNull)
 		return (Datum) 0;
 	if (*isnull || IntervalMicroseconds(PG_GETARG_INTERVAL_P(arg)) < 0)
-		ErrorBadArgument(psprintf("%s must not be negative or NULL", what),
+		ErrorBadArgument(psprintf("%s must not be negative%s", what, mayBeNull ? "" : " or NULL"),
 						 "Pass an interval such as '1 second', or leave it out.");
 	return PG_GETARG_DATUM(arg);
 }

@@ -5,7 +5,8 @@
  *	  backslash takes the next character as it is.
  *
  * In every encoding that a database may have, these two are bytes of their own,
- * so that texts are compared byte by byte.
+ * so that texts are compared byte by byte; but "*" takes whole characters, since in
+ * some the end of one and the beginning of the next look like a third.
  *
  * Takes no locks, touches no tables.
  *
@@ -14,6 +15,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "mb/pg_wchar.h"
 #include "utils/array.h"
 
 #include "compat.h"
@@ -23,7 +25,7 @@
 
 /*
  * Matches tells whether the pattern covers the whole topic.  Whenever the two
- * differ, the last "*" takes one byte more.
+ * differ, the last "*" takes one character more.
  */
 static bool
 Matches(const char *pattern, const char *patternEnd, const char *topic, const char *topicEnd)
@@ -48,7 +50,8 @@ Matches(const char *pattern, const char *patternEnd, const char *topic, const ch
 		else if (star != NULL)
 		{
 			pattern = star;
-			topic = ++resume;
+			resume += Min(pg_encoding_mblen(GetDatabaseEncoding(), resume), topicEnd - resume);
+			topic = resume;
 		}
 		else
 			return false;
