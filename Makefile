@@ -34,6 +34,7 @@ OBJS = \
 	src/keytext.o \
 	src/launcher.o \
 	src/lease.o \
+	src/lockwait.o \
 	src/number.o \
 	src/operation.o \
 	src/outbox.o \

@@ -315,3 +315,16 @@ ErrorPublishersBusy(void)
 							  "longer than idempotency.wait."),
 					errhint("Try again, or end that transaction; see pg_locks.")));
 }
+
+/*
+ * ErrorReaperBusy reports a transaction that has called reap() and is still open.
+ */
+void
+ErrorReaperBusy(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+					errmsg("could not wait for the events that are just being removed"),
+					errdetail("A transaction that called idempotency.reap() is open for longer "
+							  "than idempotency.wait."),
+					errhint("Try again, or end that transaction; see pg_locks.")));
+}

@@ -52,6 +52,7 @@ pg_noreturn extern void ErrorNumbersBehind(const text *subscription, int64 passe
 pg_noreturn extern void ErrorSubscriptionBusy(const text *subscription);
 
 pg_noreturn extern void ErrorPublishersBusy(void);
+pg_noreturn extern void ErrorReaperBusy(void);
 
 /* LOG */
 extern void LogEventsDropped(const text *subscription, int64 lost, int64 passed, int64 upto);

@@ -63,7 +63,6 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
-#include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/memutils.h"
@@ -74,6 +73,8 @@
 #include "compat.h"
 #include "guc.h"
 #include "hand.h"
+#include "lockwait.h"
+#include "outboxerrors.h"
 #include "outboxreap.h"
 #include "outboxscan.h"
 #include "outboxtable.h"
@@ -154,14 +155,16 @@ EventsLockTag(void)
 
 /*
  * OutboxReaperHoldOff keeps all events that are there until the transaction
- * ends.  Waits for a batch that is just being removed.
+ * ends.  Waits for a batch that is just being removed, and throws 55P03 if that
+ * takes longer than idempotency.wait, as it may where somebody called reap().
  */
 void
 OutboxReaperHoldOff(void)
 {
 	LOCKTAG tag = EventsLockTag();
 
-	(void) LockAcquire(&tag, ShareLock, false, false);
+	if (!LockWithin(&tag, ShareLock, DefaultWait))
+		ErrorReaperBusy();
 }
 
 /*
@@ -192,7 +195,7 @@ OutboxReaperLock(bool dontWait)
 	return TakeTable("outbox", RowExclusiveLock, dontWait) &&
 		   TakeTable("position", RowExclusiveLock, dontWait) &&
 		   TakeTable("subscription", AccessShareLock, dontWait) &&
-		   TakeTable("parked", AccessShareLock, dontWait) && HandLock(dontWait);
+		   TakeTable("parked", RowExclusiveLock, dontWait) && HandLock(dontWait);
 }
 
 /*
@@ -204,7 +207,7 @@ KeepSubscribersOut(void)
 {
 	LOCKTAG tag = EventsLockTag();
 
-	return LockAcquire(&tag, ExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL;
+	return LockWithin(&tag, ExclusiveLock, 0);
 }
 
 /* ----------------------------------------------------------------
