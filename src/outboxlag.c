@@ -11,7 +11,9 @@
  * has to be longer than the longest transaction that publishes.
  *
  * A batch that is out is its consumer's until its lease is over.  Then it is given
- * up, if something in it is too old: what is not will be given again.
+ * up, if something in it is too old.  What is not is parked, to be given again: were
+ * the position to go back for it, what has been parked of the batch already would be
+ * met once more, even after it had been acknowledged.
  *
  * The scan ends at the first event that is young enough.  That one has been given
  * by then, so it is put back into the cursor, as what was in flight of a transaction
@@ -26,11 +28,14 @@
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
+#include "common/pg_prng.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "delivery.h"
 #include "event.h"
 #include "outboxerrors.h"
 #include "outboxlag.h"
@@ -47,6 +52,9 @@
 /* So many events are passed over in a transaction at most. */
 #define BATCH_EVENTS 5000
 
+/* So many subscriptions are looked at in a transaction at most. */
+#define LOOKS 250
+
 /* What was passed over. */
 typedef struct Loss
 {
@@ -58,10 +66,15 @@ typedef struct Loss
 static OwnerQuery nextQuery = {
 	.table = "subscription",
 	.text = "SELECT number, max_lag FROM idempotency.subscription"
-			" WHERE number OPERATOR(pg_catalog.>) $1 AND max_lag IS NOT NULL"
+			" WHERE number" GT "$1 AND number" LE "$2 AND max_lag IS NOT NULL"
 			" ORDER BY number LIMIT 1",
-	.parameters = 1,
-	.types = {INT8OID},
+	.parameters = 2,
+	.types = {INT8OID, INT8OID},
+};
+
+static OwnerQuery highestQuery = {
+	.table = "subscription",
+	.text = "SELECT coalesce(pg_catalog.max(number), 0) FROM idempotency.subscription",
 };
 
 /*
@@ -76,25 +89,51 @@ Before(const Interval *length)
 }
 
 /*
- * NextLimited finds the subscription with a max_lag whose number is the next
- * after "*number", and sets that, and the time before which events are too old.
- * Returns false if there is none.
+ * Begin sets out on a round through all subscriptions.  One that may end before it
+ * has come round begins anywhere, so that in time each has its turn.
+ */
+static void
+Begin(LagRun *run, bool anywhere)
+{
+	bool isnull;
+
+	run->begun = true;
+	run->upto = PG_INT64_MAX;
+	if (!anywhere)
+		return;
+	(void) OwnerQueryRun(&highestQuery, NULL, NULL);
+	run->from = pg_prng_uint64_range(&pg_global_prng_state, 0,
+									 DatumGetInt64(OwnerQueryValue(0, 1, &isnull)));
+	OwnerQueryEnd();
+	run->after = run->from;
+}
+
+/*
+ * NextLimited finds the next subscription with a max_lag on the round, and sets
+ * its number, and the time before which events are too old.  Returns false when it
+ * is round.
  */
 static bool
-NextLimited(int64 *number, TimestampTz *cutoff)
+NextLimited(LagRun *run, int64 *number, TimestampTz *cutoff)
 {
-	Datum after = Int64GetDatum(*number);
-	bool found = OwnerQueryRun(&nextQuery, &after, NULL) > 0;
-
-	if (found)
+	for (;;)
 	{
-		bool isnull;
+		Datum values[] = {Int64GetDatum(run->after), Int64GetDatum(run->upto)};
+		bool found = OwnerQueryRun(&nextQuery, values, NULL) > 0;
 
-		*number = DatumGetInt64(OwnerQueryValue(0, 1, &isnull));
-		*cutoff = Before(DatumGetIntervalP(OwnerQueryValue(0, 2, &isnull)));
+		if (found)
+		{
+			bool isnull;
+
+			*number = DatumGetInt64(OwnerQueryValue(0, 1, &isnull));
+			*cutoff = Before(DatumGetIntervalP(OwnerQueryValue(0, 2, &isnull)));
+		}
+		OwnerQueryEnd();
+		if (found || run->upto == run->from)
+			return found;
+		run->after = 0;
+		run->upto = run->from;
 	}
-	OwnerQueryEnd();
-	return found;
 }
 
 /*
@@ -148,6 +187,41 @@ IsLost(const Subscription *subscription, TupleTableSlot *slot, const ParkedSumma
 }
 
 /*
+ * GiveUpBatch ends the batch that is out, and fills "loss" with what was in it and
+ * is too old.  The rest is parked, as it is when a batch is given back.
+ */
+static void
+GiveUpBatch(const Subscription *subscription, TimestampTz cutoff, Position *position, Loss *loss)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ParkedSummary parked;
+	ListCell *cell;
+	Batch batch;
+
+	(void) DeliveryOutstanding(subscription, &batch);
+	ParkedSummarize(subscription->name, &position->start, &parked);
+	foreach (cell, batch.events)
+	{
+		const Event *event = lfirst(cell);
+
+		if (ParkedHas(subscription->name, &parked, EventSeq(event)))
+			continue;
+		if (DatumGetTimestampTz(event->values[EVENT_PUBLISHED_AT]) >= cutoff)
+		{
+			ParkedAgain(subscription->name, event, now);
+			continue;
+		}
+		loss->passed++;
+		loss->lost++;
+		loss->upto = Max(loss->upto, EventSeq(event));
+	}
+	ParkedHeadsOnly(subscription->name, now);
+	position->start = position->end;
+	position->batch = 0;
+	PositionWrite(subscription->name, position);
+}
+
+/*
  * PassOver moves the position past events that are too old, and fills "loss".
  * Returns whether there may be more of them.
  */
@@ -184,21 +258,19 @@ PassOver(const Subscription *subscription, TimestampTz cutoff, Position *positio
 	OutboxScanEnd(scan, &position->start);
 	if (young.from != 0)
 		CursorAdd(&position->start, &young);
-	position->batch = 0;
 	PositionWrite(subscription->name, position);
-	return loss->passed == BATCH_EVENTS;
+	return loss->passed >= BATCH_EVENTS;
 }
 
 /*
- * MoveOn moves on one subscription, if it is behind and free.  Returns whether
- * it is to be looked at again.
+ * MoveOn moves on one subscription some way, if it is behind and free, and sets
+ * "*more" if it is behind still.  Returns whether it has written anything.
  */
 static bool
-MoveOn(const Subscription *subscription, TimestampTz cutoff)
+MoveOn(const Subscription *subscription, TimestampTz cutoff, bool *more)
 {
 	Loss loss = {0};
 	Position position;
-	bool more;
 
 	/* A fetch() that does not wait must not find the lock taken in vain. */
 	if (!ReadIfBehind(subscription, cutoff, &position) || !SubscriptionLock(subscription->name, 0))
@@ -208,45 +280,67 @@ MoveOn(const Subscription *subscription, TimestampTz cutoff)
 		SubscriptionUnlock(subscription->name);
 		return false;
 	}
-	more = PassOver(subscription, cutoff, &position, &loss);
+	if (position.batch != 0)
+		GiveUpBatch(subscription, cutoff, &position, &loss);
+	*more = PassOver(subscription, cutoff, &position, &loss);
 	CountEvents(COUNT_EVENTS_DROPPED, loss.lost);
 	if (loss.lost > 0)
 		LogEventsDropped(subscription->name, loss.lost, loss.passed, loss.upto);
-	return more;
+	return true;
 }
 
 /*
- * OutboxLagBatch moves on the subscription that has the next number after
- * "*number" and is too far behind, some way, and sets "*number" to its number
- * when it is done with it.  With dontWait it waits for no table and no other
- * reaper.  Returns RUN_ENDED if there is no subscription left.  Throws 55000
- * where the extension is not installed or a table was altered.
+ * LookOn goes on with the round until it has moved a subscription on, or looked at
+ * LOOKS of them.  Returns whether it is round.
+ */
+static bool
+LookOn(LagRun *run)
+{
+	MemoryContext each =
+		AllocSetContextCreate(CurrentMemoryContext, "idempotency lag", ALLOCSET_SMALL_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(each);
+	bool round = false;
+	bool moved = false;
+
+	for (int looks = 0; looks < LOOKS && !moved && !round; looks++)
+	{
+		TimestampTz cutoff;
+		int64 number;
+		bool more = false;
+
+		CHECK_FOR_INTERRUPTS();
+		round = !NextLimited(run, &number, &cutoff);
+		if (!round)
+		{
+			Subscription *subscription = SubscriptionFindNumber(number);
+
+			moved = subscription != NULL && MoveOn(subscription, cutoff, &more);
+			if (!more)
+				run->after = number;
+		}
+		MemoryContextReset(each);
+	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(each);
+	return round;
+}
+
+/*
+ * OutboxLagBatch goes on with a round over the subscriptions that have a max_lag:
+ * it moves one of them on that is too far behind, some way.  With dontWait it waits
+ * for no table and no other reaper.  Returns RUN_ENDED when it is round.  Throws
+ * 55000 where the extension is not installed or a table was altered.
  */
 RunState
-OutboxLagBatch(bool dontWait, int64 *number)
+OutboxLagBatch(bool dontWait, LagRun *run)
 {
-	RunState state = RUN_ENDED;
-	int64 next = *number;
-	MemoryContext each;
-	MemoryContext caller;
-	TimestampTz cutoff;
-
 	if (IsolationUsesXactSnapshot())
 		return RUN_ENDED;
 	if (!OutboxReaperLock(dontWait))
 		return RUN_BUSY;
-
-	each = AllocSetContextCreate(CurrentMemoryContext, "idempotency lag", ALLOCSET_SMALL_SIZES);
-	caller = MemoryContextSwitchTo(each);
-	if (OutboxLastNumber() > 0 && NextLimited(&next, &cutoff))
-	{
-		Subscription *subscription = SubscriptionFindNumber(next);
-
-		state = RUN_GOES_ON;
-		if (subscription == NULL || !MoveOn(subscription, cutoff))
-			*number = next;
-	}
-	MemoryContextSwitchTo(caller);
-	MemoryContextDelete(each);
-	return state;
+	if (OutboxLastNumber() == 0)
+		return RUN_ENDED;
+	if (!run->begun)
+		Begin(run, dontWait);
+	return LookOn(run) ? RUN_ENDED : RUN_GOES_ON;
 }

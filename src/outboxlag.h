@@ -10,6 +10,15 @@
 
 #include "reaperrun.h"
 
-extern RunState OutboxLagBatch(bool dontWait, int64 *number);
+/* A round over the subscriptions; begins with zeros. */
+typedef struct LagRun
+{
+	bool begun;
+	int64 from;	 /* behind this number, up to the last, and then from the first to it */
+	int64 after; /* how far it is */
+	int64 upto;
+} LagRun;
+
+extern RunState OutboxLagBatch(bool dontWait, LagRun *run);
 
 #endif /* IDEMPOTENCY_OUTBOXLAG_H */

@@ -69,8 +69,8 @@ typedef enum Task
 typedef struct Visit
 {
 	ReaperRun keys;
-	int64 subscription; /* the last one whose lag was looked at */
-	bool refused;		/* a task was, and the log says why */
+	LagRun lag;
+	bool refused; /* a task was, and the log says why */
 	bool ended[TASKS];
 } Visit;
 
@@ -99,7 +99,7 @@ Datum
 idempotency_reap(PG_FUNCTION_ARGS)
 {
 	ReaperRunPlan plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true};
-	int64 subscription = 0;
+	LagRun lag = {0};
 	int64 events = 0;
 	int64 maxRows;
 	ReaperRun run;
@@ -113,7 +113,7 @@ idempotency_reap(PG_FUNCTION_ARGS)
 	}
 	PreventCommandIfReadOnly("idempotency.reap()");
 
-	while (OutboxLagBatch(false, &subscription) == RUN_GOES_ON)
+	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON)
 		;
 	maxRows = plan.maxRows;
 	ReapEvents(maxRows / 2, &events);
@@ -165,7 +165,7 @@ Batch(Visit *visit, Task task, bool last)
 	else if (task == TASK_KEYS)
 		state = KeysBatch(&visit->keys, last);
 	else if (task == TASK_LAG)
-		state = OutboxLagBatch(true, &visit->subscription);
+		state = OutboxLagBatch(true, &visit->lag);
 	else
 		state = OutboxReapBatch(true, PG_INT64_MAX, &reaped);
 	return state == RUN_GOES_ON ? VISIT_UNFINISHED : VISIT_ENDED;

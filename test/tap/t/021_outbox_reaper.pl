@@ -360,6 +360,14 @@ is($node->safe_psql('postgres', q{SELECT published, delivered, acknowledged, fai
 $node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('left "alone"'), idempotency.unsubscribe('read')});
 is_quiet('moved on');
 
+# More of them than a visit has time for: each has its turn.
+$node->safe_psql('postgres', q{SELECT count(idempotency.subscribe('left ' || n, '{*}', max_lag => '1 ms')) FROM generate_series(1, 2000) AS n});
+publish(1);
+read_all($_) foreach qw(fast slow);
+gone('none of many subscriptions that nobody reads is forgotten');
+$node->safe_psql('postgres', q{SELECT count(idempotency.unsubscribe('left ' || n)) FROM generate_series(1, 2000) AS n});
+log_since();
+
 # Failures are counted as well.
 $node->safe_psql('postgres', q{SELECT idempotency.stats_reset(), idempotency.subscribe('failing', '{*}', max_attempts => 2);
 	SELECT FROM idempotency.publish('order', '1');
