@@ -314,7 +314,12 @@ NumberNotNeeded(Relation table, int64 last, bool closely)
 			return NobodyIsPublishing(table) ? number : 0;
 	}
 	foreach (cell, names)
-		number = Min(number, NumberHad(lfirst(cell), closely));
+	{
+		/* Asked twice, as Min() would, it may have gone on, past others. */
+		int64 had = NumberHad(lfirst(cell), closely);
+
+		number = Min(number, had);
+	}
 	return number;
 }
 

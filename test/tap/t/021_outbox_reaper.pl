@@ -288,6 +288,31 @@ is(($node->psql('postgres', q{SELECT bt_index_check('idempotency.outbox_pkey', t
 is_quiet('amid clients');
 
 # ----------------------------------------------------------------
+# Between two looks at the positions
+# ----------------------------------------------------------------
+
+# One subscription goes on while reap() looks how far each has come; another one stays
+# where both have been, and comes first in that look.
+append_to_file("$dir/reap.sql", "SELECT idempotency.reap(1000);\n");
+append_to_file("$dir/stay.sql", <<'SQL');
+SELECT idempotency.publish('look', '{}');
+SELECT batch FROM idempotency.fetch('goes on') \gset
+SELECT idempotency.ack('goes on', :batch);
+\sleep 2 ms
+SELECT batch FROM idempotency.fetch('a stay') \gset
+SELECT idempotency.ack('a stay', :batch);
+SQL
+$node->safe_psql('postgres', q{CREATE DATABASE looks});
+$node->safe_psql('looks', q{ALTER DATABASE looks SET idempotency.outbox_retention = 0; CREATE EXTENSION idempotency;
+	SELECT idempotency.subscribe('a stay', '{*}'), idempotency.subscribe('goes on', '{*}')});
+my $reaping = IPC::Run::start([ $node->installed_command('pgbench'), '-n', '-T', '600', '-f', "$dir/reap.sql", $node->connstr('looks') ], '>&', \my $said);
+$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-t', '600', '-f', "$dir/stay.sql", $node->connstr('looks') ],
+	0, [qr{600/600}], [qr/^(?!.*error)/s], 'no event goes that one of them needs');
+$reaping->kill_kill;
+$node->safe_psql('postgres', 'DROP DATABASE looks');
+log_since();
+
+# ----------------------------------------------------------------
 # Where nobody subscribes
 # ----------------------------------------------------------------
 
