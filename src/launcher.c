@@ -376,9 +376,9 @@ Tour(instr_time began, bool reap)
 static long
 TimeLeft(int interval, bool ever, instr_time began)
 {
-	if (interval == 0)
-		return -1;
-	return ever ? Max(interval - WorkerElapsed(began), 0) : 0;
+	long left = ever && interval > 0 ? interval - WorkerElapsed(began) : 0;
+
+	return interval == 0 ? -1 : Max(left, 0);
 }
 
 /*

@@ -17,6 +17,10 @@
  * processor from the clients.  Its commits are asynchronous: a deletion that a
  * crash undoes is made again.
  *
+ * Where logical replication fills the tables, reaper and relay rest until the
+ * subscription is dropped: what they removed here would be missed by a change that
+ * arrives later.
+ *
  * The worker waits for nobody.  Where the table or the reaper's lock is not
  * free, or the extension is not there, it leaves, and says nothing; where the
  * tables are not as this library knows them, it says so once.
@@ -45,6 +49,7 @@
 #include "launcher.h"
 #include "outboxlag.h"
 #include "outboxreap.h"
+#include "owntable.h"
 #include "reaper.h"
 #include "reaperrun.h"
 #include "relayregistry.h"
@@ -94,6 +99,7 @@ ReapEvents(int64 maxRows, int64 *reaped)
  * reap(max_rows) RETURNS bigint: how many expired rows and events it removed.
  * Goes once round the table, in the caller's transaction.  Half of the rows may be
  * events before the keys' turn comes, so that neither is left for the other.
+ * Nothing is removed where logical replication fills the tables.
  */
 Datum
 idempotency_reap(PG_FUNCTION_ARGS)
@@ -112,6 +118,8 @@ idempotency_reap(PG_FUNCTION_ARGS)
 		plan.maxRows = Min(plan.maxRows, PG_GETARG_INT32(0));
 	}
 	PreventCommandIfReadOnly("idempotency.reap()");
+	if (OwnTablesFollow())
+		PG_RETURN_INT64(0);
 
 	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON)
 		;
@@ -158,6 +166,11 @@ Batch(Visit *visit, Task task, bool last)
 	{
 		RegistryForgetDatabase(MyDatabaseId);
 		return VISIT_NOT_INSTALLED;
+	}
+	if (OwnTablesFollow())
+	{
+		RegistryForgetDatabase(MyDatabaseId);
+		return VISIT_ENDED;
 	}
 
 	if (task == TASK_SURVEY)
@@ -271,6 +284,16 @@ NextTask(const Visit *visit, Task task)
 }
 
 /*
+ * Rest sleeps for "ms"; after a long batch the time that is left of the visit may be
+ * over before.
+ */
+static void
+Rest(long ms, long left, uint32 event)
+{
+	WorkerSleep(Max(Min(ms, left), 0), event);
+}
+
+/*
  * DoVisit works until there is nothing more to do, or the time is up.
  */
 static VisitResult
@@ -306,10 +329,8 @@ DoVisit(void)
 		if (last && NextTask(&visit, task) != TASKS)
 			return visit.refused ? VISIT_REFUSED : VISIT_UNFINISHED;
 
-		/* After a long batch the time may be up before the rest is. */
 		if (!ShutdownRequestPending)
-			WorkerSleep(Min(WorkerElapsed(began) + 1, Max(STAY_MS - WorkerElapsed(came), 0)),
-						event);
+			Rest(WorkerElapsed(began) + 1, STAY_MS - WorkerElapsed(came), event);
 	}
 }
 
