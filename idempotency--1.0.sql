@@ -1116,6 +1116,7 @@ GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
 GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions TO pg_monitor;
 GRANT EXECUTE ON FUNCTION idempotency.stats() TO pg_monitor;
 
+REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;

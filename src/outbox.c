@@ -104,6 +104,7 @@ Insert(const Datum *values, const bool *isnull)
 
 	ExecClearTuple(slot);
 	memcpy(slot->tts_values, values, OUTBOX_COLUMNS * sizeof(Datum));
+	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts * sizeof(bool));
 	memcpy(slot->tts_isnull, isnull, OUTBOX_COLUMNS * sizeof(bool));
 	slot->tts_values[OUT_TXID - 1] = FullTransactionIdGetDatum(txid);
 	slot->tts_values[OUT_SEQ - 1] = Int64GetDatum(nextval_internal(sequence, false));

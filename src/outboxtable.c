@@ -48,7 +48,7 @@ static const struct
 static bool
 HasColumns(TupleDesc desc)
 {
-	if (desc->natts != OUTBOX_COLUMNS)
+	if (desc->natts < OUTBOX_COLUMNS)
 		return false;
 	for (int i = 0; i < OUTBOX_COLUMNS; i++)
 	{
@@ -57,6 +57,13 @@ HasColumns(TupleDesc desc)
 		if (attribute->attisdropped || attribute->atttypid != columns[i].type ||
 			attribute->attnotnull != columns[i].notNull ||
 			strcmp(NameStr(attribute->attname), columns[i].name) != 0)
+			return false;
+	}
+
+	/* A column that was added and dropped again has left nothing but its place. */
+	for (int i = OUTBOX_COLUMNS; i < desc->natts; i++)
+	{
+		if (!TupleDescAttr(desc, i)->attisdropped)
 			return false;
 	}
 	return true;

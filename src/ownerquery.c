@@ -5,9 +5,10 @@
  *
  * The tables that are on nobody's hot path are read and written by SQL.  The
  * caller of a function has no right to them; their owner has.  Whatever others
- * have added to a table (a trigger, say) runs as a security-restricted operation
- * under a pinned search path, so that neither the caller nor the trigger's
- * author gets what the other has.
+ * have added to a table (a trigger AFTER a write, say) runs as a security-restricted
+ * operation under a pinned search path, so that neither the caller nor the trigger's
+ * author gets what the other has.  A table with anything that could keep a row from
+ * being written, or change it, is refused: an event would be lost.
  *
  * Each query is planned once a session, for its index: a plan for a table that was
  * small must not stay when the table has grown, or holds dead rows that a snapshot
@@ -19,6 +20,8 @@
  */
 #include "postgres.h"
 
+#include "access/table.h"
+#include "commands/trigger.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/guc.h"
@@ -58,6 +61,43 @@ OwnerOf(const char *table)
 	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
 	ReleaseSysCache(tuple);
 	return owner;
+}
+
+/*
+ * CheckUnaltered throws 55000 if the table has rules, or triggers that come before
+ * the write of a row.  The write was done, so that its lock keeps more of them away.
+ * The plan is made anew next time: one that a rule has left nothing of would stay,
+ * since it depends on no table any more.
+ */
+static void
+CheckUnaltered(OwnerQuery *query)
+{
+	Oid relid = OwnRelationByName(query->table);
+	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	bool mayBe = HeapTupleIsValid(tuple) && (((Form_pg_class) GETSTRUCT(tuple))->relhasrules ||
+											 ((Form_pg_class) GETSTRUCT(tuple))->relhastriggers);
+	const TriggerDesc *triggers;
+	Relation table;
+
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	if (!mayBe)
+		return;
+
+	/* what was there once leaves its mark */
+	table = table_open(relid, AccessShareLock);
+	triggers = table->trigdesc;
+	if (table->rd_rules != NULL || (triggers != NULL && (triggers->trig_insert_before_row ||
+														 triggers->trig_update_before_row ||
+														 triggers->trig_delete_before_row)))
+	{
+		SPI_freeplan(query->plan);
+		query->plan = NULL;
+		ErrorStoreAltered(query->table,
+						  "It has rules, or triggers that come before the write of a row.",
+						  "Drop them; a trigger AFTER the write does no harm.");
+	}
+	table_close(table, NoLock);
 }
 
 /*
@@ -118,6 +158,8 @@ OwnerQueryRun(OwnerQuery *query, Datum *values, const bool *isnull)
 	result = SPI_execute_plan(query->plan, values, nulls, false, 0);
 	if (result < 0)
 		Failed(query, result);
+	if (result != SPI_OK_SELECT)
+		CheckUnaltered(query);
 	SetUserIdAndSecContext(caller, context);
 	AtEOXact_GUC(false, nest);
 	return SPI_processed;

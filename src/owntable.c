@@ -8,18 +8,24 @@
  * partition routing, hence a table that has any of them is refused.  The check
  * is made once, and again after each change of the table's definition.
  *
+ * Also, whether logical replication fills them.
+ *
  * Locks: only the table's, which OwnTableOpen() takes for its caller.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_subscription_rel.h"
 #include "storage/lmgr.h"
+#include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
@@ -58,8 +64,43 @@ OwnTableInit(void)
 }
 
 /*
+ * CatalogNames tells whether a row of a catalog has the relation in that column.
+ */
+static bool
+CatalogNames(Oid catalog, AttrNumber column, Oid relid)
+{
+	Relation table = table_open(catalog, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool found;
+
+	ScanKeyInit(&key, column, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(table, InvalidOid, false, NULL, 1, &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	table_close(table, AccessShareLock);
+	return found;
+}
+
+/*
+ * IsDistributed tells whether Citus has the table among its own: distributed, a
+ * reference table, or a local one that it manages.  It notes them in a table that it
+ * puts into pg_catalog.  On the node where that was done such a table bears a trigger
+ * as well; elsewhere, since it is an extension's, it bears nothing to be seen.  Citus
+ * invalidates the relation when it changes the note, so that we look again.
+ */
+static bool
+IsDistributed(Oid relid)
+{
+	Oid notes = get_relname_relid("pg_dist_partition", PG_CATALOG_NAMESPACE);
+	AttrNumber column = OidIsValid(notes) ? get_attnum(notes, "logicalrelid") : InvalidAttrNumber;
+
+	return column != InvalidAttrNumber && CatalogNames(notes, column, relid);
+}
+
+/*
  * CheckTable throws 55000 unless the table is the plain local heap that the
- * extension made.  (A table distributed by Citus bears triggers.)
+ * extension made.
  */
 static void
 CheckTable(const OwnTable *own, Relation table)
@@ -82,8 +123,11 @@ CheckTable(const OwnTable *own, Relation table)
 		ErrorStoreAltered(own->name, "It has row-level security.",
 						  "Use ALTER TABLE ... DISABLE ROW LEVEL SECURITY, and "
 						  "idempotency.scope_prefix to separate tenants.");
+	if (IsDistributed(RelationGetRelid(table)))
+		ErrorStoreAltered(own->name, "It is distributed by Citus.",
+						  "Use undistribute_table(); each node has a table of its own.");
 	if (table->trigdesc != NULL || table->rd_rules != NULL)
-		ErrorStoreAltered(own->name, "It has triggers, rules or foreign keys, or is distributed.",
+		ErrorStoreAltered(own->name, "It has triggers, rules or foreign keys.",
 						  "Drop them; put triggers on your own tables.");
 	if (constraints != NULL && (constraints->num_check > 0 || constraints->num_defval > 0))
 		ErrorStoreAltered(own->name, "It has check constraints or defaults.",
@@ -170,4 +214,26 @@ OwnTableOpen(OwnTable *own, LOCKMODE lockmode)
 	own->checked = (own->relid == RelationGetRelid(table));
 	LauncherCall();
 	return table;
+}
+
+/*
+ * OwnTablesFollow tells whether rows of the extension's tables come from another
+ * server by logical replication, be the subscription disabled.  Whoever removes or
+ * moves one here then is in its way: an UPDATE that finds no row is passed over, and
+ * its key is lost.
+ */
+bool
+OwnTablesFollow(void)
+{
+	static const char *const names[] = {"key", "outbox", "subscription", "position", "parked"};
+
+	for (size_t i = 0; i < lengthof(names); i++)
+	{
+		Oid relid = OwnRelationByName(names[i]);
+
+		if (OidIsValid(relid) &&
+			CatalogNames(SubscriptionRelRelationId, Anum_pg_subscription_rel_srrelid, relid))
+			return true;
+	}
+	return false;
 }

@@ -28,6 +28,7 @@ typedef enum OwnLock
 
 extern OwnLock OwnRelationsLock(const char *const *names, int count);
 extern void OwnTableInit(void);
+extern bool OwnTablesFollow(void);
 extern Relation OwnTableOpen(OwnTable *table, LOCKMODE lockmode);
 extern Oid OwnRelationByName(const char *name);
 

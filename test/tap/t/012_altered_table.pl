@@ -68,6 +68,14 @@ sub works
 afresh();
 works('as it was made');
 
+# note_of_citus changes what Citus notes of its tables, as Citus does.
+sub note_of_citus
+{
+	my ($change) = @_;
+	return qq{DO \$\$ BEGIN LOCK TABLE idempotency.key; $change;
+		UPDATE pg_class SET relname = relname WHERE oid = 'idempotency.key'::regclass; END \$\$};
+}
+
 # What the table may not be, what the hint says, and how it is repaired.
 my $t = 'idempotency.key';
 my @alterations = (
@@ -123,6 +131,12 @@ my @alterations = (
 	[ 'an added column', "ALTER TABLE $t ADD note text", "ALTER TABLE $t DROP note", 'columns' ],
 	[ 'an added column with a value', "ALTER TABLE $t ADD note text DEFAULT 'x' NOT NULL", "ALTER TABLE $t DROP note",
 		'Drop' ],
+	# On a worker, where Citus puts no trigger on an extension's table.  Citus itself
+	# sees to it that the table is looked at anew when this note of its changes.
+	[ 'distributed by Citus', note_of_citus("INSERT INTO pg_dist_partition VALUES ('$t', 'h')"),
+		note_of_citus('DELETE FROM pg_dist_partition'), 'undistribute_table',
+		'CREATE TABLE pg_dist_partition (logicalrelid regclass PRIMARY KEY, partmethod "char");
+		ALTER TABLE pg_dist_partition SET SCHEMA pg_catalog' ],
 	[ 'a generated column', "ALTER TABLE $t ADD l int GENERATED ALWAYS AS (length(key)) STORED", "ALTER TABLE $t DROP l",
 		'Drop' ]);
 
@@ -144,6 +158,10 @@ foreach (@alterations)
 	works("$what: repaired");
 }
 
+# Nor may the outbox.
+fails_with($node, q{INSERT INTO pg_dist_partition VALUES ('idempotency.outbox', 'n'); SELECT idempotency.publish('t', '1')},
+	'55000', 'a distributed outbox', like => qr/"idempotency\.outbox".*^DETAIL:  It is distributed by Citus\.$/ms);
+$node->safe_psql('postgres', 'DROP TABLE pg_dist_partition');
 afresh();
 
 # In one transaction: altered and refused, rolled back and good.

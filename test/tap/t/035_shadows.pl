@@ -1,0 +1,246 @@
+# 035_shadows.pl
+#
+# Proves that nothing which others have made captures the extension: neither objects
+# under every name that PostgreSQL's own functions, operators, types, relations and
+# collations have, first in the search path when the extension is made and when all of
+# it is used, by sessions and by workers; nor a schema idempotency that was there
+# before, whatever is in it; nor the rights that a database grants by default.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('main', conf => q{
+shared_preload_libraries = 'idempotency'
+idempotency.reaper_naptime = '200ms'
+log_statement = none
+});
+
+# The objects of the extension in a database, as a table.
+my $member = q{SET search_path = pg_catalog, pg_temp; CREATE TEMPORARY VIEW member AS SELECT d.classid, d.objid FROM pg_depend AS d
+	JOIN pg_extension AS e ON e.oid = d.refobjid
+	WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency';};
+
+# ----------------------------------------------------------------
+# Shadows of everything
+# ----------------------------------------------------------------
+
+# The server's own aclinsert() says that it is no longer supported, whatever it is
+# given: so does every shadow, with the very signature of what it covers.  They all
+# stand in "public", as if PUBLIC might create there.
+$node->safe_psql('postgres', 'CREATE DATABASE shadows');
+my $made = $node->safe_psql('shadows', q{
+	CREATE FUNCTION pg_temp.try(statement text) RETURNS int LANGUAGE plpgsql AS $$
+	BEGIN
+		EXECUTE statement;
+		RETURN 1;
+	EXCEPTION WHEN OTHERS THEN
+		RETURN 0;
+	END $$;
+	CREATE TEMPORARY TABLE shadow AS
+	SELECT 'function' AS kind, pg_temp.try(format('CREATE FUNCTION public.%I(%s) RETURNS %s%s LANGUAGE internal AS ''aclinsert''', proname,
+			array_to_string(ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes::oid[]) AS t), ', '),
+				CASE WHEN proretset THEN 'SETOF ' END, format_type(prorettype, NULL))) AS made
+	FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace
+	UNION ALL
+	SELECT 'operator', pg_temp.try(format('CREATE FUNCTION public.op_%1$s(%2$s) RETURNS %3$s LANGUAGE internal AS ''aclinsert'';
+			CREATE OPERATOR public.%4$s (FUNCTION = public.op_%1$s, RIGHTARG = %6$s%5$s)', oid, concat_ws(', ', nullif(oprleft::regtype::text, '-'), oprright::regtype),
+			oprresult::regtype, oprname, ', LEFTARG = ' || nullif(oprleft::regtype::text, '-'), oprright::regtype))
+	FROM pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace
+	UNION ALL
+	SELECT 'relation', pg_temp.try(format('CREATE TABLE public.%I (captured bool NOT NULL CHECK (false))', relname))
+	FROM pg_class WHERE relkind IN ('r', 'v') AND relnamespace = 'pg_catalog'::regnamespace
+	UNION ALL
+	SELECT 'relation', pg_temp.try(format('CREATE TABLE public.%I (captured bool NOT NULL CHECK (false))', name))
+	FROM unnest('{key,keys,outbox,subscription,subscriptions,position,parked,reaper,stats,zombies,dead_letters,token,outbox_seq,subscription_number}'::text[]) AS name
+	UNION ALL
+	SELECT 'collation', pg_temp.try(format('CREATE COLLATION public.%I FROM "POSIX"', name)) FROM unnest('{C,default}'::text[]) AS name;
+	INSERT INTO shadow
+	SELECT 'type', pg_temp.try(format('CREATE DOMAIN public.%I AS pg_catalog.%1$I CHECK (false)', typname))
+	FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype IN ('b', 'r') AND typcategory <> 'A'
+		AND typname !~ '^pg_|^any|^_';
+	SELECT string_agg(kind || ' ' || sum, ', ' ORDER BY kind) FROM (SELECT kind, sum(made) FROM shadow GROUP BY kind) AS s});
+note($made);
+my %made = reverse map { reverse split / / } split /, /, $made;
+cmp_ok($made{function}, '>', 2500, "functions are shadowed: $made{function}");
+cmp_ok($made{operator}, '>', 700, "operators: $made{operator}");
+cmp_ok($made{type}, '>', 50, "types: $made{type}");
+cmp_ok($made{relation}, '>', 100, "relations: $made{relation}");
+$node->safe_psql('postgres', q{ALTER DATABASE shadows SET search_path = public, pg_catalog});
+fails_with($node, q{SELECT now()}, '0A000', 'they do capture what does not say where it belongs', dbname => 'shadows', like => qr/aclinsert/);
+fails_with($node, q{SELECT 1 OPERATOR(public.+) 1}, '0A000', 'operators too', dbname => 'shadows', like => qr/aclinsert/);
+fails_with($node, q{SELECT '1'::text}, '23514', 'and types', dbname => 'shadows');
+
+# The installation: none of its objects depends on any of them.
+is($node->safe_psql('shadows', 'CREATE EXTENSION idempotency'), '', 'the extension is made among them');
+my $members = qq{$member SELECT count(*) FROM member};
+is($node->safe_psql('shadows', $members), $node->safe_psql('postgres', $members), 'with all its objects');
+is($node->safe_psql('shadows', qq{$member
+		SELECT pg_describe_object(d.classid, d.objid, d.objsubid), pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid)
+		FROM pg_depend AS d, LATERAL pg_identify_object(d.refclassid, d.refobjid, 0) AS i
+		WHERE i.schema = 'public' AND EXISTS (SELECT FROM member AS m WHERE m.classid = d.classid AND m.objid = d.objid)}), '',
+	'none of which leans on a shadow');
+my $definitions = q{SET search_path = pg_catalog; SELECT pg_get_functiondef(oid) FROM pg_proc
+	WHERE pronamespace = 'idempotency'::regnamespace ORDER BY oid::regprocedure::text;
+	SELECT relname, pg_get_viewdef(oid) FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' ORDER BY relname;
+	SELECT attrelid::regclass::text, attname, format_type(atttypid, NULL), attcollation::regcollation FROM pg_attribute WHERE attrelid IN (SELECT oid FROM pg_class
+		WHERE relnamespace = 'idempotency'::regnamespace) AND attnum > 0 ORDER BY attrelid::regclass::text, attnum;
+	SELECT oid::regoperator, oprcode, oprrest, oprjoin FROM pg_operator WHERE oprcode::text LIKE 'idempotency.%' ORDER BY oid::regoperator::text};
+is($node->safe_psql('shadows', $definitions), $node->safe_psql('postgres', $definitions), 'and every definition is what it is elsewhere');
+
+# What is used: every function of the extension by its name.  The roles have a path of
+# their own, with a temporary schema before it all.
+my $mask = q{SET search_path = pg_temp, public, pg_catalog;
+	CREATE TEMPORARY TABLE key (captured pg_catalog.bool NOT NULL CHECK (false)); CREATE TEMPORARY TABLE subscription (LIKE pg_temp.key INCLUDING ALL);
+	CREATE TEMPORARY TABLE pg_class (LIKE pg_temp.key INCLUDING ALL); CREATE DOMAIN pg_temp.document AS pg_catalog.json CHECK (false);
+	CREATE DOMAIN pg_temp.interval AS pg_catalog.interval CHECK (false); CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (false);};
+my @use = split /\n(?!\t)/, <<'SQL';
+SELECT idempotency.grant_client('user'), idempotency.grant_consumer('user'), idempotency.grant_operator('user')
+SELECT (idempotency.claim('s', 'k', '{"a": 1}', wait => '1 s', retention => '1 h')).outcome
+SELECT idempotency.complete('s', 'k', '{"b": 2}', 200, '{"c": 3}')
+SELECT (idempotency.try_claim('s', 'k', '{"a": 1}')).response, idempotency.problem(idempotency.try_claim('s', 'k', '{"a": 2}'))
+SELECT idempotency.fail('s', 'f', '1', 400) FROM idempotency.claim('s', 'f')
+SELECT idempotency.release('s', 'r') FROM idempotency.claim('s', 'r')
+SELECT idempotency.checkpoint('s', 'l', token, 'p', '{}'), idempotency.renew('s', 'l', token, '1 min'), idempotency.release('s', 'l', token)
+	FROM idempotency.claim('s', 'l', '{}', lease => '1 min')
+SELECT idempotency.complete('s', key, '1', token => (operation).token) FROM idempotency.claim_abandoned('s', '1 min')
+SELECT outcome FROM idempotency.run('s', 'run', '{}', 'app.handler(pg_catalog.json)')
+SELECT idempotency.once('s', 'o'), idempotency.once('s', 'o')
+SELECT idempotency.once('s', ARRAY['o', 'p'])
+SELECT idempotency.current_key('s'), (idempotency.peek('s', 'k')).status
+INSERT INTO app.guarded VALUES (1)
+SELECT idempotency.subscribe('sub', '{t*}', start_at => 'beginning', max_attempts => 1, max_lag => '1 h')
+SELECT idempotency.publish('t', '{"n": 1}', 'a', 'made', '{"h": 1}', '00000000-0000-7000-8000-000000000001'), idempotency.publish('t', '{"n": 2}')
+SELECT idempotency.extend('sub', batch, '1 h'), idempotency.nack('sub', batch, id, 'no') FROM idempotency.fetch('sub', 1, '0', '1 min')
+SELECT idempotency.redrive('sub'), idempotency.redrive('sub', '00000000-0000-7000-8000-000000000001')
+SELECT idempotency.ack('sub', batch) FROM idempotency.fetch('sub', 1)
+SELECT idempotency.canonical('{"b": 1, "a": 1.0}'), idempotency.fingerprint('{}'), idempotency.fingerprint('GET', '/', '{}'),
+	idempotency.document('{}'::pg_catalog.jsonb)
+SELECT idempotency.derive_key('s', 'k', 'p'), idempotency.natural_key('a', 'b'), idempotency.uuidv7(), idempotency.parse_header('"k"')
+SELECT 'a'::idempotency.keytext OPERATOR(pg_catalog.<) 'b', ('a'::idempotency.keytext)::pg_catalog.text, '{}'::pg_catalog.text::idempotency.document, '{}'::idempotency.document::pg_catalog.jsonb
+SELECT scope, key, state, status, age, expires_in, response_size, fingerprint FROM idempotency.keys WHERE key OPERATOR(pg_catalog.=) 'k'
+SELECT * FROM idempotency.zombies
+SELECT * FROM idempotency.stats
+SELECT idempotency.stats_reset() FROM idempotency.stats()
+SELECT * FROM idempotency.subscriptions
+SELECT * FROM idempotency.dead_letters
+SELECT idempotency.forget('s', 'k'), idempotency.reap(10)
+SELECT idempotency.unsubscribe('sub')
+SQL
+$node->safe_psql('shadows', q{CREATE ROLE "user" LOGIN; CREATE SCHEMA app; CREATE TABLE app.guarded (i pg_catalog.int4);
+	CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT $1';
+	CREATE TRIGGER guard BEFORE INSERT ON app.guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('s');
+	GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded TO "user"; GRANT ALL ON ALL FUNCTIONS IN SCHEMA idempotency TO "user";
+		GRANT TEMPORARY ON DATABASE shadows TO "user"});
+$node->safe_psql('shadows', shift @use);
+foreach my $path ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog')
+{
+	my ($rc, $out, $err) = $node->psql('shadows', join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @use, 'COMMIT;'),
+		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=verbose', '--username', 'user' ]);
+	is($err, '', "all of it works under $path");
+	like($out, qr/^claimed$/m, 'and does what it should');
+	$node->safe_psql('shadows', 'DELETE FROM idempotency.key; DELETE FROM idempotency.outbox');
+}
+my $text = join "\n", @use, 'idempotency.grant_ idempotency.require_claim(';
+my @unused = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe_psql('postgres', q{SELECT proname FROM pg_proc
+	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext|grant)_'});
+is("@unused", '', 'no function was left out');
+my @unread = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe_psql('postgres', q{SELECT relname FROM pg_class
+	WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v'});
+is("@unread", '', 'nor a view');
+
+# The workers: the relay serves, and the reaper reaps.
+$node->safe_psql('shadows', q{CREATE TABLE app.done (n pg_catalog.text); GRANT ALL ON app.done TO "user";
+	CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog AS 'INSERT INTO app.done VALUES ((e).payload::text)'});
+$node->safe_psql('shadows', q{SELECT idempotency.subscribe('relay', '{*}', 'app.handle(idempotency.event)', owner => 'user');
+	SELECT idempotency.publish('t', '1'), idempotency.once('s', 'brief', '1 microsecond')});
+ok($node->poll_query_until('shadows', q{SELECT pg_catalog.count(*) OPERATOR(pg_catalog.=) 1 FROM app.done}), 'a relay worker works there');
+ok($node->poll_query_until('shadows', q{SELECT rows_reaped OPERATOR(pg_catalog.>) 0 FROM idempotency.reaper}), 'and the reaper');
+unlike(slurp_file($node->logfile), qr/LOG:  idempotency \w+ cannot/, 'without a complaint');
+is($node->safe_psql('shadows', q{SELECT idempotency.unsubscribe('relay'); DROP FUNCTION app.handle; DROP TABLE app.guarded;
+	DROP EXTENSION idempotency}), 't', 'the extension is dropped among them');
+
+# ----------------------------------------------------------------
+# A schema that was there before
+# ----------------------------------------------------------------
+
+# Mallory owns the database, and the schema with what the extension would have.
+$node->safe_psql('postgres', 'CREATE ROLE mallory LOGIN; CREATE DATABASE trap OWNER mallory');
+my @as_mallory = (dbname => 'trap', extra_params => [ '--username', 'mallory' ]);
+my $trap = q{CREATE SCHEMA idempotency;
+	CREATE TYPE idempotency.document AS (a int);
+	CREATE TABLE idempotency.key (scope text, key text, PRIMARY KEY (scope, key));
+	CREATE SEQUENCE idempotency.token;
+	CREATE VIEW idempotency.keys AS SELECT 1 AS one;
+	CREATE FUNCTION idempotency.claim(scope text, key text) RETURNS record LANGUAGE sql AS 'SELECT 1, 2';
+	CREATE FUNCTION idempotency.keytext_eq(int, int) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+	CREATE OPERATOR idempotency.= (LEFTARG = int, RIGHTARG = int, FUNCTION = idempotency.keytext_eq)};
+$node->safe_psql('trap', $trap, extra_params => [ '--username', 'mallory' ]);
+my $state = q{SELECT oid, nspowner FROM pg_namespace WHERE nspname = 'idempotency'; SELECT oid, relname, relowner FROM pg_class
+	WHERE relnamespace = 'idempotency'::regnamespace ORDER BY 1;
+	SELECT oid, proname, prosrc FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace ORDER BY 1; SELECT count(*) FROM pg_extension;
+		SELECT count(*) FROM pg_operator; SELECT count(*) FROM pg_type};
+my $before = $node->safe_psql('trap', $state);
+fails_with($node, $_->[0], $_->[1], $_->[0], dbname => 'trap')
+  foreach [ 'CREATE EXTENSION idempotency', '42P06' ], [ 'CREATE EXTENSION IF NOT EXISTS idempotency CASCADE', '42P06' ],
+	[ q{CREATE EXTENSION idempotency VERSION '1.0'}, '42P06' ],
+	[ 'CREATE EXTENSION idempotency SCHEMA idempotency', '0A000' ], [ 'CREATE EXTENSION idempotency SCHEMA public', '0A000' ],
+	[ 'SET search_path = idempotency; CREATE EXTENSION idempotency', '42P06' ];
+is($node->safe_psql('trap', $state), $before, 'a schema of somebody else keeps the extension out, and stays as it was');
+fails_with($node, 'CREATE EXTENSION idempotency', '42501', 'nor does its owner make the extension', @as_mallory);
+
+# One that is just being made.
+$node->safe_psql('trap', 'DROP SCHEMA idempotency CASCADE', extra_params => [ '--username', 'mallory' ]);
+my $maker = open_session($node, @as_mallory);
+$maker->query_safe("SET client_min_messages = warning; BEGIN; $trap");
+my $superuser = open_session($node, dbname => 'trap');
+$superuser->query_until(qr/go/, "\\echo go\nCREATE EXTENSION idempotency;\n\\echo :SQLSTATE\n");
+$node->poll_query_until('trap', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted}) or die;
+$maker->query_safe('COMMIT');
+like($superuser->query('SELECT 1'), qr/^(?:23505|42P06)\n/, 'nor one that is made meanwhile lets it in');
+is($node->safe_psql('trap', q{SELECT count(*) FROM pg_extension WHERE extname = 'idempotency'}), '0', 'it is not there');
+$maker->query_safe('DROP SCHEMA idempotency CASCADE');
+$superuser->{stderr} = '';
+$superuser->query_safe('CREATE EXTENSION idempotency');
+$superuser->quit;
+$maker->quit;
+
+# Once it is there, the owner of the database has nothing to say in it.
+fails_with($node, $_, '42501', "mallory may not: $_", @as_mallory)
+  foreach 'DROP EXTENSION idempotency CASCADE', 'ALTER EXTENSION idempotency UPDATE', 'DROP SCHEMA idempotency CASCADE', 'ALTER SCHEMA idempotency RENAME TO mine',
+	'ALTER SCHEMA idempotency OWNER TO mallory', 'GRANT ALL ON SCHEMA idempotency TO mallory WITH GRANT OPTION',
+		'CREATE FUNCTION idempotency.f() RETURNS int LANGUAGE sql AS $$SELECT 1$$',
+	'CREATE TABLE idempotency.mine (i int)', 'DROP FUNCTION idempotency.uuidv7()', 'ALTER FUNCTION idempotency.uuidv7() OWNER TO mallory', 'DROP TABLE idempotency.key',
+	'ALTER TABLE idempotency.key OWNER TO mallory', 'ALTER TABLE idempotency.key DISABLE ROW LEVEL SECURITY',
+		'CREATE TRIGGER t BEFORE INSERT ON idempotency.parked EXECUTE FUNCTION idempotency.require_claim()',
+	'CREATE RULE r AS ON INSERT TO idempotency.position DO INSTEAD NOTHING', 'DROP OPERATOR pg_catalog.= (idempotency.keytext, idempotency.keytext)',
+		'DROP CAST (json AS idempotency.document)',
+	'DROP TYPE idempotency.document CASCADE', 'ALTER TYPE idempotency.operation DROP ATTRIBUTE token',
+		'DROP OPERATOR CLASS idempotency.keytext_ops USING btree', 'SELECT idempotency.grant_client(\'mallory\')',
+	q{ALTER DATABASE trap SET session_preload_libraries = 'x'}, q{ALTER DATABASE trap SET idempotency.scope_prefix = 'x/'}, q{ALTER DATABASE trap SET idempotency.handler_timeout = 0},
+	'REASSIGN OWNED BY postgres TO mallory', 'TRUNCATE idempotency.outbox', 'COMMENT ON EXTENSION idempotency IS $$mine$$',
+		'CREATE PUBLICATION p FOR ALL TABLES', 'BEGIN; LOCK TABLE idempotency.key';
+
+# ----------------------------------------------------------------
+# Rights by default
+# ----------------------------------------------------------------
+
+# What a database grants to PUBLIC by default it does not grant here.  (Row types of
+# tables and views keep the server's default: a REVOKE on one makes pg_dump warn.)
+$node->safe_psql('postgres', 'CREATE DATABASE generous');
+$node->safe_psql('generous', join '; ', (map { "ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO PUBLIC" } qw(TABLES SEQUENCES FUNCTIONS TYPES SCHEMAS)), 'CREATE EXTENSION idempotency');
+is($node->safe_psql('generous', qq{$member SELECT pg_describe_object(classid, objid, 0) FROM member
+		LEFT JOIN pg_namespace AS n ON classid = 'pg_namespace'::regclass AND n.oid = objid LEFT JOIN pg_class AS c ON classid = 'pg_class'::regclass AND c.oid = objid
+		LEFT JOIN pg_proc AS p ON classid = 'pg_proc'::regclass AND p.oid = objid
+		LEFT JOIN pg_type AS t ON classid = 'pg_type'::regclass AND t.oid = objid AND t.typname IN ('document', 'keytext', 'operation', 'abandoned', 'event'),
+		aclexplode(coalesce(nspacl, relacl, proacl, typacl)) AS a WHERE a.grantee = 0}), '', 'nothing is granted to PUBLIC, whatever is by default');
+$node->safe_psql('generous', 'CREATE ROLE anybody LOGIN');
+fails_with($node, $_, '42501', "anybody may not: $_", dbname => 'generous', extra_params => [ '--username', 'anybody' ])
+  foreach q{SELECT idempotency.peek('s', 'k')}, 'SELECT * FROM idempotency.key', 'CREATE TABLE idempotency.mine (i int)', q{SELECT nextval('idempotency.token')};
+
+$node->stop;
+done_testing();
