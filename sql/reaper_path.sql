@@ -81,6 +81,22 @@ SELECT current_user, upper('captured');
 COMMIT;
 RESET ROLE;
 
+-- Nothing that it leaves behind gets out of the call: no temporary table in the
+-- caller's session, and no trigger for later, which would run with the caller's rights.
+CREATE OR REPLACE FUNCTION public.hear() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+	CREATE TEMPORARY TABLE left_behind ();
+	RETURN NULL;
+END $$;
+SET ROLE regress_reaper_path;
+SELECT idempotency.reap();
+RESET ROLE;
+DROP TRIGGER hear ON idempotency.reaper;
+CREATE CONSTRAINT TRIGGER hear AFTER INSERT OR UPDATE ON idempotency.reaper DEFERRABLE INITIALLY DEFERRED
+	FOR EACH ROW EXECUTE FUNCTION public.hear();
+SET ROLE regress_reaper_path;
+SELECT idempotency.reap();
+RESET ROLE;
+
 RESET search_path;
 DROP TRIGGER hear ON idempotency.reaper;
 DROP FUNCTION hear, expired;

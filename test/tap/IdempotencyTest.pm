@@ -17,15 +17,22 @@ use Test::More;
 our @EXPORT = qw(new_node open_session fails_with session_fails error_is
   answers_of keys_of);
 
+# Where a test is to fail, as with a planted bug, one failure is enough.
+if ($ENV{IDEMPOTENCY_STOP_AT_FAILURE})
+{
+	require Test2::API;
+	Test2::API::test2_stack()->top->listen(sub { BAIL_OUT($_[1]->summary) if $_[1]->isa('Test2::Event::Ok') && $_[1]->causes_fail });
+}
+
 # The server's own errors must arrive as text that a pattern can name.
 my @verbose = ('-v', 'VERBOSITY=verbose');
 
 # new_node makes a server with the settings in $opt{conf}, and starts it with
-# the extension in database postgres.  $opt{init} goes to init().
+# the extension in database postgres.  $opt{new} goes to new(), $opt{init} to init().
 sub new_node
 {
 	my ($name, %opt) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name, %{ $opt{new} // {} });
 
 	$node->init(extra => [ '--encoding=UTF8', '--locale=C' ], %{ $opt{init} // {} });
 	$node->append_conf('postgresql.conf', "autovacuum = off\n" . ($opt{conf} // ''));

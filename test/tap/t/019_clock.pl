@@ -29,13 +29,29 @@ if (!$library)
 
 my $clock = PostgreSQL::Test::Utils::tempdir . '/clock';
 
-# set_clock sets the server's clock, by so many seconds from the right time.  The
-# file is replaced as a whole, so that nobody reads half of it.
+# write_clock says what the server's clock is.  The file is replaced as a whole, so
+# that nobody reads half of it.
+sub write_clock
+{
+	my ($time) = @_;
+	append_to_file("$clock.new", "$time\n");
+	rename "$clock.new", $clock or die "$clock: $!";
+	return;
+}
+
+# set_clock sets the server's clock, by so many seconds from the right time.
 sub set_clock
 {
 	my ($seconds) = @_;
-	append_to_file("$clock.new", sprintf "%+d\n", $seconds);
-	rename "$clock.new", $clock or die "$clock: $!";
+	write_clock(sprintf '%+d', $seconds);
+	return;
+}
+
+# stop_clock makes the server's clock stand, so many seconds after a midnight.
+sub stop_clock
+{
+	my ($seconds) = @_;
+	write_clock(sprintf '2100-01-01 %02d:%02d:%02d', $seconds / 3600, $seconds / 60 % 60, $seconds % 60);
 	return;
 }
 
@@ -304,6 +320,28 @@ is(sql($seen), 't|1', 'and so does a message');
 set_clock(-30 * $day);
 is(sql("BEGIN; $kept"), 'replayed|"kept"', 'back: an outcome is remembered for longer');
 is(sql($seen), 'f|0', 'and so is a message');
+
+# ----------------------------------------------------------------
+# The very moment
+# ----------------------------------------------------------------
+
+# A lease still runs at the moment of its end, and an outcome is remembered up to that
+# of its own, and no longer.
+stop_clock(0);
+is(sql('SELECT clock_timestamp()'), sql('SELECT clock_timestamp()'), 'the clock stands');
+is((claims('moment'))[0], 'claimed 1', 'a lease begins');
+sql(q{SELECT idempotency.once('c', 'until then', '1 hour'); SELECT idempotency.subscribe('s', ARRAY['*']); SELECT idempotency.publish('t', '1')});
+my $fetch = q{SELECT count(*) FROM idempotency.fetch('s', lease => '1 hour')};
+is(sql($fetch), 1, 'and so does that of a batch');
+stop_clock($hour - 1);
+is(sql(q{SELECT idempotency.once('c', 'until then', '1 hour')}), 'f', 'a second before its end an outcome is remembered');
+stop_clock($hour);
+is((claims('moment'))[0], 'in_progress 1', 'at the moment of its end a lease runs');
+is(sql($fetch), 0, 'and so does that of a batch');
+is(sql(q{SELECT idempotency.once('c', 'until then', '1 hour')}), 't', 'an outcome does not');
+stop_clock($hour + 1);
+is((claims('moment'))[0], 'taken_over 2', 'a second later the lease is over');
+is(sql($fetch), 1, 'and so is that of the batch');
 
 # Whatever the clock said: no token came twice.
 is(sql(q{SELECT count(*), count(DISTINCT token) FROM idempotency.key WHERE token IS NOT NULL}) =~ /^(\d+)\|\1$/, 1, 'no two leases have one token');
