@@ -105,7 +105,7 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
 # The targets below are for people; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo test bench format check-format
+.PHONY: help demo test torture fuzz matrix mutants bench format check-format
 
 help: ## print this list
 	@echo 'all            build'
@@ -120,15 +120,38 @@ demo: ## see it work: install what is missing, build, play the scenes of example
 	@tools/server run shared_preload_libraries=idempotency idempotency.reaper_naptime=1s \
 		-- examples/payments-demo/run
 
-test: ## run every test; ONLY="regress isolation tap pgtap docs model relay stress storm", TESTS="name ..."
+test: ## run every test; ONLY="regress isolation tap pgtap docs model relay fuzz stress storm torture", TESTS="name ..."
 	@tools/prerequisites test
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 -- test/run
+
+matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=
+	@tools/prerequisites matrix
+	@test/matrix/run $(RELEASES)
+
+mutants: ## plant bugs, one after another: the tests must catch each (15 minutes); ONLY="name ..."
+	@tools/prerequisites test
+	@test/mutants/run
+
+# A seed replays what failed.
+fuzz: export CALLS ?= 1000000
+fuzz: export INPUTS ?= 5000
+fuzz: export ROUNDS ?= 200
+fuzz: ## feed it what nobody would on purpose (20 minutes); SEED=1, CALLS=, INPUTS=, ROUNDS=, SCENARIO="calls inputs outbox"
+	@tools/prerequisites test
+	@tools/build
+	@tools/server run fsync=off max_prepared_transactions=50 shared_preload_libraries=idempotency \
+		idempotency.relay_workers=0 idempotency.reaper_naptime=0 -- test/fuzz/run $(SCENARIO)
 
 bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" (15 minutes), outbox (15) or scale (10)
 	@tools/prerequisites bench
 	@tools/build
 	@test/bench/run $(SUITE)
+
+torture: ## kill, stop, fill and set back everything, and judge what is left; SEED=1 ROUNDS=10 KINDS="backend sync ..."
+	@tools/prerequisites test
+	@tools/build
+	@test/torture/run
 
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
 

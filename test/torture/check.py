@@ -1,0 +1,251 @@
+"""
+check.py
+    Judges a history: the journal of a round, and what is in the tables after it.
+
+Nothing here knows how the clients work or which faults there were, but for two
+facts about the round:
+
+    steady    nobody has set the clock, so that leases can be timed
+    lossy     a promotion may lose commits: each one that is not older than the
+              promotion's mark, in the epoch that the promotion ends
+
+A record is firm if no promotion can have lost what it tells.  verdict() returns
+what is wrong, as pairs of a check's name and a message, and nothing if all is well.
+"""
+
+from collections import defaultdict
+
+SUBSCRIPTIONS = ("once", "together", "relayed")
+SLACK = 0.02  # seconds by which two clocks of one machine may differ
+
+
+class History:
+    """A journal, by key."""
+
+    def __init__(self, records, lossy):
+        self.answers = defaultdict(list)
+        self.tokens = defaultdict(list)
+        self.renewals = defaultdict(list)
+        self.releases = defaultdict(list)
+        self.completing = {}
+        self.refused = []
+        self.prepared = {}
+        self.shown = []  # all tokens, as they were shown
+        self.lossy = lossy
+        self.marks = {r["epoch"]: r["i"] for r in records if r["what"] == "mark"}
+        for record in records:
+            self.add(record)
+
+    def add(self, record):
+        """add sorts a record in."""
+        what = record["what"]
+        if what == "answer":
+            self.answers[record["key"]].append(record)
+        elif what == "token":
+            self.tokens[record["key"]].append(record)
+            self.shown.append(record)
+        elif what == "renewed":
+            self.renewals[record["key"]].append(record)
+        elif what == "releasing":
+            self.releases[record["key"]].append(record)
+        elif what == "completing":
+            self.completing[record["attempt"], record["token"]] = record
+        elif what == "refused":
+            self.refused.append(record)
+        elif what == "prepared":
+            self.prepared[record["attempt"]] = record
+
+    def is_firm(self, record):
+        """is_firm tells whether what the record tells cannot have been lost."""
+        return not self.lossy or record["i"] < self.marks.get(record["epoch"], float("inf"))
+
+    def together(self, one, other):
+        """together tells whether whoever saw the other record could see the one."""
+        return one["epoch"] == other["epoch"] or self.is_firm(one)
+
+
+def check_effects(history, state):
+    """check_effects finds effects that are lost, doubled, or without their key."""
+    effects = defaultdict(list)
+    for effect in state["effects"]:
+        effects[effect["key"]].append(effect)
+    for key, found in effects.items():
+        if len(found) > 1:
+            yield "effects", f"{key} has {len(found)} effects: {found}"
+        if key not in state["keys"]:
+            yield "effects", f"{key} has an effect and no stored answer: {found}"
+    for key, answer in state["keys"].items():
+        declined = answer.startswith("402|")
+        wanted = 0 if declined else 1
+        if len(effects[key]) < wanted:
+            yield "effects", f"{key} has the stored answer {answer}, and no effect"
+        if declined and effects[key]:
+            yield "effects", f"{key} was declined, and has an effect: {effects[key]}"
+        if not declined and answer != "seen":
+            for effect in effects[key]:
+                if f'"{effect["attempt"]}"' not in answer:
+                    yield "effects", f"{key} has the effect {effect} and the answer {answer}"
+    for key, answers in history.answers.items():
+        firm = [a for a in answers if history.is_firm(a)]
+        if firm and key not in state["keys"]:
+            yield "effects", f"{key} was acknowledged and is not stored: {firm[0]}"
+    for attempt, record in history.prepared.items():
+        if record["decision"] == "ROLLBACK" and any(e["attempt"] == attempt for e in effects[record["key"]]):
+            yield "effects", f"{record['key']} has the effect of an attempt that was rolled back: {record}"
+
+
+def check_answers(history, state):
+    """check_answers compares the answers to a key with each other and with what is stored."""
+    for key, answers in history.answers.items():
+        stored = state["keys"].get(key)
+        by_epoch = {}
+        for answer in answers:
+            text = answer["answer"]
+            if by_epoch.setdefault(answer["epoch"], text) != text:
+                yield "answers", f"{key} was answered {by_epoch[answer['epoch']]}, and then {answer}"
+            if history.is_firm(answer) and stored is not None and text != stored:
+                yield "answers", f"{key} was answered {answer}, and {stored} is stored"
+
+
+def check_tokens(history, state):
+    """check_tokens compares each token with those that were shown before it was asked for."""
+    if history.lossy:
+        epochs = sorted({r["epoch"] for r in history.shown})
+    else:
+        epochs = [None]
+    for epoch in epochs:
+        seen = sorted((r for r in history.shown if epoch is None or r["epoch"] == epoch
+                       or (r["epoch"] < epoch and history.is_firm(r))), key=lambda r: r["i"])
+        yield from compare_tokens(seen)
+
+
+def compare_tokens(shown):
+    """compare_tokens compares tokens, in the order in which they were shown."""
+    owners = {}
+    greatest = []  # of all tokens up to a record: number of the record, token
+    place = 0
+    for record in shown:
+        former = owners.setdefault(record["token"], record)
+        if former is not record:
+            yield "tokens", f"a token was given out twice: {former}, {record}"
+    for record in sorted(shown, key=lambda r: r["since"]):
+        while place < len(shown) and shown[place]["i"] < record["since"]:
+            if not greatest or shown[place]["token"] > greatest[-1]["token"]:
+                greatest.append(shown[place])
+            place += 1
+        if greatest and greatest[-1]["token"] >= record["token"]:
+            yield "tokens", f"a token went back: {greatest[-1]}, then {record}"
+
+
+def check_fencing(history, state):
+    """check_fencing finds owners who finished with a stale token, or were refused with a right one."""
+    effects = {effect["key"]: effect for effect in state["effects"] if effect["token"] is not None}
+    epochs = {(r["key"], r["token"], r["attempt"]): r for r in history.shown}
+    for key, effect in effects.items():
+        granted = epochs.get((key, effect["token"], effect["attempt"]))
+        if granted is None:
+            yield "fencing", f"{key} was finished with a token that nobody was shown: {effect}"
+            continue
+        for later in history.tokens[key]:
+            if later["token"] > effect["token"] and (later["epoch"] == granted["epoch"] or history.is_firm(later)):
+                yield "fencing", f"{key} was finished with a stale token: {effect}, though there was {later}"
+    for key, answers in history.answers.items():
+        for answer in answers:
+            yield from check_after_answer(history, key, answer)
+    for record in history.refused:
+        effect = effects.get(record["key"])
+        if effect is not None and effect["token"] == record["token"] and effect["attempt"] == record["attempt"]:
+            yield "fencing", f"the right token was refused: {record}"
+        if record["key"].startswith("leash-") and history.steady and history.is_firm(record):
+            yield "fencing", f"a lease that ran was lost: {record}"
+
+
+def check_after_answer(history, key, answer):
+    """check_after_answer finds who was granted a key that somebody had the answer to."""
+    for token in history.tokens[key]:
+        if token["since"] > answer["i"] and history.together(answer, token):
+            yield "fencing", f"{key} was granted after it was answered: {answer}, {token}"
+
+
+def check_leases(history, state):
+    """check_leases finds owners who began before the one before them was over."""
+    for key, tokens in history.tokens.items():
+        for former, token in zip(tokens, tokens[1:]):
+            if token["token"] < former["token"] or not history.together(former, token):
+                continue
+            released = any(r["token"] == former["token"] and r["i"] < token["i"] for r in history.releases[key])
+            if token["outcome"] == "claimed" and not released:
+                yield "leases", f"{key} was claimed as if there had been nobody: {former}, {token}"
+            starts = [former["claimed_at"]] + [r["asked_at"] for r in history.renewals[key]
+                                               if r["token"] == former["token"] and r["i"] < token["since"]]
+            ends = max(starts) + former["lease"]
+            if history.steady and not released and token["at"] < ends - SLACK:
+                yield "leases", f"{key} was taken over {ends - token['at']:.3f} s early: {former}, {token}"
+
+
+def check_steps(history, state):
+    """check_steps compares the steps with checkpoints, and what a next owner was told."""
+    steps = defaultdict(list)
+    for step in state["steps"]:
+        steps[step["key"]].append(step)
+    for key, found in steps.items():
+        if len(found) > 1:
+            yield "steps", f"{key} has its first step {len(found)} times: {found}"
+    for effect in state["effects"]:
+        if effect["token"] is not None and not steps[effect["key"]]:
+            yield "steps", f"{effect['key']} has its second step and not the first: {effect}"
+    for record in history.shown:
+        found = steps[record["key"]]
+        if record.get("point") is None or not history.is_firm(record):
+            continue
+        if not found or found[0]["state"] != record["state"]:
+            yield "steps", f"an owner was told of a checkpoint that is not there: {record}, {found}"
+
+
+def check_events(history, state):
+    """check_events finds events that were lost, invented, handled twice or out of order."""
+    events = {effect["event"]: effect["key"] for effect in state["effects"]}
+    counts = {name: defaultdict(int) for name in SUBSCRIPTIONS}
+    last = {}
+    for row in sorted(state["handled"], key=lambda r: r["place"]):
+        counts[row["subscription"]][row["event"]] += 1
+        if row["event"] not in events:
+            yield "events", f"{row['subscription']} has handled an event that nobody published: {row}"
+        if row["aggregate"] is not None:
+            where = row["subscription"], row["aggregate"]
+            if row["n"] <= last.get(where, 0):
+                yield "events", f"{row['subscription']} has handled {row} after number {last[where]}"
+            last[where] = row["n"]
+    for name in SUBSCRIPTIONS:
+        for event, key in events.items():
+            count = counts[name][event]
+            if count == 0:
+                yield "events", f"{name} has never handled event {event} of {key}"
+            elif count > 1:
+                yield "events", f"{name} has handled event {event} of {key} {count} times"
+
+
+def check_counters(history, state):
+    """check_counters compares counters with the effects that counted."""
+    for kind, factor in (("deadlock", 2), ("serial", 1)):
+        effects = sum(effect["key"].startswith(kind + "-") for effect in state["effects"])
+        count = sum(n for name, n in state["counters"].items() if name.startswith(kind))
+        if count != factor * effects:
+            yield "counters", f"{effects} effects of {kind}, and a count of {count}"
+
+
+CHECKS = (check_effects, check_answers, check_tokens, check_fencing, check_leases, check_steps,
+          check_events, check_counters)
+
+
+def verdict(records, state, steady=True, lossy=False):
+    """verdict returns all that is wrong with a history."""
+    times = {record["i"]: record["at"] for record in records}
+    for record in records:
+        if record["what"] == "token":
+            record["claimed_at"] = times[record["since"]]
+        elif record["what"] == "renewed":
+            record["asked_at"] = times[record["since"]]
+    history = History(records, lossy)
+    history.steady = steady
+    return [wrong for check in CHECKS for wrong in check(history, state)]

@@ -1,0 +1,365 @@
+"""
+faults.py
+    Kinds of faults: the server that a round has, what strikes it or its clients,
+    and how it comes back.  Those with more than one server, or more than a server,
+    are in places.py.
+"""
+
+import os
+import signal
+import time
+
+import psycopg2
+
+import plan
+from server import Server, ServerError, wait_for
+from session import Aim
+
+# Keep the history of every row, and write it down if the round fails.
+TRACE = os.environ.get("TRACE")
+
+PIDS = "SELECT pid FROM pg_stat_activity WHERE backend_type = %s"
+BUSY = " AND wait_event = 'PgSleep'"
+
+
+class Fault:
+    """What a kind of fault has in common with all others: one server, and no mercy."""
+
+    types = plan.TYPES
+    phases = plan.PHASES
+    allowed = frozenset()  # SQLSTATEs that it may bring about
+    settings = {}
+    rest = 0.04  # seconds between two operations of a client, at most
+    padding = 0  # bytes that each effect takes more
+    patience = 45  # seconds after which a statement hangs, and is cancelled
+    lingers = False  # the statement is made to last
+    steady = True  # the clock is
+    lossy = False  # commits may be lost, key and effect together
+
+    def __init__(self, world, template):
+        self.world = world
+        self.template = template
+        self.server = None
+        self.control = None
+
+    # -- the server
+
+    def set_up(self):
+        """set_up makes the server and starts it."""
+        self.server = self.make_server()
+        self.server.copy_from(self.template, {**self.settings, **({"wal_level": "logical"} if TRACE else {})})
+        self.server.start()
+        if TRACE:
+            self.server.query("SELECT pg_create_logical_replication_slot('trace', 'test_decoding')")
+
+    def make_server(self):
+        """make_server returns a server that has no files yet."""
+        return Server(self.template.bindir, os.path.join(self.world.directory, "server"))
+
+    def dsn(self):
+        """dsn returns what clients connect with now."""
+        return self.server.dsn("app")
+
+    def logs(self):
+        """logs returns the files of the servers' logs."""
+        return [self.server.log] if self.server else []
+
+    def is_expected(self, _line):
+        """is_expected tells whether an alarming line of the log is this fault's doing."""
+        return False
+
+    def calm(self):
+        """calm ends what goes on after the last fault."""
+
+    def trace(self):
+        """trace writes down what has become of every row, if that was kept."""
+        if not TRACE:
+            return
+        with open(os.path.join(self.world.directory, "trace"), "w", encoding="utf-8") as file:
+            for (line,) in self.server.query("SELECT data FROM pg_logical_slot_peek_changes('trace', NULL, NULL,"
+                                             " 'include-timestamp', 'on')"):
+                file.write(line + "\n")
+
+    def tear_down(self):
+        """tear_down ends the server; its log stays."""
+        if self.server is not None:
+            self.server.remove_data()
+
+    def ask(self, sql, *arguments):
+        """ask runs SQL as superuser, in a connection that is kept."""
+        for attempt in (1, 2):
+            try:
+                if self.control is None or self.control.closed:
+                    self.control = self.server.connect()
+                with self.control.cursor() as cursor:
+                    cursor.execute(sql, arguments or None)
+                    return cursor.fetchall()
+            except psycopg2.Error:
+                self.control = None
+                if attempt == 2:
+                    raise
+        return None
+
+    # -- faults
+
+    def aim(self, phase, moment, delay):
+        """aim makes one fault."""
+        return Aim(self, phase, moment, delay)
+
+    def note(self, aim):
+        """note writes down that the fault strikes now."""
+        self.world.journal.note("fault", kind=self.world.kind, phase=aim.phase, moment=aim.moment)
+
+    def around(self, aim, session, run, sql):
+        """around runs the statement that a fault is aimed at."""
+        return aim.strike(session, run, sql)
+
+    def strike(self, session):
+        """strike does it to a session; true if it did."""
+        return self.strike_pid(session.pid())
+
+    def strike_pid(self, pid):
+        """strike_pid does it to a process."""
+        raise NotImplementedError
+
+    def strike_worker(self, aim):
+        """strike_worker waits for a background worker and does it to that."""
+        name = "idempotency relay" if aim.phase == "handler" else f"idempotency {aim.phase}"
+        sql = PIDS + (BUSY if aim.phase == "handler" else "")
+        end = time.monotonic() + 15
+        while time.monotonic() < end:
+            try:
+                rows = self.ask(sql, name)
+            except psycopg2.Error:
+                rows = []
+            if rows:
+                if aim.phase != "handler":
+                    time.sleep(aim.delay / 2)
+                self.note(aim)
+                try:
+                    aim.struck = self.strike_pid(rows[0][0])
+                except ProcessLookupError:
+                    aim.struck = False
+                return
+            time.sleep(0.003)
+        raise ServerError(f"there is no {name}")
+
+    def recover(self):
+        """recover waits until clients can go on."""
+        if not self.server.is_running():
+            raise ServerError("the server has ended")
+        wait_for("the server answers", self.server.answers)
+
+    def inject(self, count):
+        """inject lets faults happen until so many have struck."""
+        world = self.world
+        for phase, moment, delay in plan.aims_of(world.seed, world.kind, self.phases, 6 * count):
+            if world.counts["faults"] >= count or world.failures:
+                return
+            aim = self.aim(phase, moment, delay)
+            if phase in plan.WORKER_PHASES:
+                self.strike_worker(aim)
+            else:
+                self.await_strike(aim)
+            self.recover()
+            world.counts["faults" if aim.struck else "missed"] += 1
+            if aim.struck:
+                world.phases[aim.phase] += 1
+            time.sleep(15 * delay)
+        if world.counts["faults"] < count:
+            raise ServerError(f"only {world.counts['faults']} of {count} faults have struck")
+
+    def await_strike(self, aim):
+        """await_strike waits until somebody has come to the phase; after a while, to any."""
+        self.world.aim = aim
+        if not aim.done.wait(6):
+            aim.phase = "any"
+            if not aim.done.wait(60):
+                raise ServerError("nobody works any more")
+        self.world.aim = None
+
+
+class KillBackend(Fault):
+    """kill -9 of a backend, whereupon the server throws everybody out and recovers."""
+
+    def strike_pid(self, pid):
+        os.kill(pid, signal.SIGKILL)
+        return True
+
+    def recover(self):
+        time.sleep(0.01)  # until the server has noticed
+        super().recover()
+
+
+class KillWorker(KillBackend):
+    """kill -9 of a background worker."""
+
+    phases = ("handler", "relay", "reaper", "launcher", "relay launcher")
+
+
+class Terminate(Fault):
+    """pg_terminate_backend()."""
+
+    function = "pg_terminate_backend"
+
+    def strike_pid(self, pid):
+        return self.ask(f"SELECT {self.function}(%s)", pid)[0][0]
+
+
+class Cancel(Terminate):
+    """A cancel request, and for background workers pg_cancel_backend(); counts if it cancelled."""
+
+    function = "pg_cancel_backend"
+    allowed = {"57014"}
+    phases = tuple(p for p in plan.PHASES if p not in ("commit", "prepared", "reaper"))
+    lingers = True
+
+    def aim(self, phase, moment, delay):
+        return Aim(self, phase, "during", 4 * delay)
+
+    def strike(self, session):
+        session.connection.cancel()
+        return True
+
+    def around(self, aim, session, run, sql):
+        try:
+            result = aim.strike(session, run, sql)
+            aim.struck = False
+            return result
+        except psycopg2.Error as error:
+            aim.struck = error.pgcode == "57014"
+            raise
+
+
+class Timeout(Cancel):
+    """statement_timeout; counts if it did time out."""
+
+    phases = tuple(p for p in Cancel.phases if p != "handler")
+
+    def around(self, aim, session, run, sql):
+        session.run(f"SET statement_timeout = '{1 + int(2000 * aim.delay)} ms'")
+        try:
+            self.note(aim)
+            result = run(aim.lingering(sql))
+            session.run("RESET statement_timeout")
+            return result
+        except psycopg2.Error as error:
+            aim.struck = error.pgcode == "57014"
+            raise
+
+
+class Restart(Fault):
+    """An end of the postmaster, by a signal, and a new start."""
+
+    number = None
+
+    def strike(self, session):
+        return self.strike_pid(None)
+
+    def strike_pid(self, pid):
+        self.server.signal(self.number)
+        return True
+
+    def recover(self):
+        self.server.wait_for_end()
+        self.server.start()
+
+
+class KillPostmaster(Restart):
+    """kill -9 of the postmaster: its backends find out one after the other."""
+
+    number = signal.SIGKILL
+
+
+class Immediate(Restart):
+    """An immediate stop."""
+
+    number = signal.SIGQUIT
+
+
+class Fast(Restart):
+    """A fast stop."""
+
+    number = signal.SIGINT
+
+
+class Prepared(Restart):
+    """Any of those while a transaction is prepared."""
+
+    types = {"prepared": 70, "plain": 10, "deadlock": 10, "sweep": 5, "reap": 5}
+    phases = ("prepared", "prepared", "prepared", "decide", "commit", "prepare", "claim")
+
+    def __init__(self, world, template):
+        super().__init__(world, template)
+        self.rng = plan.chance(world.seed, "signals")
+
+    def strike_pid(self, pid):
+        kept = sum(gid[4] for client in self.world.clients for gid in list(client.prepared.values()))
+        self.world.counts["prepared over a crash"] += kept
+        self.server.signal(self.rng.choice([signal.SIGKILL, signal.SIGQUIT, signal.SIGINT]))
+        return kept > 0
+
+
+class Conflict(Fault):
+    """No fault at all, but clients who get into each other's way."""
+
+    types = plan.CONFLICTS
+    rest = 0.002
+
+    def inject(self, count):
+        errors = self.world.errors
+        wait_for(f"there were {count} deadlocks and conflicts",
+                 lambda: self.world.failures or min(errors["40P01"], errors["40001"]) >= count, 60 + count)
+        self.world.counts["faults"] = min(errors["40P01"], errors["40001"])
+
+
+class ClockJump(Fault):
+    """The server's clock is set, by a library that it is started with."""
+
+    jumps = {"0": 0, "+1 s": 1, "-1 s": -1, "+1 h": 3600, "-1 h": -3600, "+3 days": 259200, "-10 years": -315360000}
+    steady = False
+    patience = 3  # the server's own timeouts wait for the clock
+    allowed = {"57014"}
+
+    def __init__(self, world, template):
+        super().__init__(world, template)
+        self.rng = plan.chance(world.seed, "clock")
+        self.clock = os.path.join(world.directory, "clock")
+        self.last = "0"
+
+    def set_clock(self, jump):
+        """set_clock sets the server's clock; the file is replaced as a whole."""
+        with open(self.clock + ".new", "w", encoding="ascii") as file:
+            file.write(f"{self.jumps[jump]:+d}\n")
+        os.rename(self.clock + ".new", self.clock)
+
+    def make_server(self):
+        self.set_clock("0")
+        server = super().make_server()
+        server.environment.update(LD_PRELOAD=os.environ["FAKETIME_LIBRARY"], FAKETIME_TIMESTAMP_FILE=self.clock,
+                                  FAKETIME_NO_CACHE="1", FAKETIME_DONT_FAKE_MONOTONIC="1", NO_FAKE_STAT="1")
+        return server
+
+    def set_up(self):
+        super().set_up()
+        [(now,)] = self.server.query("SELECT extract(epoch FROM clock_timestamp())::float8")
+        self.set_clock("+3 days")
+        [(then,)] = self.server.query("SELECT extract(epoch FROM clock_timestamp())::float8")
+        self.set_clock("0")
+        if not 259000 < then - now < 260000:
+            raise ServerError("the clock of the server cannot be set")
+
+    def strike(self, session):
+        return self.strike_pid(None)
+
+    def strike_pid(self, pid):
+        jump = self.rng.choice([name for name in self.jumps if name != self.last])
+        self.world.journal.note("clock", jump=jump)
+        self.set_clock(jump)
+        self.world.phases["to " + jump] += 1
+        self.last = jump
+        return True
+
+    def calm(self):
+        # What failed in the future is given again in the future.
+        self.set_clock("+3 days")

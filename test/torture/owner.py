@@ -1,0 +1,179 @@
+"""
+owner.py
+    What clients do under leases: claim, take over, checkpoint, renew, give up,
+    stall until they are zombies, and finish; and what gives the reaper work.
+
+An owner notes every token that he is shown, and when he asked for it; the checker
+decides who may have been granted what.
+"""
+
+import time
+
+import psycopg2
+
+import plan
+from client import Client
+
+LEASE = 0.4  # seconds
+TRY_CLAIM = ("SELECT outcome, token, recovery_point, state::text, concat_ws('|', status, headers, response) AS answer"
+             " FROM idempotency.try_claim('lease', %s, %s, lease => '400 ms', wait => %s)")
+SWEEP = ("SELECT key, (operation).token, (operation).recovery_point, (operation).state::text"
+         " FROM idempotency.claim_abandoned('lease', '400 ms', 2)")
+CHECKPOINT = "SELECT 1 FROM idempotency.checkpoint('lease', %s, %s, 'charged', %s)"
+RENEW = "SELECT renew FROM idempotency.renew('lease', %s, %s, '400 ms')"
+
+
+class Refused(Exception):
+    """The token is worth nothing any more."""
+
+
+def granted(client, key, attempt, token, outcome, since, point=None, state=None, kind="lease"):
+    """granted notes a token that was shown."""
+    client.note("token", key=key, attempt=attempt, token=token, outcome=outcome, since=since,
+                lease=LEASE if kind == "lease" else 20, point=point, state=state)
+
+
+def with_token(client, key, attempt, token, work):
+    """with_token does work that IK410 may end; what is told then is in the journal."""
+    try:
+        work()
+    except psycopg2.Error as error:
+        if error.pgcode != "IK410":
+            raise
+        client.session.recover(error)
+        client.note("refused", key=key, attempt=attempt, token=token)
+        raise Refused from error
+
+
+def lease(client, keys, attempt, rng):
+    """lease claims or takes over, and works the operation off."""
+    key = keys[0]
+    session = client.session
+    phase = "takeover" if attempt.split(".")[2] != "0" else "claim"
+    since = client.note("claiming", key=key, attempt=attempt)
+    [(outcome, token, point, state, answer, *_)] = session.call(
+        phase, TRY_CLAIM, key, plan.request_of(key, rng), rng.choice(["0", "200 ms", "600 ms"]))
+    if outcome == "replayed":
+        return client.answered(key, answer, attempt, "replay")
+    if outcome == "in_progress":
+        time.sleep(0.1 * rng.random())
+        return False
+    granted(client, key, attempt, token, outcome, since, point, state)
+    return finish(client, key, attempt, token, point, rng)
+
+
+def finish(client, key, attempt, token, point, rng):
+    """finish works an operation off that is owned by a token."""
+    fate = 1.0 if client.calm else rng.random()
+    try:
+        if point is None:
+            with_token(client, key, attempt, token, lambda: first_step(client, key, attempt, token))
+        if fate < 0.3:
+            with_token(client, key, attempt, token, lambda: renew(client, key, attempt, token))
+        elif fate < 0.4:
+            with_token(client, key, attempt, token, lambda: give_up(client, key, attempt, token))
+            return False
+        elif fate < 0.5:
+            return False  # nobody hears of him again
+        elif fate < 0.65:
+            time.sleep(LEASE * 1.6)  # he comes back as a zombie
+        with_token(client, key, attempt, token, lambda: second_step(client, key, attempt, token))
+    except Refused:
+        return False
+    return True
+
+
+def first_step(client, key, attempt, token):
+    """first_step does the first of two steps, and notes that in a checkpoint."""
+    session = client.session
+    state = '{"by" :  "%s"}' % attempt
+    session.run("BEGIN")
+    session.call("write", "INSERT INTO torture.step SELECT %s, %s, %s, %s", key, attempt, token, state)
+    session.call("checkpoint", CHECKPOINT, key, token, state)
+    session.commit()
+    client.note("checkpointed", key=key, attempt=attempt, token=token)
+
+
+def renew(client, key, attempt, token):
+    """renew is the heartbeat."""
+    since = client.note("renewing", key=key, attempt=attempt, token=token)
+    client.session.call("renew", RENEW, key, token)
+    client.note("renewed", key=key, attempt=attempt, token=token, since=since, lease=LEASE)
+
+
+def give_up(client, key, attempt, token):
+    """give_up leaves the rest to the next owner."""
+    client.note("releasing", key=key, attempt=attempt, token=token)
+    client.session.run("SELECT idempotency.release('lease', %s, %s)", (key, token))
+
+
+def second_step(client, key, attempt, token):
+    """second_step has the effect, and completes."""
+    client.note("completing", key=key, attempt=attempt, token=token)
+    client.session.run("BEGIN")
+    client.write(key, attempt, token)
+    answer = client.complete("lease", key, attempt, token)
+    client.session.commit()
+    client.answered(key, answer, attempt, "owner")
+
+
+def sweep(client, _keys, attempt, rng):
+    """sweep takes over what was abandoned, and works it off."""
+    since = client.note("claiming", key="*", attempt=attempt)
+    rows = client.session.call("takeover", SWEEP)
+    for key, token, point, state, *_ in rows:
+        granted(client, key, attempt, token, "taken_over", since, point, state)
+    for key, token, point, *_ in rows:
+        finish(client, key, attempt, token, point, rng)
+    return True
+
+
+def junk(client, keys, attempt, rng):
+    """junk stores an outcome that has run out as soon as it is there."""
+    session = client.session
+    session.run("BEGIN")
+    session.call("claim", "SELECT outcome FROM idempotency.claim('junk', %s, %s, retention => '1 ms')",
+                 f"{keys[0]}.{attempt}", plan.request_of(keys[0], rng))
+    session.call("complete", "SELECT complete::text FROM idempotency.complete('junk', %s, '1')", f"{keys[0]}.{attempt}")
+    session.commit()
+    return True
+
+
+def leash(client, _keys, attempt, rng):
+    """leash holds a lease that is long, of an outcome that is not kept: it must not be reaped."""
+    key = f"leash-{attempt}"
+    since = client.note("claiming", key=key, attempt=attempt)
+    [(outcome, token, *_)] = client.session.call(
+        "claim", "SELECT outcome, token FROM idempotency.claim('leash', %s, lease => '20 s', retention => '1 ms')", key)
+    granted(client, key, attempt, token, outcome, since, kind="leash")
+    time.sleep(0.3 * rng.random())
+    try:
+        with_token(client, key, attempt, token, lambda: client.session.call(
+            "complete", "SELECT complete::text FROM idempotency.complete('leash', %s, '1', token => %s)", key, token))
+    except Refused:
+        pass
+    return True
+
+
+def reap(client, _keys, _attempt, _rng):
+    """reap does the reaper's work."""
+    client.session.call("reap", "SELECT reap FROM idempotency.reap(100)")
+    return True
+
+
+# What an attempt at an operation of each type is.
+ATTEMPTS_AT = {
+    "plain": Client.plain,
+    "procedure": Client.procedure,
+    "decline": Client.decline,
+    "lease": lease,
+    "prepared": Client.two_phases,
+    "deadlock": Client.deadlock,
+    "serial": Client.serial,
+    "inbox": Client.inbox,
+    "batch": Client.batch,
+    "junk": junk,
+    "leash": leash,
+    "sweep": sweep,
+    "reap": reap,
+}

@@ -1,0 +1,197 @@
+#!/usr/bin/python3
+"""
+planted.py
+    Shows that the checker refuses what is wrong.
+
+It makes a small history that is right, which must be accepted, and then plants one
+fault after the other in a copy of it, in the journal or in the tables.  Each must
+be refused, by the check that is meant to.  Exits non-zero if one is not.
+"""
+
+import copy
+import sys
+
+import check
+
+
+class Story:
+    """A journal and the tables after it, told one call after the other."""
+
+    def __init__(self):
+        self.records = []
+        self.state = {"effects": [], "steps": [], "handled": [], "keys": {},
+                      "counters": {"deadlock 1": 0, "deadlock 2": 0, "serial 1": 0, "serial 2": 0}}
+        self.epoch = 0
+
+    def note(self, what, at=None, **record):
+        """note adds a record, a second after the last one."""
+        last = self.records[-1]["at"] if self.records else 0
+        self.records.append({"what": what, "i": len(self.records) + 1, "epoch": self.epoch,
+                             "at": last + 1 if at is None else last + at, **record})
+        return len(self.records)
+
+    def stored(self, key, attempt, token=None, answer=None, **event):
+        """stored is what a committed operation leaves behind."""
+        event_id = f"event of {key}"
+        self.state["effects"].append({"key": key, "attempt": attempt, "token": token, "event": event_id})
+        self.state["keys"][key] = answer or '201|{ }|{"attempt" :  "%s"}' % attempt
+        for name in check.SUBSCRIPTIONS:
+            self.state["handled"].append({"place": len(self.state["handled"]) + 1, "subscription": name, "event": event_id,
+                                          "aggregate": None, "n": None, **event})
+        return self.state["keys"][key]
+
+    def token(self, key, attempt, token, outcome, at=1, **told):
+        """token is a lease that is granted."""
+        since = self.note("claiming", key=key, attempt=attempt, at=at)
+        self.note("token", key=key, attempt=attempt, token=token, outcome=outcome, since=since, lease=0.4, at=0.01,
+                  **{"point": None, "state": None, **told})
+
+
+def right():
+    """right tells a story in which all is well."""
+    story = Story()
+
+    # One operation in one transaction, and its replay; one that is declined; two of the inbox.
+    story.note("want", key="plain-1", attempt="1.0.0")
+    answer = story.stored("plain-1", "1.0.0")
+    story.note("answer", key="plain-1", attempt="1.0.0", answer=answer, how="owner")
+    story.note("answer", key="plain-1", attempt="1.1.0", answer=answer, how="replay")
+    story.state["keys"]["decline-2"] = '402|{"declined" :  "2.0.0"}'
+    story.note("answer", key="decline-2", attempt="2.0.0", answer='402|{"declined" :  "2.0.0"}', how="owner")
+    story.stored("inbox-3", "3.0.0", answer="seen")
+    story.note("answer", key="inbox-3", attempt="3.0.0", answer="seen", how="owner")
+
+    # A lease, a checkpoint, a heartbeat, a takeover, a zombie who is refused, and the end.
+    story.token("lease-4", "4.0.0", 11, "claimed")
+    story.state["steps"].append({"key": "lease-4", "attempt": "4.0.0", "token": 11, "state": "{by 4.0.0}"})
+    story.note("checkpointed", key="lease-4", attempt="4.0.0", token=11, at=0.01)
+    since = story.note("renewing", key="lease-4", attempt="4.0.0", token=11, at=0.01)
+    story.note("renewed", key="lease-4", attempt="4.0.0", token=11, since=since, lease=0.4, at=0.01)
+    story.token("lease-4", "4.1.0", 12, "taken_over", point="charged", state="{by 4.0.0}")
+    story.note("completing", key="lease-4", attempt="4.0.0", token=11)
+    story.note("refused", key="lease-4", attempt="4.0.0", token=11)
+    story.note("completing", key="lease-4", attempt="4.1.0", token=12)
+    story.note("answer", key="lease-4", attempt="4.1.0", answer=story.stored("lease-4", "4.1.0", 12), how="owner")
+    story.token("leash-5.0.0", "5.0.0", 13, "claimed")
+
+    # Two that count, whose events have an order; one that was prepared and rolled back.
+    for number in (6, 7):
+        answer = story.stored(f"deadlock-{number}", f"{number}.0.0", aggregate="deadlock 1", n=number - 5)
+        story.note("answer", key=f"deadlock-{number}", attempt=f"{number}.0.0", answer=answer, how="owner")
+    story.state["counters"].update({"deadlock 1": 2, "deadlock 2": 2})
+    story.note("prepared", key="prepared-8", attempt="8.0.0", decision="ROLLBACK")
+    story.note("answer", key="prepared-8", attempt="8.0.1", answer=story.stored("prepared-8", "8.0.1"), how="owner")
+    return story
+
+
+def lossy():
+    """lossy tells of a promotion that lost an answer, and of the retry that had the effect."""
+    story = right()
+    story.note("mark")
+    story.note("answer", key="plain-9", attempt="9.0.0", answer='201|{ }|{"attempt" :  "9.0.0"}', how="owner")
+    story.epoch = 1
+    story.note("answer", key="plain-9", attempt="9.1.0", answer=story.stored("plain-9", "9.1.0"), how="owner")
+    return story
+
+
+def find(story, what, **like):
+    """find returns the first such record."""
+    return next(r for r in story.records if r["what"] == what and like.items() <= r.items())
+
+
+def effect(story, key):
+    """effect returns the effect of a key."""
+    return next(e for e in story.state["effects"] if e["key"] == key)
+
+
+def without(rows, **like):
+    """without removes the rows that are like that."""
+    rows[:] = [row for row in rows if not like.items() <= row.items()]
+
+
+def answer_of(story, key):
+    """answer_of returns the last answer to a key."""
+    return [r for r in story.records if r["what"] == "answer" and r["key"] == key][-1]
+
+
+# What is planted: the check that must notice, and how.
+PLANTS = {
+    "a double effect": ("effects", lambda s: s.state["effects"].append(dict(effect(s, "plain-1")))),
+    "a double effect of another attempt": ("effects", lambda s: s.state["effects"].append(
+        {**effect(s, "plain-1"), "attempt": "1.1.0"})),
+    "a lost effect": ("effects", lambda s: without(s.state["effects"], key="plain-1")),
+    "a lost effect of the inbox": ("effects", lambda s: without(s.state["effects"], key="inbox-3")),
+    "an effect without its key": ("effects", lambda s: s.state["keys"].pop("inbox-3")),
+    "an answer that was lost, with its effect": ("effects", lambda s: (
+        without(s.state["effects"], key="plain-1"), s.state["keys"].pop("plain-1"))),
+    "an effect of what was declined": ("effects", lambda s: s.state["effects"].append(
+        {"key": "decline-2", "attempt": "2.0.0", "token": None, "event": "event of plain-1"})),
+    "an answer of another effect": ("effects", lambda s: effect(s, "plain-1").update(attempt="1.1.0")),
+    "an effect that was rolled back": ("effects", lambda s: effect(s, "prepared-8").update(attempt="8.0.0")),
+    "a differing answer": ("answers", lambda s: answer_of(s, "plain-1").update(answer='201|{ }|{"attempt" : "1.0.0"}')),
+    "an answer that is not what is stored": ("answers", lambda s: s.state["keys"].update(
+        {"plain-1": '201|{ }|{"attempt" :   "1.0.0"}'})),
+    "a token that goes back": ("tokens", lambda s: find(s, "token", token=13).update(token=10)),
+    "a token that comes twice": ("tokens", lambda s: find(s, "token", token=13).update(token=12)),
+    "a stale token that completes": ("fencing", lambda s: effect(s, "lease-4").update(token=11, attempt="4.0.0")),
+    "a token out of nowhere": ("fencing", lambda s: effect(s, "lease-4").update(token=99)),
+    "a claim after the answer": ("fencing", lambda s: s.token("lease-4", "4.2.0", 14, "taken_over")),
+    "a right token that was refused": ("fencing", lambda s: s.note("refused", key="lease-4", attempt="4.1.0", token=12)),
+    "a lease that was reaped": ("fencing", lambda s: s.note("refused", key="leash-5.0.0", attempt="5.0.0", token=13)),
+    "a lease taken over too early": ("leases", lambda s: find(s, "token", token=12).update(
+        at=find(s, "renewing")["at"] + 0.3)),
+    "a lease that was forgotten": ("leases", lambda s: find(s, "token", token=12).update(outcome="claimed")),
+    "a step done twice": ("steps", lambda s: s.state["steps"].append(
+        {"key": "lease-4", "attempt": "4.1.0", "token": 12, "state": "{by 4.1.0}"})),
+    "a step that was left out": ("steps", lambda s: s.state["steps"].clear()),
+    "a checkpoint with another state": ("steps", lambda s: find(s, "token", token=12).update(state="{by 4.0.1}")),
+    "a lost event": ("events", lambda s: without(s.state["handled"], event="event of plain-1", subscription="relayed")),
+    "a doubled effect of an event": ("events", lambda s: s.state["handled"].append(
+        {**s.state["handled"][0], "place": 99})),
+    "an event of a transaction that rolled back": ("events", lambda s: s.state["handled"].append(
+        {"place": 99, "subscription": "once", "event": "another", "aggregate": None, "n": None})),
+    "events out of order": ("events", lambda s: [row.update(n=3 - row["n"]) for row in s.state["handled"] if row["n"]]),
+    "a lost update": ("counters", lambda s: s.state["counters"].update({"deadlock 2": 1})),
+}
+LOSSY_PLANTS = {
+    "an answer from before the mark that was lost": ("effects", lambda s: (
+        without(s.state["effects"], key="plain-1"), s.state["keys"].pop("plain-1"))),
+    "an effect that was lost without its key": ("effects", lambda s: without(s.state["effects"], key="plain-9")),
+    "a key that was lost without its effect": ("effects", lambda s: s.state["keys"].pop("plain-9")),
+    "an effect that was lost, and is there as well": ("effects", lambda s: s.state["effects"].append(
+        {**effect(s, "plain-9"), "attempt": "9.0.0"})),
+    "two answers after a promotion": ("answers", lambda s: s.note(
+        "answer", key="plain-9", attempt="9.2.0", answer="201", how="replay")),
+}
+
+
+def judge(story, **facts):
+    """judge returns the names of the checks that complain."""
+    story = copy.deepcopy(story)
+    return sorted({name for name, _ in check.verdict(story.records, story.state, **facts)})
+
+
+def main():
+    """main plants each fault, looks who notices, and returns how many nobody does."""
+    wrong = 0
+    for tell, plants, facts in ((right, PLANTS, {}), (lossy, LOSSY_PLANTS, {"lossy": True})):
+        found = judge(tell(), **facts)
+        if found:
+            print(f"checker: a history that is right is refused by {found}")
+            wrong += 1
+        for name, (expected, plant) in plants.items():
+            story = tell()
+            plant(story)
+            found = judge(story, **facts)
+            if expected not in found:
+                print(f"checker: {name} is not refused by [{expected}], but by {found}")
+                wrong += 1
+    if "answers" not in judge(lossy()):
+        print("checker: an answer that was lost is accepted where nothing may be lost")
+        wrong += 1
+    print(f"checker: {len(PLANTS) + len(LOSSY_PLANTS) + 1 - wrong} planted histories refused, {wrong} not")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main() > 0)

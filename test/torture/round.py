@@ -1,0 +1,258 @@
+"""
+round.py
+    One round: a server, clients, faults of one kind, calm, and the check.
+
+Everything follows from the seed of the round, so that a round can be had again
+without those before it.
+"""
+
+import collections
+import json
+import os
+import re
+import threading
+import time
+
+import psycopg2
+
+import check
+import plan
+from client import Client
+from consumer import Consumer
+from journal import Journal, load
+from owner import ATTEMPTS_AT
+from server import ServerError
+
+# What calls may end in at any time: in progress, lost lease, conflict, deadlock, a
+# subscription in use, and whatever the end of a connection or a server looks like.
+ORDINARY = {"IK409", "IK410", "40001", "40P01", "55P03", "lost", "57P01", "57P02", "57P03"}
+
+STATE = """
+SELECT json_build_object(
+    'effects', (SELECT coalesce(json_agg(json_build_object('key', key, 'attempt', attempt, 'token', token,
+        'event', event)), '[]') FROM torture.effect),
+    'steps', (SELECT coalesce(json_agg(s), '[]') FROM torture.step AS s),
+    'handled', (SELECT coalesce(json_agg(h), '[]') FROM torture.handled AS h),
+    'counters', (SELECT json_object_agg(id, n) FROM torture.counter),
+    'prepared', (SELECT count(*) FROM pg_prepared_xacts),
+    'outbox', (SELECT json_agg(o) FROM (SELECT seq, txid::text, id FROM idempotency.outbox) AS o),
+    'positions', (SELECT json_agg(p) FROM idempotency.position AS p),
+    'seen', (SELECT json_agg(key) FROM idempotency.key WHERE scope = 'consumer'),
+    'reaper', (SELECT json_agg(r) FROM idempotency.reaper AS r),
+    'parked', (SELECT json_agg(p) FROM idempotency.parked AS p),
+    'keys', (SELECT coalesce(json_object_agg(key, CASE WHEN (op).status IS NULL THEN 'seen'
+            ELSE concat_ws('|', (op).status, (op).headers, (op).response) END), '{}')
+        FROM (SELECT key::text, idempotency.peek(scope, key) AS op FROM idempotency.key
+            WHERE scope = ANY (%s) OFFSET 0) AS k WHERE (op).outcome = 'replayed'))
+"""
+DELIVERED = """
+SELECT (SELECT count(*) FROM torture.effect) * 3 - count(*) FROM torture.handled
+"""
+
+
+class World:
+    """What the threads of a round share."""
+
+    def __init__(self, kind, seed, number, directory, make_fault):
+        self.kind = kind
+        self.seed = f"{seed}/{kind}/{number}"
+        self.directory = directory
+        self.journal = Journal(os.path.join(directory, "journal"))
+        self.epoch = 0
+        self.counts = collections.Counter()
+        self.phases = collections.Counter()
+        self.errors = collections.Counter()
+        self.failures = []
+        self.closing = threading.Event()
+        self.stopped = threading.Event()
+        self.lock = threading.Lock()
+        self.aim = None
+        self.clients = []
+        self.attempts_at = ATTEMPTS_AT
+        self.decisions = {}  # about all transactions that were ever prepared
+        self.reached = 0  # operations, when the faults were over
+        self.fault = make_fault(self)
+        self.types = self.fault.types
+        self.rest = self.fault.rest
+        self.padding = "x" * self.fault.padding
+        self.allowed = ORDINARY | self.fault.allowed
+
+    def dsn(self):
+        """dsn returns what clients connect with, at this moment."""
+        return self.fault.dsn()
+
+    def take(self, phase):
+        """take returns the fault that is aimed at this phase, if nobody has it yet."""
+        aim = self.aim
+        if aim is None or aim.phase not in (phase, "any"):
+            return None
+        with self.lock:
+            if aim.taken or self.aim is not aim:
+                return None
+            aim.taken = True
+            return aim
+
+    def await_others(self, client):
+        """await_others lets a client wait for those who are far behind."""
+        while client.progress > min(c.progress for c in self.clients) + plan.WINDOW:
+            if self.closing.is_set():
+                return
+            time.sleep(0.002)
+
+    def fail(self, message):
+        """fail notes that something is wrong."""
+        with self.lock:
+            self.failures.append(message)
+
+    def check_error(self, state, error):
+        """check_error counts an error, and fails if it is one that must not be."""
+        with self.lock:
+            self.errors[state] += 1
+        if state not in self.allowed and not (state == "55000" and "is busy" in str(error)):
+            self.fail(f"unexpected error {state}: {error}")
+
+
+class Watch(threading.Thread):
+    """Cancels what hangs: a clock that was set stops the server's own timeouts."""
+
+    def __init__(self, world, sessions):
+        super().__init__(daemon=True)
+        self.world = world
+        self.sessions = sessions
+
+    def run(self):
+        """run looks twice a second."""
+        patience = self.world.fault.patience
+        while patience and not self.world.stopped.wait(0.5):
+            for session in self.sessions:
+                since = session.since
+                if since is not None and time.monotonic() - since > patience:
+                    try:
+                        session.connection.cancel()
+                        self.world.counts["hangs cancelled"] += 1
+                    except (psycopg2.Error, AttributeError):
+                        pass
+
+
+def settle(world):
+    """settle brings every operation to its end, one after the other."""
+    finisher = Client(world, 99)
+    finisher.calm = True
+    for client in world.clients:
+        finisher.prepared.update(client.prepared)
+    if world.fault.lossy:  # a decision may be lost as well, and what it was about is back
+        for (gid,) in world.fault.server.query("SELECT gid FROM pg_prepared_xacts"):
+            finisher.prepared[gid] = world.decisions[gid]
+    for number in range(world.reached):
+        kind = plan.type_of(world.seed, number, world.types)
+        if kind in plan.ANSWERED and any(plan.is_wanted(world.seed, number, c) for c in range(plan.CLIENTS)):
+            finish(world, finisher, kind, number)
+    finisher.session.close()
+
+
+def finish(world, finisher, kind, number):
+    """finish tries an operation until it has come to its end."""
+    end = time.monotonic() + 60
+    count = 0
+    while not finisher.try_once(kind, number, count):
+        count += 1
+        if time.monotonic() > end:
+            raise ServerError(f"operation {number} ({kind}) comes to no end")
+
+
+def await_delivery(world):
+    """await_delivery waits until every event has come, or none has come for long."""
+    server = world.fault.server
+    left, since = None, time.monotonic()
+    while True:
+        [(now,)] = server.query(DELIVERED)
+        if now <= 0:
+            return
+        if now != left:
+            left, since = now, time.monotonic()
+        elif time.monotonic() - since > 30:
+            return  # the checker says which ones
+        time.sleep(0.05)
+
+
+def play(world, count):
+    """play runs clients and faults, and then lets everything come to its end."""
+    world.clients = [Client(world, number) for number in range(plan.CLIENTS)]
+    consumers = [Consumer(world, name, number) for name, number in
+                 (("once", 1), ("once", 2), ("together", 1), ("together", 2))]
+    for thread in world.clients + consumers:
+        thread.start()
+    Watch(world, [thread.session for thread in world.clients + consumers]).start()
+    try:
+        world.fault.inject(count)
+        world.closing.set()
+        world.reached = int(max(c.at for c in world.clients))
+        for client in world.clients:
+            client.join(120)
+            if client.is_alive():
+                raise ServerError(f"{client.name} hangs")
+        world.fault.calm()
+        settle(world)
+        await_delivery(world)
+    finally:
+        world.closing.set()
+        world.stopped.set()
+        for thread in world.clients + consumers:
+            thread.join(30)
+
+
+def read_log(world):
+    """read_log counts what must not be in the servers' logs."""
+    for path in world.fault.logs():
+        with open(path, encoding="utf-8", errors="replace") as log:
+            for line in log:
+                if re.search(r"PANIC|TRAP|terminated by signal (4|6|7|8|11)\b", line) and not world.fault.is_expected(line):
+                    world.fail(f"server log: {line.strip()}")
+
+
+def tally(world, records, state):
+    """tally counts what a round has seen."""
+    counts = world.counts
+    answers = [r for r in records if r["what"] == "answer"]
+    tokens = [r for r in records if r["what"] == "token"]
+    counts["intents"] = sum(r["what"] in ("want", "claiming", "completing") for r in records)
+    counts["effects"] = len(state["effects"])
+    counts["acknowledged"] = len(answers)
+    counts["replays"] = sum(r["how"] == "replay" for r in answers)
+    counts["takeovers"] = sum(r["outcome"] == "taken_over" for r in tokens)
+    counts["stale tokens refused"] = sum(r["what"] == "refused" for r in records)
+    counts["prepared"] = sum(r["what"] == "prepared" for r in records)
+    counts["deliveries"] = len(state["handled"])
+    counts["deadlocks"] = world.errors["40P01"]
+    counts["serialization failures"] = world.errors["40001"]
+    if world.fault.lossy:
+        stored = state["keys"]
+        counts["tokens given again"] = len(tokens) - len({r["token"] for r in tokens})
+        counts["answers lost"] = sum(stored.get(r["key"]) != r["answer"] for r in answers)
+
+
+def run_round(world, count):
+    """run_round plays a round and judges it; returns what is wrong."""
+    journal = os.path.join(world.directory, "journal")
+    try:
+        world.fault.set_up()
+        world.fault.server.query("SELECT 1")
+        play(world, count)
+        [(state,)] = world.fault.server.query(STATE, list(plan.ANSWERED))
+        with open(os.path.join(world.directory, "state"), "w", encoding="utf-8") as file:
+            json.dump(state, file)
+        records = load(journal)
+        if state["prepared"]:
+            world.fail(f"{state['prepared']} transactions are still prepared")
+        for name, message in check.verdict(records, state, world.fault.steady, world.fault.lossy):
+            world.fail(f"[{name}] {message}")
+        tally(world, records, state)
+        read_log(world)
+        if world.failures:
+            world.fault.trace()
+    except (ServerError, psycopg2.Error, OSError) as error:
+        world.fail(f"{type(error).__name__}: {error}")
+    finally:
+        world.fault.tear_down()
+        world.journal.close()
+    return world.failures

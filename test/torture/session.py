@@ -1,0 +1,169 @@
+"""
+session.py
+    What a client does between faults: connect, call, notice, connect again.
+
+Every statement belongs to a phase of an operation.  A fault is aimed at a phase:
+it strikes whoever comes there first, right before the statement, while it runs,
+or right after it.
+"""
+
+import threading
+import time
+
+import psycopg2
+
+# A nap within the statement makes it last, where a fault must be quick enough.
+NAP = "pg_catalog.pg_sleep(0.02) AS nap"
+
+
+class Stopped(Exception):
+    """The round is over, and whoever is left goes home."""
+
+
+class Unknown(Exception):
+    """The server says that it has committed, and that this is not to be relied on."""
+
+
+class Aim:
+    """A fault that waits for somebody to come to its phase."""
+
+    def __init__(self, fault, phase, moment, delay):
+        self.fault = fault
+        self.phase = phase
+        self.moment = moment  # before, during, after
+        self.delay = delay  # in seconds, if during
+        self.taken = False
+        self.struck = False
+        self.done = threading.Event()
+
+    def act(self, session):
+        """act lets the fault happen; whether it did is known then."""
+        self.fault.note(self)
+        try:
+            self.struck = self.fault.strike(session)
+        except (psycopg2.Error, ProcessLookupError, AttributeError):
+            pass  # the session is gone already
+
+    def finish(self):
+        """finish says that it is over."""
+        self.done.set()
+
+    def lingering(self, sql):
+        """lingering makes a statement last, where a fault must be quick enough."""
+        if not self.fault.lingers:
+            return sql
+        if " FROM idempotency." in sql:
+            return f"{sql}, {NAP}"
+        return f"{sql} FROM {NAP}" if sql.startswith("INSERT") else sql
+
+    def strike(self, session, run, sql):
+        """strike runs a statement and lets the fault happen at its moment."""
+        if self.moment == "before":
+            self.act(session)
+            return run(sql)
+        if self.moment == "after":
+            try:
+                return run(sql)
+            finally:
+                self.act(session)
+
+        def during():
+            time.sleep(self.delay)
+            self.act(session)
+
+        thread = threading.Thread(target=during)
+        thread.start()
+        try:
+            return run(self.lingering(sql))
+        finally:
+            thread.join()
+
+
+class Session:
+    """A connection of one client to whatever server is the right one now."""
+
+    def __init__(self, world):
+        self.world = world
+        self.connection = None
+        self.epoch = 0
+        self.since = None  # when the statement began that runs now
+
+    def connect(self):
+        """connect opens a connection, however long that takes."""
+        self.close()
+        while True:
+            if self.world.stopped.is_set():
+                raise Stopped
+            self.epoch = self.world.epoch
+            try:
+                self.connection = psycopg2.connect(self.world.dsn())
+                self.connection.autocommit = True
+                return
+            except psycopg2.Error:
+                time.sleep(0.02)
+
+    def close(self):
+        """close closes the connection, if there is one."""
+        if self.connection is not None:
+            try:
+                self.connection.close()
+            except psycopg2.Error:
+                pass
+        self.connection = None
+
+    def pid(self):
+        """pid returns the process ID of the session's backend."""
+        return self.connection.info.backend_pid
+
+    def run(self, sql, arguments=()):
+        """run runs one statement and returns its rows."""
+        if self.world.stopped.is_set():
+            raise Stopped
+        if self.connection is None or self.connection.closed:
+            self.connect()
+        self.since = time.monotonic()
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute(sql, arguments or None)
+                return cursor.fetchall() if cursor.description else cursor.statusmessage
+        finally:
+            self.since = None
+
+    def call(self, phase, sql, *arguments):
+        """call runs the statement of a phase, with the fault that is aimed at it."""
+        if self.connection is None or self.connection.closed:
+            self.connect()
+        aim = self.world.take(phase)
+        if aim is None:
+            return self.run(sql, arguments)
+        try:
+            return aim.fault.around(aim, self, lambda text: self.run(text, arguments), sql)
+        finally:
+            aim.finish()
+
+    def commit(self, phase="commit"):
+        """commit commits, and makes sure that the server says so."""
+        del self.connection.notices[:]
+        if self.call(phase, "COMMIT") != "COMMIT":
+            raise Unknown("COMMIT has rolled back")
+        self.check_notices()
+
+    def check_notices(self):
+        """check_notices throws Unknown if the commit did not wait for the standby."""
+        if any("might not have been replicated" in notice for notice in self.connection.notices):
+            raise Unknown("not replicated")
+
+    def recover(self, error):
+        """recover makes the session usable after an error, and returns its SQLSTATE."""
+        state = getattr(error, "pgcode", None) or "lost"
+        if self.connection is None or self.connection.closed:
+            return state
+        if isinstance(error, (psycopg2.OperationalError, psycopg2.InterfaceError)) and state == "lost":
+            self.close()
+            return state
+        try:
+            self.run("ROLLBACK")
+            self.run("RESET statement_timeout")
+        except psycopg2.Error:
+            self.close()
+        return state

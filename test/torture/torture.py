@@ -1,0 +1,148 @@
+#!/usr/bin/python3
+"""
+torture.py directory results
+    Plays rounds of faults, judges each, and adds up what they have seen.
+
+"directory" is where servers may live, "results" where the counts are kept, and
+what a failed round left behind.  The environment says what to play (see run).
+First it shows that the checker can refuse (planted.py).  The last line has the
+counts; the exit code is 0 if nothing was wrong.
+"""
+
+import collections
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import faults
+import places
+import planted
+from round import World, run_round
+from server import Server
+
+# The kinds, and how many faults a round of it has: in the short run, in the long one.
+KINDS = {
+    "backend": (faults.KillBackend, 18, 60),
+    "terminate": (faults.Terminate, 18, 60),
+    "cancel": (faults.Cancel, 15, 60),
+    "timeout": (faults.Timeout, 14, 60),
+    "postmaster": (faults.KillPostmaster, 9, 30),
+    "immediate": (faults.Immediate, 9, 30),
+    "fast": (faults.Fast, 9, 30),
+    "worker": (faults.KillWorker, 10, 30),
+    "prepared": (faults.Prepared, 7, 30),
+    "conflict": (faults.Conflict, 20, 100),
+    "clock": (faults.ClockJump, 18, 50),
+    "disk": (places.FullDisk, 6, 20),
+    "pooler": (places.KillPooler, 12, 40),
+    "sync": (places.SyncPromotion, 3, 10),
+    "async": (places.AsyncPromotion, 3, 10),
+}
+
+
+def make_template(directory, bindir):
+    """make_template makes the cluster that each round begins with a copy of."""
+    template = Server(bindir, os.path.join(directory, "template"))
+    template.initialize({})
+    template.start()
+    with open(os.path.join(os.path.dirname(__file__), "schema.sql"), encoding="utf-8") as schema:
+        template.query(schema.read())
+    template.stop()
+    return template
+
+
+def play(kind, number, count, seed, directory, template, results):
+    """play plays one round, and returns its entry in the book of counts."""
+    make_fault = KINDS[kind][0]
+    here = os.path.join(directory, f"{kind}-{number}")
+    os.makedirs(here)
+    began = time.monotonic()
+    world = World(kind, seed, number, here, lambda world: make_fault(world, template))
+    failures = run_round(world, count)
+    entry = {"kind": kind, "seed": seed, "round": number, "faults": count, "seconds": round(time.monotonic() - began, 1),
+             "failures": len(failures), "counts": dict(world.counts), "phases": dict(world.phases),
+             "errors": dict(world.errors)}
+    print(f"{'FAILED  ' if failures else 'ok      '} torture/{kind} round {number}: {world.counts['faults']} faults, "
+          f"{world.counts['intents']} intents, {world.counts['effects']} effects, {entry['seconds']} s", flush=True)
+    if failures:
+        for failure in failures[:10]:
+            print("        ", failure)
+        kept = os.path.join(results, f"{kind}-{seed}-{number}")
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(here, kept, ignore=lambda _, names: [n for n in names if n in ("data", ".s.PGSQL.5432")
+                                                             or n.startswith(".s.")])
+        print(f"         {len(failures)} failures; the history is kept; to play it again:")
+        print(f"         make torture SEED={seed} KINDS={kind} FIRST={number} ROUNDS=1 FAULTS={count}", flush=True)
+    shutil.rmtree(here, ignore_errors=True)
+    return entry
+
+
+def load_book(path):
+    """load_book returns the entries of the rounds that were played before."""
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as book:
+        return [json.loads(line) for line in book]
+
+
+def total(entries):
+    """total adds entries up to one line."""
+    kinds, seen = collections.Counter(), collections.Counter()
+    for entry in entries:
+        kinds[entry["kind"]] += entry["counts"].get("faults", 0)
+        seen.update({name: count for name, count in entry["counts"].items() if name != "faults"})
+    failed = sum(entry["failures"] > 0 for entry in entries)
+    names = ("intents", "effects", "acknowledged", "replays", "takeovers", "stale tokens refused", "prepared",
+             "prepared over a crash", "deadlocks", "serialization failures", "deliveries", "answers lost")
+    return (f"torture: {len(entries)} rounds, {failed} failed; "
+            + ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kind in kinds) + "; "
+            + ", ".join(f"{name} {seen[name]}" for name in names))
+
+
+def main():
+    """main plays what the environment asks for."""
+    directory, results = sys.argv[1:3]
+    # libpq tells on stderr how connections end, which is what they do here all the time.
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    os.dup2(os.open(os.path.join(directory, "libpq"), os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    if planted.main():
+        sys.exit(1)
+    environment = os.environ
+    seed = environment.get("SEED") or "1"
+    first = int(environment.get("FIRST") or 1)
+    rounds = int(environment.get("ROUNDS") or 1)
+    kinds = (environment.get("KINDS") or " ".join(KINDS)).split()
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not re.fullmatch(r"[\w.-]+", seed):
+        sys.exit(f"torture: no such kind or seed; the kinds are {' '.join(KINDS)}")
+    book = os.path.join(results, "counts")
+    done = {(e["kind"], e["seed"], e["round"], e["faults"]) for e in load_book(book) if not e["failures"]}
+    bindir = subprocess.run([environment["PG_CONFIG"], "--bindir"], stdout=subprocess.PIPE, text=True, check=True)
+    template = make_template(directory, bindir.stdout.strip())
+
+    entries = []
+    for number in range(first, first + rounds):
+        for kind in kinds:
+            count = int(environment.get("FAULTS") or KINDS[kind][1 if environment.get("SHORT") else 2])
+            if environment.get("RESUME") and (kind, seed, number, count) in done:
+                continue
+            entry = play(kind, number, count, seed, directory, template, results)
+            entries.append(entry)
+            with open(book, "a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+    print(total(entries))
+    sys.exit(any(entry["failures"] for entry in entries) or not entries)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["total"]:
+        print(total(load_book(sys.argv[2])))
+    else:
+        main()
