@@ -54,12 +54,17 @@ OBJS = \
 	src/reaperrun.o \
 	src/record.o \
 	src/relay.o \
+	src/relaybatch.o \
 	src/relaybell.o \
 	src/relayevent.o \
 	src/relaylauncher.o \
 	src/relaynote.o \
 	src/relayregistry.o \
+	src/relayserved.o \
+	src/relaystay.o \
+	src/relaystep.o \
 	src/relaysurvey.o \
+	src/relayturn.o \
 	src/run.o \
 	src/settlement.o \
 	src/shmem.o \

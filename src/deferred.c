@@ -5,13 +5,15 @@
  *
  * A transaction of the relay calls a handler many times, and each call is to
  * find what its author expects of a transaction: what is deferred runs at the end
- * of the call, and the next one begins as if nobody had said SET CONSTRAINTS.  The
- * server has no function for that.  So all constraints are set to immediate, which
- * runs what waits, and then back: to deferred, all of them; and those which begin
- * as immediate, by their names, to that.
+ * of the call, and the next one begins as if nobody had said SET CONSTRAINTS.
  *
- * Most databases have no deferrable constraint at all, and nothing is done there.
- * What there is, is looked up once, and again after a change of any constraint.
+ * The first is what the server does before it commits.  It may be done in a
+ * subtransaction if nothing waits when that begins, since what has run is removed
+ * from the queue, and a rollback could not bring it back.
+ *
+ * For the second it has no function.  So SET CONSTRAINTS is watched for, and after
+ * it all constraints are set back: to deferred, all of them; and those which begin
+ * as immediate, by their names, to that.
  *
  * Locks: ACCESS SHARE on pg_constraint, while it is read.
  *
@@ -29,93 +31,40 @@
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
+#include "tcop/utility.h"
 #include "utils/acl.h"
 #include "utils/fmgroids.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
-#include "utils/memutils.h"
-#include "utils/syscache.h"
 
 #include "compat.h"
 #include "deferred.h"
 
-typedef struct Immediate
-{
-	Oid schema;
-	char *name;
-} Immediate;
-
-static bool known = false;
-static bool anyDeferrable;
-static bool anyDeferred;			   /* from the start, that is */
-static List *immediates = NIL;		   /* of Immediate: those that begin as immediate */
-static MemoryContext knowledge = NULL; /* where they live */
+static ProcessUtility_hook_type previousHook = NULL;
+static bool wereSet = false; /* constraints, in this call */
 
 /*
- * Forget makes us look anew after a change of a constraint.
+ * NoteStatement notes that a statement is SET CONSTRAINTS.
  */
 static void
-Forget(Datum arg, int cacheid, uint32 hash)
+NoteStatement(PlannedStmt *statement, const char *source, bool readOnlyTree,
+			  ProcessUtilityContext context, ParamListInfo parameters,
+			  QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
 {
-	known = false;
+	ProcessUtility_hook_type next = previousHook != NULL ? previousHook : standard_ProcessUtility;
+
+	wereSet |= IsA(statement->utilityStmt, ConstraintsSetStmt);
+	next(statement, source, readOnlyTree, context, parameters, environment, receiver, completion);
 }
 
 /*
- * Note notes a deferrable constraint.
+ * DeferredInit watches for SET CONSTRAINTS; called once, by a process that calls
+ * handlers.
  */
-static void
-Note(Form_pg_constraint form)
+void
+DeferredInit(void)
 {
-	MemoryContext caller = MemoryContextSwitchTo(knowledge);
-
-	anyDeferrable = true;
-	if (form->condeferred)
-		anyDeferred = true;
-	else
-	{
-		Immediate *constraint = palloc(sizeof(Immediate));
-
-		*constraint = (Immediate){form->connamespace, pstrdup(NameStr(form->conname))};
-		immediates = lappend(immediates, constraint);
-	}
-	MemoryContextSwitchTo(caller);
-}
-
-/*
- * LookUp finds out which constraints are deferrable.  Those of partitions follow
- * their parent's.
- */
-static void
-LookUp(void)
-{
-	Relation table = table_open(ConstraintRelationId, AccessShareLock);
-	ScanKeyData key;
-	TableScanDesc scan;
-	HeapTuple tuple;
-
-	if (knowledge == NULL)
-	{
-		knowledge = AllocSetContextCreate(TopMemoryContext, "idempotency deferrable constraints",
-										  ALLOCSET_SMALL_SIZES);
-		CacheRegisterSyscacheCallback(CONSTROID, Forget, (Datum) 0);
-	}
-	MemoryContextReset(knowledge);
-	immediates = NIL;
-	anyDeferrable = anyDeferred = false;
-
-	known = true;
-	ScanKeyInit(&key, Anum_pg_constraint_condeferrable, BTEqualStrategyNumber, F_BOOLEQ,
-				BoolGetDatum(true));
-	scan = table_beginscan_catalog(table, 1, &key);
-	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
-	{
-		Form_pg_constraint form = (Form_pg_constraint) GETSTRUCT(tuple);
-
-		if (!OidIsValid(form->conparentid))
-			Note(form);
-	}
-	table_endscan(scan);
-	table_close(table, AccessShareLock);
+	previousHook = ProcessUtility_hook;
+	ProcessUtility_hook = NoteStatement;
 }
 
 /*
@@ -129,51 +78,85 @@ SetConstraints(List *constraints, bool deferred)
 	statement->constraints = constraints;
 	statement->deferred = deferred;
 	AfterTriggerSetState(statement);
-	pfree(statement);
 }
 
 /*
- * SetImmediates sets those constraints to immediate that begin as that, but for
- * those in schemas that the current user may not name.
+ * NameOf returns the qualified name of a constraint, or NULL if it is in a schema
+ * that the current user may not name.
  */
-static void
-SetImmediates(void)
+static RangeVar *
+NameOf(Form_pg_constraint form)
 {
-	List *names = NIL;
-	ListCell *cell;
+	char *schema = get_namespace_name(form->connamespace);
 
-	foreach (cell, immediates)
-	{
-		const Immediate *constraint = lfirst(cell);
-		char *schema = get_namespace_name(constraint->schema);
-
-		if (schema != NULL &&
-			namespace_aclcheck(constraint->schema, GetUserId(), ACL_USAGE) == ACLCHECK_OK)
-			names = lappend(names, makeRangeVar(schema, constraint->name, -1));
-	}
-	if (names != NIL)
-		SetConstraints(names, false);
+	if (schema == NULL ||
+		namespace_aclcheck(form->connamespace, GetUserId(), ACL_USAGE) != ACLCHECK_OK)
+		return NULL;
+	return makeRangeVar(schema, pstrdup(NameStr(form->conname)), -1);
 }
 
 /*
- * DeferredCheck runs all deferred triggers that wait, as the current user, and
+ * Immediates returns the names of the deferrable constraints that begin as
+ * immediate, and sets "anyDeferred" to whether there are others.  Those of
+ * partitions follow their parent's.
+ */
+static List *
+Immediates(bool *anyDeferred)
+{
+	Relation table = table_open(ConstraintRelationId, AccessShareLock);
+	List *names = NIL;
+	ScanKeyData key;
+	TableScanDesc scan;
+	HeapTuple tuple;
+
+	*anyDeferred = false;
+	ScanKeyInit(&key, Anum_pg_constraint_condeferrable, BTEqualStrategyNumber, F_BOOLEQ,
+				BoolGetDatum(true));
+	scan = table_beginscan_catalog(table, 1, &key);
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_constraint form = (Form_pg_constraint) GETSTRUCT(tuple);
+		RangeVar *name;
+
+		*anyDeferred |= form->condeferred;
+		if (form->condeferred || OidIsValid(form->conparentid))
+			continue;
+		name = NameOf(form);
+		if (name != NULL)
+			names = lappend(names, name);
+	}
+	table_endscan(scan);
+	table_close(table, AccessShareLock);
+	return names;
+}
+
+/*
+ * DeferredBegin sees to it that nothing waits when a call begins.  Needs a
+ * transaction, and none within it.
+ */
+void
+DeferredBegin(void)
+{
+	AfterTriggerFireDeferred();
+	wereSet = false;
+}
+
+/*
+ * DeferredEnd runs all deferred triggers that wait, as the current user, and
  * throws what they throw.  Afterwards each constraint is deferred or not as it
  * was declared.
  */
 void
-DeferredCheck(void)
+DeferredEnd(void)
 {
-	if (!known)
-		LookUp();
-	if (!anyDeferrable)
-		return;
+	bool anyDeferred;
+	List *immediates;
 
-	SetConstraints(NIL, false);
-	if (!known)
-		LookUp(); /* by what the triggers did */
-	if (anyDeferred)
-	{
-		SetConstraints(NIL, true);
-		SetImmediates();
-	}
+	AfterTriggerFireDeferred();
+	if (!wereSet)
+		return;
+	immediates = Immediates(&anyDeferred);
+	SetConstraints(NIL, anyDeferred);
+	if (anyDeferred && immediates != NIL)
+		SetConstraints(immediates, false);
 }

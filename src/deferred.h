@@ -8,6 +8,8 @@
 #ifndef IDEMPOTENCY_DEFERRED_H
 #define IDEMPOTENCY_DEFERRED_H
 
-extern void DeferredCheck(void);
+extern void DeferredInit(void);
+extern void DeferredBegin(void);
+extern void DeferredEnd(void);
 
 #endif /* IDEMPOTENCY_DEFERRED_H */

@@ -11,9 +11,11 @@
  *
  * The handler has the rights of the subscription's owner, as whom the worker is
  * connected, and can get no other role's: it runs as a SECURITY DEFINER function
- * does, in which the server refuses SET ROLE and SET SESSION AUTHORIZATION.  What
- * it leaves in the session does not get into the next event: settings and
- * temporary tables go with the event; prepared statements, cursors, session locks
+ * does, in which the server refuses SET ROLE and SET SESSION AUTHORIZATION.  None of
+ * its code runs later: the end of the transaction finds no trigger and no cursor.
+ *
+ * What it leaves in the session does not get into the next event: settings,
+ * temporary tables, cursors and prepared statements go with the event; session locks
  * and the values of sequences, with the transaction.
  *
  * A handler that takes longer than idempotency.handler_timeout is cancelled, which
@@ -150,8 +152,9 @@ CallAndCheck(EventHandler *handler, const Event *event)
 	StartTimeouts();
 
 	Call(handler, event);
-	DeferredCheck();
+	DeferredEnd();
 	CheckClaims();
+	PortalHashTableDeleteAll();
 	ResetTempTableNamespace();
 
 	StopTimeouts();
@@ -202,6 +205,7 @@ EventHandle(EventHandler *handler, const Event *event, text **error)
 	int nest = NewGUCNestLevel();
 	ErrorData *volatile caught = NULL;
 
+	DeferredBegin();
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(callContext);
 	PG_TRY();
@@ -219,6 +223,7 @@ EventHandle(EventHandler *handler, const Event *event, text **error)
 	}
 	PG_END_TRY();
 	CurrentResourceOwner = callerOwner;
+	DropAllPreparedStatements();
 	AtEOXact_GUC(false, nest);
 
 	MemoryContextSwitchTo(callerContext);
@@ -228,14 +233,12 @@ EventHandle(EventHandler *handler, const Event *event, text **error)
 }
 
 /*
- * ForgetSession forgets what handlers have left in the session.  For between two
- * transactions.
+ * ForgetSession forgets what handlers have left in the session beyond their events.
+ * For between two transactions.
  */
 void
 ForgetSession(void)
 {
-	PortalHashTableDeleteAll();
-	DropAllPreparedStatements();
 	LockReleaseAll(USER_LOCKMETHOD, true);
 	ResetSequenceCaches();
 }

@@ -66,6 +66,9 @@
 #define LAUNCHER_TYPE "idempotency relay launcher"
 #define RELAY_TYPE "idempotency relay"
 
+/* The longest sleep, in milliseconds; the server knows none of 25 days. */
+#define LONGEST_MS (24L * 60 * 60 * 1000)
+
 /* How many seconds pass until a launcher that died is started again. */
 #define RESTART_SECONDS 1
 
@@ -146,11 +149,11 @@ IsServable(const RelayTask *task)
 
 	if (database == NULL)
 	{
-		RegistryLeave(task, RELAY_GONE, 0);
+		RegistryNotSent(task, RELAY_GONE);
 		RegistryForgetDatabase(task->database);
 	}
 	else
-		RegistryLeave(task, wanted && !open ? RELAY_BUSY : RELAY_UNFIT, 0);
+		RegistryNotSent(task, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
 	return false;
 }
 
@@ -200,7 +203,7 @@ StartWorker(const RelayTask *task)
 
 /*
  * ForgetEnded forgets the workers that have ended, and sees to it that nobody
- * waits for one that never came.
+ * waits for one that has not come.
  */
 static void
 ForgetEnded(void)
@@ -214,7 +217,7 @@ ForgetEnded(void)
 
 		if (GetBackgroundWorkerPid(worker->handle, &pid) != BGWH_STOPPED)
 			continue;
-		RegistryNeverCame(&worker->task);
+		RegistryNotSent(&worker->task, RELAY_DIED);
 		workers = foreach_delete_current(workers, cell);
 		pfree(worker->handle);
 		pfree(worker);
@@ -241,7 +244,7 @@ StartWorkers(void)
 			continue;
 		if (!StartWorker(&task))
 		{
-			RegistryLeave(&task, RELAY_BUSY, 0);
+			RegistryNotSent(&task, RELAY_BUSY);
 			return;
 		}
 	}
@@ -262,10 +265,12 @@ static long
 MillisecondsToNext(void)
 {
 	TimestampTz next = RelayWorkers > 0 ? RegistryNextTime() : 0;
+	long ms;
 
 	if (next == 0)
 		return -1;
-	return TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next) + 1;
+	ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next);
+	return Min(ms, LONGEST_MS) + 1;
 }
 
 /*

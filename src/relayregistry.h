@@ -21,7 +21,7 @@ typedef struct RelayTask
 	int64 number;
 } RelayTask;
 
-/* How a worker has left its subscription; relayregistry.c says what follows. */
+/* How a worker has left its subscription; relayserved.c says what follows. */
 typedef enum RelayEnd
 {
 	RELAY_DIED, /* it did not say */
@@ -57,13 +57,13 @@ extern bool RegistryTakeFull(void);
 extern bool RegistryAttach(const RelayTask *task);
 extern void RegistryBeginLook(const RelayTask *task);
 extern bool RegistryOthersWait(int workers);
-extern int64 RegistryUntouched(const RelayTask *task);
+extern bool RegistryIsUntouched(const RelayTask *task, int64 batch);
 extern void RegistrySetUntouched(const RelayTask *task, int64 batch);
 extern bool RegistryNoteProblem(const RelayTask *task, const char *problem, bool told);
 extern void RegistryLeave(const RelayTask *task, RelayEnd end, TimestampTz dueAt);
 extern bool RegistryMoveOn(const RelayTask *task, RelayEnd end, TimestampTz dueAt, int workers,
 						   RelayTask *next);
-extern void RegistryNeverCame(const RelayTask *task);
+extern void RegistryNotSent(const RelayTask *task, RelayEnd end);
 
 /* For shmem.c. */
 struct RelayRegistry;

@@ -77,7 +77,7 @@ typedef struct RelaySubscription
 	TimestampTz dueAt;	   /* when it will be, if nobody publishes; 0: then only */
 	TimestampTz notBefore; /* it is not served before; 0: no matter */
 	int failures;		   /* in a row */
-	int64 untouched;	   /* a batch that is out, and that no handler has seen */
+	int64 untouched;	   /* a batch that is out, and that no handler has seen; -1: any */
 	bool told;			   /* the subscription's last_error says the problem */
 	char problem[RELAY_PROBLEM_BYTES];
 } RelaySubscription;
@@ -90,8 +90,9 @@ typedef struct RelayRegistry
 	pg_atomic_uint32 waiting;	 /* for a worker */
 	pg_atomic_uint32 working;	 /* workers */
 	uint64 clock;
-	int used;  /* no place from here on was ever taken */
-	bool full; /* somebody has found no place */
+	int used;	   /* no place from here on was ever taken */
+	bool full;	   /* somebody has found no place */
+	bool fullTold; /* which the log says, and nobody has left since */
 	RelayDatabase databases[RELAY_DATABASES];
 	RelaySubscription subscriptions[RELAY_SUBSCRIPTIONS];
 } RelayRegistry;
