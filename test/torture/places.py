@@ -191,9 +191,8 @@ class Promotion(Fault):
     def recover(self):
         former = self.server
         self.standby.query("SELECT pg_promote(true, 60)")
-        with self.world.lock:
-            self.server = self.standby
-            self.world.epoch += 1
+        self.world.epoch += 1  # before anybody can connect
+        self.server = self.standby
         self.world.journal.note("promoted", epoch=self.world.epoch)
         shutil.rmtree(former.data, ignore_errors=True)
         self.add_standby()

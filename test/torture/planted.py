@@ -36,8 +36,8 @@ class Story:
         self.state["effects"].append({"key": key, "attempt": attempt, "token": token, "event": event_id})
         self.state["keys"][key] = answer or '201|{ }|{"attempt" :  "%s"}' % attempt
         for name in check.SUBSCRIPTIONS:
-            self.state["handled"].append({"place": len(self.state["handled"]) + 1, "subscription": name, "event": event_id,
-                                          "aggregate": None, "n": None, **event})
+            self.state["handled"].append({"place": len(self.state["handled"]) + 1, "subscription": name,
+                                          "event": event_id, "aggregate": None, "n": None, **event})
         return self.state["keys"][key]
 
     def token(self, key, attempt, token, outcome, at=1, **told):
@@ -136,7 +136,8 @@ PLANTS = {
     "a stale token that completes": ("fencing", lambda s: effect(s, "lease-4").update(token=11, attempt="4.0.0")),
     "a token out of nowhere": ("fencing", lambda s: effect(s, "lease-4").update(token=99)),
     "a claim after the answer": ("fencing", lambda s: s.token("lease-4", "4.2.0", 14, "taken_over")),
-    "a right token that was refused": ("fencing", lambda s: s.note("refused", key="lease-4", attempt="4.1.0", token=12)),
+    "a right token that was refused": ("fencing", lambda s: s.note(
+        "refused", key="lease-4", attempt="4.1.0", token=12)),
     "a lease that was reaped": ("fencing", lambda s: s.note("refused", key="leash-5.0.0", attempt="5.0.0", token=13)),
     "a lease taken over too early": ("leases", lambda s: find(s, "token", token=12).update(
         at=find(s, "renewing")["at"] + 0.3)),

@@ -27,7 +27,8 @@ CREATE TABLE torture.handled (place bigint GENERATED ALWAYS AS IDENTITY,
 	subscription text, event uuid, aggregate text, n bigint);
 
 -- pay is a whole operation in one statement.
-CREATE FUNCTION torture.pay(p_key text, p_attempt text, p_request text, p_padding text, OUT replayed boolean, OUT answer text)
+CREATE FUNCTION torture.pay(p_key text, p_attempt text, p_request text, p_padding text,
+	OUT replayed boolean, OUT answer text)
 LANGUAGE plpgsql AS $$
 DECLARE
 	op idempotency.operation := idempotency.claim('procedure', p_key, p_request, wait => '500 ms');
@@ -58,7 +59,8 @@ BEGIN
 END $$;
 
 -- Two that are fetched, and one that has a handler.  No event ever becomes a dead letter.
-SELECT idempotency.subscribe('once', ARRAY['*'], max_attempts => 2147483647, retry_delay => '20 ms', max_retry_delay => '200 ms'),
-	idempotency.subscribe('together', ARRAY['torture'], max_attempts => 2147483647, retry_delay => '20 ms', max_retry_delay => '200 ms'),
-	idempotency.subscribe('relayed', ARRAY['tor*'], 'torture.handle(idempotency.event)',
-		max_attempts => 2147483647, retry_delay => '20 ms', max_retry_delay => '200 ms');
+SELECT idempotency.subscribe(name, ARRAY[topics], handler::regprocedure,
+	max_attempts => 2147483647, retry_delay => '20 ms', max_retry_delay => '200 ms')
+FROM (VALUES ('once', '*', NULL),
+	('together', 'torture', NULL),
+	('relayed', 'tor*', 'torture.handle(idempotency.event)')) AS s (name, topics, handler);

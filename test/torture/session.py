@@ -98,9 +98,12 @@ class Session:
             try:
                 self.connection = psycopg2.connect(self.world.dsn())
                 self.connection.autocommit = True
-                return
             except psycopg2.Error:
                 time.sleep(0.02)
+                continue
+            if self.epoch == self.world.epoch:
+                return
+            self.close()  # a promotion came in between
 
     def close(self):
         """close closes the connection, if there is one."""

@@ -64,9 +64,9 @@ def play(kind, number, count, seed, directory, template, results):
     began = time.monotonic()
     world = World(kind, seed, number, here, lambda world: make_fault(world, template))
     failures = run_round(world, count)
-    entry = {"kind": kind, "seed": seed, "round": number, "faults": count, "seconds": round(time.monotonic() - began, 1),
-             "failures": len(failures), "counts": dict(world.counts), "phases": dict(world.phases),
-             "errors": dict(world.errors)}
+    entry = {"kind": kind, "seed": seed, "round": number, "faults": count,
+             "seconds": round(time.monotonic() - began, 1), "failures": len(failures),
+             "counts": dict(world.counts), "phases": dict(world.phases), "errors": dict(world.errors)}
     print(f"{'FAILED  ' if failures else 'ok      '} torture/{kind} round {number}: {world.counts['faults']} faults, "
           f"{world.counts['intents']} intents, {world.counts['effects']} effects, {entry['seconds']} s", flush=True)
     if failures:
