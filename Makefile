@@ -40,6 +40,7 @@ OBJS = \
 	src/outbox.o \
 	src/outboxerrors.o \
 	src/outboxlag.o \
+	src/outboxneed.o \
 	src/outboxreap.o \
 	src/outboxscan.o \
 	src/outboxstart.o \
@@ -66,6 +67,7 @@ OBJS = \
 	src/relaysurvey.o \
 	src/relayturn.o \
 	src/run.o \
+	src/serverlog.o \
 	src/settlement.o \
 	src/shmem.o \
 	src/stats.o \

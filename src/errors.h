@@ -82,9 +82,4 @@ pg_noreturn extern void ErrorHandlerMissing(Oid handler);
 pg_noreturn extern void ErrorHandlerSignature(Oid handler);
 pg_noreturn extern void ErrorOperationType(void);
 
-/* To the server's log */
-extern void LogStatsFull(int databases);
-extern void LogReaperRefused(int level, const char *database, const ErrorData *why);
-extern void LogNoWorkerSlot(void);
-
 #endif /* IDEMPOTENCY_ERRORS_H */

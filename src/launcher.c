@@ -64,9 +64,9 @@
 
 #include "compat.h"
 #include "databases.h"
-#include "errors.h"
 #include "guc.h"
 #include "launcher.h"
+#include "serverlog.h"
 #include "shmem.h"
 #include "worker.h"
 

@@ -10,7 +10,6 @@
 #include "postgres.h"
 
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 #include "utils/regproc.h"
 
 #include "errors.h"
@@ -205,19 +204,6 @@ ErrorSubscriptionBusy(const text *subscription)
 }
 
 /*
- * LogEventsDropped says in the log what a subscription has lost, since nobody
- * has read it for longer than it allows.
- */
-void
-LogEventsDropped(const text *subscription, int64 lost, int64 passed, int64 upto)
-{
-	ereport(LOG, (errmsg("subscription \"%s\" lost events that were older than its max_lag",
-						 text_to_cstring(subscription)),
-				  errdetail("Events passed over: %lld; of its topics: %lld; last number: %lld.",
-							(long long) passed, (long long) lost, (long long) upto)));
-}
-
-/*
  * ErrorEventType reports that the row type in the catalog is another version's.
  */
 void
@@ -249,57 +235,6 @@ ErrorEventHandlerReplaced(const char *handler)
 {
 	ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 					errmsg("handler %s was replaced by a concurrent transaction", handler)));
-}
-
-/*
- * LogRelayProblem says in the log that a subscription cannot be served.
- */
-void
-LogRelayProblem(const char *database, int64 number, const char *problem)
-{
-	ereport(LOG, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				  errmsg("idempotency relay cannot serve subscription %lld of database \"%s\"",
-						 (long long) number, database),
-				  errdetail_internal("%s", problem),
-				  errhint("It tries again, less and less often. Calling idempotency.subscribe() "
-						  "again lets it try at once.")));
-}
-
-/*
- * LogDeadLetter says in the log that an event is not given to a handler any more.
- */
-void
-LogDeadLetter(const text *subscription, const Event *event, const text *error)
-{
-	const char *id = DatumGetCString(DirectFunctionCall1(uuid_out, event->values[EVENT_ID]));
-
-	ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now", id,
-						 text_to_cstring(subscription)),
-				  errdetail_internal("%s", text_to_cstring(error)),
-				  errhint("idempotency.redrive() gives it once more.")));
-}
-
-/*
- * LogNoRelaySlot says in the log that no worker can be started now.
- */
-void
-LogNoRelaySlot(void)
-{
-	ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				  errmsg("no background worker slot is free for the idempotency relay"),
-				  errhint("Events wait until one is. Consider increasing max_worker_processes.")));
-}
-
-/*
- * LogRelayFull says in the log that there are too many subscriptions.
- */
-void
-LogRelayFull(int subscriptions, int databases)
-{
-	ereport(LOG,
-			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			 errmsg("idempotency relay does not serve further subscriptions"),
-			 errdetail("It serves %d subscriptions in %d databases.", subscriptions, databases)));
 }
 
 /*

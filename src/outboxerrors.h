@@ -50,17 +50,7 @@ pg_noreturn extern void ErrorNumbersBehind(const text *subscription, int64 passe
 
 /* 55P03 */
 pg_noreturn extern void ErrorSubscriptionBusy(const text *subscription);
-
 pg_noreturn extern void ErrorPublishersBusy(void);
 pg_noreturn extern void ErrorReaperBusy(void);
-
-/* LOG */
-extern void LogEventsDropped(const text *subscription, int64 lost, int64 passed, int64 upto);
-
-/* To the server's log */
-extern void LogRelayProblem(const char *database, int64 number, const char *problem);
-extern void LogDeadLetter(const text *subscription, const Event *event, const text *error);
-extern void LogNoRelaySlot(void);
-extern void LogRelayFull(int subscriptions, int databases);
 
 #endif /* IDEMPOTENCY_OUTBOXERRORS_H */

@@ -75,11 +75,12 @@
 #include "hand.h"
 #include "lockwait.h"
 #include "outboxerrors.h"
+#include "outboxneed.h"
 #include "outboxreap.h"
 #include "outboxscan.h"
 #include "outboxtable.h"
 #include "ownerquery.h"
-#include "position.h"
+#include "owntable.h"
 #include "stats.h"
 
 /* Beside that of the keys; "IE" in ASCII. */
@@ -91,10 +92,6 @@
 
 /* So many dead entries that a run has passed are worth writing down. */
 #define NOTED_ENTRIES 1000
-
-/* How often, and how long in microseconds, we wait for whoever is publishing. */
-#define PUBLISHER_LOOKS 10
-#define PUBLISHER_SLEEP_US 500
 
 /* One batch. */
 typedef struct Reaping
@@ -111,11 +108,6 @@ typedef struct Reaping
 static OwnerQuery lastQuery = {
 	.table = "outbox_seq",
 	.text = "SELECT coalesce(pg_catalog.pg_sequence_last_value('idempotency.outbox_seq'), 0)",
-};
-
-static OwnerQuery namesQuery = {
-	.table = "subscription",
-	.text = "SELECT subscription FROM idempotency.subscription",
 };
 
 static OwnerQuery loadQuery = {
@@ -168,23 +160,6 @@ OutboxReaperHoldOff(void)
 }
 
 /*
- * TakeTable locks one of the extension's tables; with dontWait it returns false
- * if the lock is not free.
- */
-static bool
-TakeTable(const char *name, LOCKMODE lockmode, bool dontWait)
-{
-	Oid relid = OwnRelationByName(name);
-
-	if (!OidIsValid(relid))
-		return true; /* whoever opens it will say so */
-	if (dontWait)
-		return ConditionalLockRelationOid(relid, lockmode);
-	LockRelationOid(relid, lockmode);
-	return true;
-}
-
-/*
  * OutboxReaperLock makes us the reaper, and locks the tables that it reads and
  * writes, until the transaction ends.  With dontWait it returns false if that is
  * not possible at once.  Throws 55000 if the reaper's table is missing.
@@ -192,10 +167,10 @@ TakeTable(const char *name, LOCKMODE lockmode, bool dontWait)
 bool
 OutboxReaperLock(bool dontWait)
 {
-	return TakeTable("outbox", RowExclusiveLock, dontWait) &&
-		   TakeTable("position", RowExclusiveLock, dontWait) &&
-		   TakeTable("subscription", AccessShareLock, dontWait) &&
-		   TakeTable("parked", RowExclusiveLock, dontWait) && HandLock(dontWait);
+	return OwnRelationTake("outbox", RowExclusiveLock, dontWait) &&
+		   OwnRelationTake("position", RowExclusiveLock, dontWait) &&
+		   OwnRelationTake("subscription", AccessShareLock, dontWait) &&
+		   OwnRelationTake("parked", RowExclusiveLock, dontWait) && HandLock(dontWait);
 }
 
 /*
@@ -227,99 +202,6 @@ OneNumber(OwnerQuery *query, Datum *values)
 	if (OwnerQueryRun(query, values, NULL) > 0)
 		number = DatumGetInt64(OwnerQueryValue(0, 1, &isnull));
 	OwnerQueryEnd();
-	return number;
-}
-
-/*
- * Subscriptions returns the names of all, in the current memory context.
- */
-static List *
-Subscriptions(void)
-{
-	MemoryContext caller = CurrentMemoryContext;
-	uint64 count = OwnerQueryRun(&namesQuery, NULL, NULL);
-	MemoryContext spi = MemoryContextSwitchTo(caller);
-	List *names = NIL;
-	bool isnull;
-
-	for (uint64 row = 0; row < count; row++)
-		names = lappend(names, DatumGetTextPCopy(OwnerQueryValue(row, 1, &isnull)));
-	MemoryContextSwitchTo(spi);
-	OwnerQueryEnd();
-	return names;
-}
-
-/*
- * NobodyIsPublishing tells whether all who were in the middle of publish() when
- * it was called have left it.  Waits for them no longer than some milliseconds.
- */
-static bool
-NobodyIsPublishing(Relation table)
-{
-	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
-
-	for (int look = 0; look < PUBLISHER_LOOKS; look++)
-	{
-		if (OutboxOldestPublisher(table) >= next)
-			return true;
-		pg_usleep(PUBLISHER_SLEEP_US);
-	}
-	return false;
-}
-
-/*
- * NumberHad returns the number up to which a subscription needs no event any more.
- * "closely" looks whether what was in flight when it was written down still is; the
- * position itself is not written before there is something to be delivered.
- */
-static int64
-NumberHad(const text *subscription, bool closely)
-{
-	Position position;
-	OutboxCursor reached;
-	TupleTableSlot *slot;
-	OutboxScan *scan;
-	int64 first;
-
-	if (!PositionRead(subscription, &position))
-		return 0;
-	if (!closely || position.start.count == 0)
-		return CursorSafe(&position.start);
-
-	scan = OutboxScanBegin(&position.start, NULL);
-	slot = OutboxScanNext(scan);
-	first = slot != NULL ? OutboxSeq(slot) : PG_INT64_MAX;
-	(void) OutboxScanEnd(scan, &reached);
-	return Min(first - 1, CursorSafe(&reached));
-}
-
-/*
- * NumberNotNeeded returns the number up to which no subscription needs an event,
- * and nobody will insert one; 0 if that is not to be known now.  "last" is the
- * last number that was given out, read before.
- */
-static int64
-NumberNotNeeded(Relation table, int64 last, bool closely)
-{
-	int64 number = last;
-	List *names = Subscriptions();
-	ListCell *cell;
-
-	if (names == NIL)
-	{
-		if (!TakeTable("subscription", ShareLock, true))
-			return 0;
-		names = Subscriptions();
-		if (names == NIL)
-			return NobodyIsPublishing(table) ? number : 0;
-	}
-	foreach (cell, names)
-	{
-		/* Asked twice, as Min() would, it may have gone on, past others. */
-		int64 had = NumberHad(lfirst(cell), closely);
-
-		number = Min(number, had);
-	}
 	return number;
 }
 
@@ -451,9 +333,9 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 	reaping.gone = OneNumber(&loadQuery, row);
 	if (reaping.gone > last)
 		reaping.gone = 0;
-	upto = NumberNotNeeded(table, last, false);
+	upto = OutboxNotNeeded(table, last, false);
 	if (upto <= reaping.gone)
-		upto = NumberNotNeeded(table, last, true);
+		upto = OutboxNotNeeded(table, last, true);
 	if (upto <= reaping.gone)
 		return RUN_ENDED;
 

@@ -171,6 +171,23 @@ OwnRelationsLock(const char *const *names, int count)
 }
 
 /*
+ * OwnRelationTake locks one of the extension's tables, if it is there; with dontWait
+ * it returns false if the lock is not free.
+ */
+bool
+OwnRelationTake(const char *name, LOCKMODE lockmode, bool dontWait)
+{
+	Oid relid = OwnRelationByName(name);
+
+	if (!OidIsValid(relid))
+		return true; /* whoever opens it will say so */
+	if (dontWait)
+		return ConditionalLockRelationOid(relid, lockmode);
+	LockRelationOid(relid, lockmode);
+	return true;
+}
+
+/*
  * TableByName returns the OID of the table.  Throws 55000 where the extension is
  * not installed.
  */

@@ -54,6 +54,7 @@
 #include "reaperrun.h"
 #include "relayregistry.h"
 #include "relaysurvey.h"
+#include "serverlog.h"
 #include "worker.h"
 
 PG_FUNCTION_INFO_V1(idempotency_reap);

@@ -32,6 +32,7 @@
 #include "parked.h"
 #include "relayinternal.h"
 #include "relaynote.h"
+#include "serverlog.h"
 #include "xact.h"
 
 /*

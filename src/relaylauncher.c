@@ -57,9 +57,9 @@
 #include "compat.h"
 #include "databases.h"
 #include "guc.h"
-#include "outboxerrors.h"
 #include "relaylauncher.h"
 #include "relayregistry.h"
+#include "serverlog.h"
 #include "shmem.h"
 #include "worker.h"
 

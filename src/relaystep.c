@@ -36,6 +36,7 @@
 #include "outboxerrors.h"
 #include "owntable.h"
 #include "relayinternal.h"
+#include "serverlog.h"
 
 /* How long it waits for whoever is at the subscription. */
 #define LOCK_MS 500

@@ -31,6 +31,7 @@
 #include "utils/tuplestore.h"
 
 #include "errors.h"
+#include "serverlog.h"
 #include "shmem.h"
 #include "stats.h"
 
