@@ -785,28 +785,29 @@ COMMENT ON COLUMN idempotency.dead_letters.seq IS 'its number in the outbox';
 CREATE VIEW idempotency.subscriptions AS
 	SELECT
 		s.subscription,
-		s.owner,
-		s.topics,
-		s.handler,
+		pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(behind.first, late.oldest)) AS lag,
 		CASE
 			WHEN behind.first IS NOT NULL
 			THEN behind.last OPERATOR(pg_catalog.-) p.passed
 			WHEN late.oldest IS NOT NULL THEN 1
 			WHEN p.passed IS NOT NULL THEN 0
 		END AS lag_events,
-		pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(behind.first, late.oldest) AS lag,
 		k.parked,
 		k.waiting,
 		k.dead,
-		k.oldest_parked_at,
 		CASE
 			WHEN e.error IS NULL OR pg_catalog.has_table_privilege('idempotency.dead_letters', 'SELECT')
 			THEN e.error
 			ELSE '<insufficient privilege>'
 		END AS last_error,
 		e.at AS last_error_at,
+		LEAST(behind.first, late.oldest) AS behind_since,
+		k.oldest_parked_at,
 		p.leased_at AS batch_out_since,
 		p.leased_until AS batch_leased_until,
+		s.owner,
+		s.topics,
+		s.handler,
 		s.max_lag,
 		s.created_at
 	FROM idempotency.subscription AS s
@@ -886,19 +887,20 @@ CREATE VIEW idempotency.subscriptions AS
 	) AS e ON true;
 COMMENT ON VIEW idempotency.subscriptions IS 'how far each subscription has come, and what keeps it';
 COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'its name';
-COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members may read it, and as whom its handler runs';
-COMMENT ON COLUMN idempotency.subscriptions.topics IS 'patterns of topics';
-COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that gets its events; NULL: they are fetched';
+COMMENT ON COLUMN idempotency.subscriptions.lag IS 'age of the oldest event that it has not passed, of any topic, in full seconds; NULL: none';
 COMMENT ON COLUMN idempotency.subscriptions.lag_events IS 'numbers from its position to the last event: as many events at most, of any topic';
-COMMENT ON COLUMN idempotency.subscriptions.lag IS 'age of the oldest event that it has not passed, of any topic; NULL: none';
 COMMENT ON COLUMN idempotency.subscriptions.parked IS 'events that failed and are given again';
 COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'events that wait behind them, since they are about the same thing';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
-COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'when the first of those that are given again failed first';
 COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of what is parked or dead, or why the handler could not be called; for those who may read dead letters';
 COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that was';
+COMMENT ON COLUMN idempotency.subscriptions.behind_since IS 'when the oldest event that it has not passed was published; NULL: none';
+COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'when the first of those that are given again failed first';
 COMMENT ON COLUMN idempotency.subscriptions.batch_out_since IS 'when the batch that is out was given; NULL: none is';
 COMMENT ON COLUMN idempotency.subscriptions.batch_leased_until IS 'until when nobody else gets it';
+COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members may read it, and as whom its handler runs';
+COMMENT ON COLUMN idempotency.subscriptions.topics IS 'patterns of topics';
+COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that gets its events; NULL: they are fetched';
 COMMENT ON COLUMN idempotency.subscriptions.max_lag IS 'how old an event may be before it is dropped unread; NULL: none is';
 COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when it was made';
 

@@ -1,0 +1,61 @@
+--
+-- What a person sees at the prompt: functions whose arguments have names, in one
+-- order; views whose ages and sizes can be read; and a plan that finds a key.
+--
+\set SHOW_CONTEXT never
+
+\df idempotency.claim
+\df idempotency.once
+\df idempotency.fetch
+
+-- Whatever is called by name has names for its arguments (what casts, I/O and
+-- operators call is not).
+SELECT p.oid::regprocedure AS without_names
+	FROM pg_proc AS p
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.pronargs > 0
+		AND p.proname !~ '^(keytext|document)' AND coalesce(p.proargnames[1], '') = '';
+
+-- A key is named before all else, and so is a subscription.
+SELECT p.oid::regprocedure AS in_another_order
+	FROM pg_proc AS p
+	WHERE p.pronamespace = 'idempotency'::regnamespace
+		AND ('key' = ANY (p.proargnames) AND p.proargnames[:2] <> '{scope,key}'
+			OR 'scope' = ANY (p.proargnames) AND p.proargnames[1] <> 'scope'
+			OR 'subscription' = ANY (p.proargnames) AND p.proargnames[1] <> 'subscription');
+
+-- What a person looks for comes first, and times that only a machine reads come last.
+SELECT c.relname, string_agg(a.attname, ', ' ORDER BY a.attnum) FILTER (WHERE a.attnum <= 6) AS first_columns
+	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind = 'v' AND a.attnum > 0
+	GROUP BY c.relname ORDER BY c.relname COLLATE "C";
+
+-- Ages are in full seconds, however old; beside each stands the moment that it counts from.
+SELECT outcome FROM idempotency.claim('psql', 'leased', lease => '1 millisecond');
+SELECT idempotency.subscribe('psql', '{psql}');
+SELECT idempotency.publish('psql', '{}') IS NOT NULL AS published;
+SELECT pg_sleep(0.01);
+SELECT bool_and(age = date_trunc('second', age) AND expires_in = date_trunc('second', expires_in)) AS keys
+	FROM idempotency.keys WHERE scope = 'psql';
+SELECT bool_and(age = date_trunc('second', age) AND overdue = date_trunc('second', overdue)
+		AND expires_in = date_trunc('second', expires_in)) AS zombies
+	FROM idempotency.zombies WHERE scope = 'psql';
+SELECT lag = date_trunc('second', lag) AS lag, lag_events, lag <= clock_timestamp() - behind_since AS since,
+		behind_since = (SELECT published_at FROM idempotency.outbox WHERE aggregatetype = 'psql') AS published
+	FROM idempotency.subscriptions WHERE subscription = 'psql';
+SELECT idempotency.unsubscribe('psql');
+
+-- A key among many is found by the index, with nothing forced: a literal, a parameter
+-- in a plan made for all values, and a variable of PL/pgSQL, which is text and takes a cast.
+SELECT count(*) FROM idempotency.once('psql', (SELECT array_agg('key-' || i) FROM generate_series(1, 3000) AS i));
+ANALYZE idempotency.key;
+EXPLAIN (COSTS OFF) SELECT * FROM idempotency.keys WHERE scope = 'psql' AND key = 'key-77';
+SET plan_cache_mode = force_generic_plan;
+PREPARE look AS SELECT * FROM idempotency.keys WHERE scope = $1 AND key = $2;
+EXPLAIN (COSTS OFF) EXECUTE look('psql', 'key-77');
+PREPARE look_text(text, text) AS SELECT * FROM idempotency.keys WHERE scope = $1 AND key = $2::idempotency.keytext;
+EXPLAIN (COSTS OFF) EXECUTE look_text('psql', 'key-77');
+EXECUTE look_text('psql', 'no such key');
+RESET plan_cache_mode;
+DEALLOCATE ALL;
+DELETE FROM idempotency.key WHERE scope = 'psql';
+DELETE FROM idempotency.outbox WHERE aggregatetype = 'psql';
