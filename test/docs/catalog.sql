@@ -1,5 +1,5 @@
 -- What docs/reference.md has to say about the extension: a heading, and a line
--- that stands under it.
+-- that stands under it; columns in their order.
 
 LOAD 'idempotency'; -- for its settings
 
@@ -22,7 +22,8 @@ SELECT
 			SELECT pg_catalog.string_agg(who.they, ' and ' ORDER BY who.they)
 			FROM (VALUES ('clients', 'docs_client'), ('consumers', 'docs_consumer'), ('operators', 'docs_operator'))
 				AS who (they, role)
-			WHERE pg_catalog.has_function_privilege(who.role, p.oid, 'EXECUTE')), 'superusers')) AS line
+			WHERE pg_catalog.has_function_privilege(who.role, p.oid, 'EXECUTE')), 'superusers')) AS line,
+	0 AS position
 FROM pg_catalog.pg_proc AS p
 WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
 	AND NOT EXISTS (
@@ -38,7 +39,8 @@ UNION ALL
 -- Columns of tables, views and composite types.
 SELECT
 	c.relname,
-	pg_catalog.format('| `%s` | `%s` |', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))
+	pg_catalog.format('| `%s` | `%s` |', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)),
+	a.attnum
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
 WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace
@@ -48,7 +50,7 @@ WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace
 UNION ALL
 
 -- Types that are no row type.
-SELECT t.typname, ''
+SELECT t.typname, '', 0
 FROM pg_catalog.pg_type AS t
 WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace
 	AND t.typtype <> 'c' AND t.typelem = 0
@@ -56,19 +58,26 @@ WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace
 UNION ALL
 
 -- Sequences.
-SELECT c.relname, ''
+SELECT c.relname, '', 0
 FROM pg_catalog.pg_class AS c
 WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind = 'S'
 
 UNION ALL
 
--- Settings, with their defaults.
+-- Settings: default, unit, range, and who sets them.
 SELECT
 	s.name,
-	coalesce('Default: `' || nullif(pg_catalog.current_setting(s.name), '') || '`.', 'Default: empty.')
+	pg_catalog.format('Default: %s. %s. %s',
+		coalesce('`' || nullif(pg_catalog.current_setting(s.name), '') || '`', 'empty'),
+		CASE s.unit WHEN 's' THEN 'In seconds' WHEN 'ms' THEN 'In milliseconds' WHEN 'B' THEN 'In bytes'
+			ELSE CASE s.vartype WHEN 'integer' THEN 'A number' ELSE 'A text' END END
+			|| coalesce(', from ' || s.min_val || ' to ' || s.max_val, ''),
+		CASE s.context WHEN 'user' THEN 'Everybody may set it.' WHEN 'superuser' THEN 'Superusers set it.'
+			WHEN 'sighup' THEN 'Set for the whole server; a reload is enough.' END),
+	0
 FROM pg_catalog.pg_settings AS s
 WHERE s.name LIKE 'idempotency.%'
 
-ORDER BY heading, line;
+ORDER BY heading, position, line;
 
 ROLLBACK;

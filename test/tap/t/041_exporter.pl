@@ -1,0 +1,188 @@
+# 041_exporter.pl
+#
+# Proves that examples/monitoring/queries.yaml gives prometheus-postgres-exporter
+# every metric that it names, with the right value, by a role that is a member of
+# pg_monitor and can read nothing else; and that docs/operations.md alerts on no
+# metric that is not there.
+
+use strict;
+use warnings FATAL => 'all';
+
+use HTTP::Tiny;
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+my ($exporter) = grep { -x } map { "$_/prometheus-postgres-exporter" } split /:/, $ENV{PATH};
+if (!defined $exporter)
+{
+	# `make test` installs it, and counts a skipped script as passed.
+	die 'prometheus-postgres-exporter is not installed' if $ENV{IDEMPOTENCY_SKIP_NOTHING};
+	plan skip_all => 'prometheus-postgres-exporter is not installed';
+}
+
+my $root = "$ENV{TESTDIR}/../..";
+my $queries = "$root/examples/monitoring/queries.yaml";
+my $node = new_node('main', conf => q{
+shared_preload_libraries = 'idempotency'
+idempotency.reaper_naptime = 0
+idempotency.relay_workers = 0
+log_statement = none
+});
+
+# ----------------------------------------------------------------
+# Something of everything
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', q{
+	CREATE DATABASE other;
+	CREATE ROLE exporter LOGIN IN ROLE pg_monitor});
+$node->safe_psql('other', q{
+	CREATE EXTENSION idempotency;
+	SELECT idempotency.once('inbox', 'message');
+	SELECT idempotency.subscribe('mail', '{*}')});
+
+# Keys: three that complete, one that fails, one that is given up, two that are
+# answered, one that is refused, one that is taken over, and its former owner.
+$node->psql('postgres', q{
+	BEGIN;
+	SELECT idempotency.claim('charge', 'key-' || i, '{"amount": 1}') FROM generate_series(1, 5) AS i;
+	SELECT idempotency.complete('charge', 'key-' || i) FROM generate_series(1, 3) AS i;
+	SELECT idempotency.fail('charge', 'key-4', '{}', 402);
+	SELECT idempotency.release('charge', 'key-5');
+	COMMIT;
+	SELECT idempotency.claim('charge', 'key-1');
+	SELECT idempotency.claim('charge', 'key-4');
+	SELECT idempotency.try_claim('charge', 'key-1', '{"amount": 2}');
+	SELECT token FROM idempotency.claim('charge', 'leased', lease => '1 millisecond') \gset
+	SELECT pg_sleep(0.01);
+	SELECT idempotency.claim('charge', 'leased', lease => '1 hour');
+	SELECT idempotency.complete('charge', 'leased', token => :token)},
+	on_error_stop => 0);
+
+# Events: five, of which one subscription has had three, with one dead letter; in
+# the other one fails, and a second waits behind it.
+$node->safe_psql('postgres', q{
+	SELECT idempotency.subscribe('mail', '{*}', max_attempts => 1);
+	SELECT idempotency.subscribe('print', '{*}');
+	SELECT idempotency.publish('order', '{}', 'a'), idempotency.publish('order', '{}', 'a'),
+		idempotency.publish('order', '{}', 'b');
+	SELECT min(id::text) AS id, max(batch) AS batch FROM idempotency.fetch('mail') \gset
+	SELECT idempotency.nack('mail', :batch, :'id', 'no such mailbox');
+	SELECT idempotency.ack('mail', :batch);
+	SELECT min(id::text) AS id, max(batch) AS batch FROM idempotency.fetch('print') \gset
+	SELECT idempotency.nack('print', :batch, :'id', 'no paper', '1 hour');
+	SELECT idempotency.ack('print', :batch);
+	SELECT idempotency.publish('order', '{}', 'c'), idempotency.publish('order', '{}', 'd');
+	SELECT count(*) FROM idempotency.fetch('print', lease => '1 hour')});
+
+# One row that has run out, and is removed; one transaction that holds a key, and one that waits.
+$node->safe_psql('postgres', q{SELECT idempotency.once('inbox', 'old', '1 millisecond')});
+usleep(10_000);
+is($node->safe_psql('postgres', 'SELECT idempotency.reap()'), '1', 'a row is reaped');
+my ($owner, $waiter) = map { open_session($node) } 1 .. 2;
+$owner->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('charge', 'open')});
+$waiter->query_until(qr/waits/, q{\echo waits
+	SELECT outcome FROM idempotency.claim('charge', 'open', wait => '10 minutes');
+});
+$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted})
+	or die 'nobody waits';
+
+# ----------------------------------------------------------------
+# What the exporter makes of it
+# ----------------------------------------------------------------
+
+my $port = PostgreSQL::Test::Cluster::get_free_port();
+my $log = '';
+local $ENV{DATA_SOURCE_NAME} = sprintf 'user=exporter host=%s port=%d dbname=postgres sslmode=disable', $node->host, $node->port;
+my $running = IPC::Run::start(
+	[ $exporter, "--web.listen-address=127.0.0.1:$port", "--extend.query-path=$queries",
+		'--auto-discover-databases', '--include-databases=postgres,other',
+		'--disable-default-metrics', '--disable-settings-metrics' ],
+	'>&', \$log);
+END { local $?; $running->kill_kill if defined $running }
+
+my $answer;
+foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+{
+	$answer = HTTP::Tiny->new->get("http://127.0.0.1:$port/metrics");
+	last if $answer->{success};
+	usleep(100_000);
+}
+ok($answer->{success}, 'the exporter answers') or die $answer->{content};
+$running->pump_nb;
+unlike($log, qr/level=error/i, 'and complains of nothing');
+like($answer->{content}, qr/^pg_exporter_user_queries_load_error\{[^}]*\} 0$/m, 'it understands the file');
+
+# The values, by metric and labels; and the metrics' types.
+my (%value, %type);
+while ($answer->{content} =~ /^(?:# TYPE (\w+) (\w+)|(idempotency_\w+)\{(.*)\} (\S+))$/mg)
+{
+	if (defined $1) { $type{$1} = $2; next }
+	my ($metric, $labels, $number) = ($3, $4, $5);
+	$labels =~ s/,?server="[^"]*"//;
+	$value{"$metric\{$labels}"} = $number;
+}
+
+# Every metric of the file has its type and a value.
+my ($group, %named);
+for my $line (split /\n/, slurp_file($queries))
+{
+	if ($line =~ /^(idempotency_\w+):$/) { $group = $1 }
+	elsif ($line =~ /^    - (\w+): \{usage: (COUNTER|GAUGE), description: .+\}$/) { $named{"${group}_$1"} = lc $2 }
+}
+cmp_ok(scalar keys %named, '>', 30, 'the file names metrics');
+is_deeply({ map { $_ => $type{$_} } keys %named }, \%named, 'each is there, as what it is');
+is_deeply([ grep { my $metric = $_; !grep { /^\Q$metric\E\{/ } keys %value } sort keys %named ], [], 'each has a value');
+
+# expect compares the metrics of one group, whatever their labels.
+sub expect
+{
+	my ($name, $group, $labels, %expected) = @_;
+	my %found = map { $_ => $value{"idempotency_${group}_$_\{$labels}"} } keys %expected;
+	is_deeply(\%found, \%expected, $name);
+	return;
+}
+
+expect('the counters', 'stats', 'datname="postgres"',
+	claims_total => 8, replays_total => 2, in_progress_total => 0, mismatches_total => 1, takeovers_total => 1,
+	completions_total => 4, failures_total => 1, releases_total => 1, stale_tokens_total => 1,
+	zombies_reaped_total => 0, published_total => 5, delivered_total => 8, acknowledged_total => 2,
+	failed_total => 2, dead_letters_total => 1, events_dropped_total => 0);
+expect('those of the other database', 'stats', 'datname="other"', claims_total => 1, completions_total => 1, published_total => 0);
+expect('a subscription with a dead letter', 'subscription', 'datname="postgres",subscription="mail"',
+	lag_events => 2, parked => 0, waiting => 0, dead => 1, batch_overdue_seconds => 0);
+expect('one that waits for a retry', 'subscription', 'datname="postgres",subscription="print"',
+	lag_events => 2, parked => 1, waiting => 1, dead => 0);
+expect('one in the other database', 'subscription', 'datname="other",subscription="mail"',
+	lag_events => 0, lag_seconds => 0, parked => 0, waiting => 0, dead => 0);
+expect('open claims', 'claim', 'datname="postgres"', open => 1, waiters => 1);
+expect('the reaper', 'reaper', 'datname="postgres"', rows_reaped_total => 1, events_reaped_total => 0);
+
+my ($mail, $print) = map { qq(datname="postgres",subscription="$_") } qw(mail print);
+cmp_ok($value{"idempotency_subscription_lag_seconds{$mail}"}, '>', 0, 'the lag grows while nobody fetches');
+cmp_ok($value{"idempotency_subscription_batch_overdue_seconds{$print}"}, '<', -1000, 'a lease that runs is not overdue');
+cmp_ok($value{'idempotency_claim_oldest_transaction_seconds{datname="postgres"}'}, '>', 0, 'the oldest transaction has an age');
+is($value{'idempotency_table_bytes{datname="postgres",relname="key"}'},
+	$node->safe_psql('postgres', q{SELECT pg_total_relation_size('idempotency.key')}), 'the size of the table');
+
+# ----------------------------------------------------------------
+# What it may not see, and what the page says of it
+# ----------------------------------------------------------------
+
+for my $relation (qw(keys zombies dead_letters key outbox))
+{
+	fails_with($node, "SELECT * FROM idempotency.$relation", '42501', "no right to $relation", extra_params => [ '-U', 'exporter' ]);
+}
+is($node->safe_psql('postgres', q{SELECT DISTINCT last_error FROM idempotency.subscriptions}, extra_params => [ '-U', 'exporter' ]),
+	'<insufficient privilege>', 'nor to the texts of errors');
+
+my %alerts = map { $_ => 1 } slurp_file("$root/docs/operations.md") =~ /\b(idempotency_(?:stats|subscription|claim|reaper|table)_\w+)/g;
+cmp_ok(scalar keys %alerts, '>', 5, 'the page alerts on metrics');
+is_deeply([ grep { !$named{$_} } sort keys %alerts ], [], 'which the exporter has');
+
+$owner->query_safe('ROLLBACK');
+$_->quit for $owner, $waiter;
+done_testing();
