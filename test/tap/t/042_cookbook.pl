@@ -1,0 +1,212 @@
+# 042_cookbook.pl
+#
+# Plays the recipes of docs/cookbook.md that take more than one session or server, by
+# running what the page says.  Logical replication: the subscriber answers as the page
+# shows.  Moving from a hand-written key table: calls of the old code are open, blocked
+# and prepared while the move goes on, and clients retry the same few keys from
+# before the first step until after the last one.  Each key has one effect in the end,
+# and every answer that anybody has had is that of the effect.
+
+use strict;
+use warnings FATAL => 'all';
+
+use File::Basename;
+use IdempotencyTest;
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $dir = PostgreSQL::Test::Utils::tempdir;
+my $page = slurp_file(dirname(__FILE__) . '/../../../docs/cookbook.md');
+
+# example returns the block of the page that begins with a text, and what the page
+# says it prints.
+sub example
+{
+	my ($begin) = @_;
+	my ($sql, $output) = $page =~ /^```sql\n(\Q$begin\E(?:(?!^```).*\n)*)```\n(?:\n```text\n((?:(?!^```).*\n)*)```)?/m
+	  or die "the page has no block \"$begin\"";
+	return ($sql, $output);
+}
+
+# play runs a block by psql, and returns what it prints, without what nobody sees.
+sub play
+{
+	my ($node, $sql, %variables) = @_;
+	my @psql = ($node->installed_command('psql'), '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('postgres'),
+		map { ('-v', "$_=$variables{$_}") } sort keys %variables);
+
+	my ($stdout, $stderr);
+	IPC::Run::run(\@psql, '<', \$sql, '>', \$stdout, '2>', \$stderr) or die "$sql: $stderr";
+	return $stdout =~ s/ +$//mgr;
+}
+
+# plays runs the block that begins so, which must print what the page says.
+sub plays
+{
+	my ($node, $begin, %variables) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($sql, $output) = example($begin);
+	my $printed = play($node, $sql, %variables);
+
+	return ok(1, $begin =~ s/\s*\z/: runs/r) unless defined $output;
+	return is($printed =~ s/\n\n\z/\n/r, $output, $begin =~ s/\s*\z/: prints what the page says/r);
+}
+
+is(scalar(() = $page =~ /^```sql\n-- on the /mg), 4, 'no other block of the page is left out by test/docs/run');
+my $node = new_node('publisher', init => { allows_streaming => 'logical' },
+	conf => "max_connections = 50\nmax_prepared_transactions = 5\nidempotency.wait = 10min\n");
+my $subscriber = new_node('subscriber', init => { allows_streaming => 'logical' });
+
+# ----------------------------------------------------------------
+# Logical replication
+# ----------------------------------------------------------------
+
+play($node, (example('CREATE TABLE account'))[0]);
+plays($node, '-- on the publisher' . "\n");
+$subscriber->safe_psql('postgres', 'DROP EXTENSION idempotency');
+$node->command_ok([ 'pg_dump', '--schema-only', '--no-publications', '--file', "$dir/schema", 'postgres' ], 'its schema');
+$subscriber->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/schema", 'postgres' ], 'goes to the subscriber');
+plays($subscriber, "-- on the subscriber\n", publisher => $node->connstr('postgres'));
+$subscriber->wait_for_subscription_sync($node, 'answers');
+plays($node, '-- on the publisher, later');
+$node->wait_for_catchup('answers');
+plays($subscriber, '-- on the subscriber, later');
+$subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION answers');
+$subscriber->stop;
+
+# ----------------------------------------------------------------
+# Moving from a key table of one's own: who is in the old code already
+# ----------------------------------------------------------------
+
+plays($node, '-- before');
+$node->safe_psql('postgres', q{
+	CREATE TABLE heard (key text, payout int);
+	INSERT INTO request_log VALUES ('old', '{"amount": 1}', 201, '{"payout": "old"}', now() - interval '23 hours'),
+		('too old', '{"amount": 1}', 201, '{"payout": "too old"}', now() - interval '25 hours'),
+		('died', '{"amount": 1}', NULL, NULL, now())});
+
+# Clients that call the same few keys at the same time, and ever later ones.
+append_to_file("$dir/client", q{\set n :n + 1
+\set k random(greatest(1, :n / 2 - 20), :n / 2 + 5)
+SELECT payout_create('k:k', 1) ->> 'payout' AS payout \gset
+INSERT INTO heard VALUES ('k:k', :payout);
+});
+my @bench = ($node->installed_command('pgbench'), '--no-vacuum', '--client=6', '--rate=400', '-D', 'n=0', '--file', "$dir/client",
+	'--host', $node->host, '--port', $node->port);
+my $clients = IPC::Run::start([ @bench, '--time=600', 'postgres' ], '<', \undef, '>', "$dir/out", '2>', "$dir/err");
+
+# wait_for_progress waits until the clients have answers for so many more keys.
+sub wait_for_progress
+{
+	my ($more) = @_;
+	my $goal = $more + $node->safe_psql('postgres', 'SELECT count(DISTINCT key) FROM heard');
+	$node->poll_query_until('postgres', "SELECT count(DISTINCT key) >= $goal FROM heard") or die 'no progress: ' . slurp_file("$dir/err");
+	return;
+}
+
+# begins_step_1 plays step 1, and returns when that was; still_there plays step 2, and
+# returns how many are left that have begun before.
+sub begins_step_1
+{
+	my ($switched) = play($node, (example('-- step 1'))[0] . "\\echo :switched\n") =~ /^(\d.*)/m;
+	return $switched;
+}
+
+sub still_there
+{
+	my ($switched) = @_;
+	my ($count) = play($node, (example('-- step 2'))[0], switched => $switched) =~ /^ +(\d+)$/m;
+	return $count;
+}
+
+# calls sends a call, and answer waits for what comes of it.
+sub calls
+{
+	my ($session, $key) = @_;
+	$session->query_until(qr/begun/, qq{\\echo begun\nSELECT payout_create('$key', 1);\n});
+	return;
+}
+sub answer { return $_[0]->query_safe('') }
+
+# waits waits until so many sessions wait for a call of that key.
+sub waits
+{
+	my ($key, $many) = @_;
+	$node->poll_query_until('postgres', qq{SELECT count(*) = $many FROM pg_stat_activity
+		WHERE wait_event_type = 'Lock' AND query ~ 'payout_create.''$key'''}) or die "$key: nobody waits";
+	return;
+}
+
+wait_for_progress(20);
+my %old = map { $_ => open_session($node) } qw(commits aborts late);
+my %new = map { $_ => open_session($node) } qw(commits aborts prepared);
+my %answer;
+foreach my $key (qw(commits aborts))
+{
+	$old{$key}->query_safe('BEGIN');
+	$answer{$key} = $old{$key}->query_safe("SELECT payout_create('$key', 1)");
+}
+$answer{prepared} = $node->safe_psql('postgres', q{BEGIN; SELECT payout_create('prepared', 1); PREPARE TRANSACTION 'old'});
+calls($old{late}, 'aborts');
+waits('aborts', 1);
+
+my $switched = begins_step_1();
+cmp_ok(still_there($switched), '>=', 4, 'step 2: there are those who have begun before, prepared ones too');
+calls($new{$_}, $_) foreach sort keys %new;
+waits('aborts', 2);
+waits($_, 1) foreach qw(commits prepared);
+$old{commits}->query_safe('COMMIT');
+$old{aborts}->query_safe('ROLLBACK');
+$node->safe_psql('postgres', q{COMMIT PREPARED 'old'});
+my $aborted = $answer{aborts};
+$answer{aborts} = answer($old{late});
+isnt($answer{aborts}, $aborted, 'who has waited for one that rolls back pays');
+is(answer($new{$_}), $answer{$_}, "$_: the old code and the new one answer the same") foreach sort keys %new;
+$_->quit foreach values %old, values %new;
+
+# ----------------------------------------------------------------
+# The other steps, and one back, while the clients go on
+# ----------------------------------------------------------------
+
+wait_for_progress(20);
+my ($back) = (example('-- before'))[0] =~ /^(CREATE FUNCTION.*?^END \$\$;)/ms;
+$node->safe_psql('postgres', $back =~ s/CREATE/CREATE OR REPLACE/r);
+wait_for_progress(20);
+$switched = begins_step_1();
+select undef, undef, undef, 0.1 while still_there($switched);
+fails_with($node, q{SELECT payout_create('died', 1)}, 'P0001', 'step 1: what nobody knows the end of is no answer');
+wait_for_progress(20);
+like(play($node, (example('-- step 3'))[0]), qr/^ +1$/m, 'step 3: what nobody knows the end of is left behind');
+$node->safe_psql('postgres', q{DELETE FROM request_log WHERE key = 'died'; DROP PROCEDURE request_log_move});
+plays($node, '-- step 3');
+is( $node->safe_psql('postgres', q{
+		SELECT key, status, response, expires_at BETWEEN now() + interval '50 min' AND now() + interval '60 min'
+		FROM unnest(ARRAY['old', 'too old']) AS key, idempotency.peek('payout', key) WHERE outcome = 'replayed'}),
+	q{old|201|{"payout": "old"}|t}, 'step 3: a key is remembered for the rest of its day');
+fails_with($node, q{SELECT payout_create('old', 2)}, 'IK422', 'step 3: and knows its request');
+wait_for_progress(20);
+like(play($node, (example('-- step 4'))[0]), qr/"payout" : 1}/, 'step 4: what was paid before step 1 is known after it');
+
+# Whoever was still in the code of step 1 may have missed its table, and no more.
+$clients->signal('TERM');
+$clients->finish;
+unlike(slurp_file("$dir/err"), qr/ERROR:(?!  relation "request_log" does not exist)/, 'no client has seen another error');
+$node->command_ok([ @bench, '--transactions=100', 'postgres' ], 'clients go on');
+
+# ----------------------------------------------------------------
+# The books
+# ----------------------------------------------------------------
+
+my $heard = 'SELECT key, min(payout) AS payout, max(payout) AS other FROM heard GROUP BY key';
+cmp_ok($node->safe_psql('postgres', "SELECT count(*) FROM ($heard) AS h"), '>', 100, 'there are keys');
+is($node->safe_psql('postgres', 'SELECT key FROM payout GROUP BY key HAVING count(*) > 1'), '', 'no key has paid twice');
+is($node->safe_psql('postgres', "SELECT key FROM ($heard) AS h WHERE payout <> other"), '', 'every key has had one answer');
+is( $node->safe_psql('postgres', "SELECT key FROM ($heard) AS h LEFT JOIN payout AS p USING (key) WHERE p.id IS DISTINCT FROM h.payout"),
+	'', 'which is that of its payment');
+is( $node->safe_psql('postgres', "SELECT key FROM ($heard) AS h WHERE (payout_create(key, 1) ->> 'payout')::int <> payout"),
+	'', 'and is so still');
+note $node->safe_psql('postgres', "SELECT count(*) || ' answers for ' || count(DISTINCT key) || ' keys' FROM heard");
+$node->stop;
+done_testing();
