@@ -144,5 +144,7 @@ def main():
 if __name__ == "__main__":
     if sys.argv[1:2] == ["total"]:
         print(total(load_book(sys.argv[2])))
+    elif sys.argv[1:] == ["kinds"]:
+        print(" ".join(KINDS))
     else:
         main()
