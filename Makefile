@@ -4,7 +4,9 @@
 # For a packager: the usual PGXS targets; PG_CONFIG chooses the server.
 
 EXTENSION = idempotency
-DATA = idempotency--1.0.sql
+# The scripts of all versions, and those that lead from one to the next.  There are no
+# DOCS: PGXS would put pages with names like README.md beside those of all other extensions.
+DATA = $(wildcard idempotency--*.sql)
 MODULE_big = idempotency
 OBJS = \
 	src/abandoned.o \
@@ -93,7 +95,7 @@ REGRESS = $(patsubst sql/%.sql,%,$(wildcard sql/*.sql))
 REGRESS_OPTS = --load-extension=idempotency --encoding=UTF8
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec))
 ISOLATION_OPTS = --load-extension=idempotency --inputdir=test/isolation
-EXTRA_CLEAN = results
+EXTRA_CLEAN = results dist
 
 # On a machine without PostgreSQL there is no PGXS yet: `make demo` and `make
 # test` install it and call make again.
@@ -112,13 +114,13 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
 # The targets below are for people; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo test torture fuzz matrix mutants bench format check-format
+.PHONY: help demo payments test torture fuzz matrix mutants sanitize bench dist package format check-format
 
 help: ## print this list
 	@echo 'all            build'
 	@echo 'install        install into the server that PG_CONFIG names'
 	@echo 'installcheck   run the regression and isolation tests on a running server'
-	@echo 'clean          remove what was built, and results/'
+	@echo 'clean          remove what was built, results/ and dist/'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 15
 
 demo: ## see it work: install what is missing, build, play the scenes of examples/payments-demo
@@ -126,8 +128,14 @@ demo: ## see it work: install what is missing, build, play the scenes of example
 	@tools/build
 	@tools/server run shared_preload_libraries=idempotency idempotency.reaper_naptime=1s \
 		-- examples/payments-demo/run
+	@examples/payments/run -- examples/payments/demo
 
-test: ## run every test; ONLY="regress isolation tap pgtap docs model relay fuzz stress storm torture", TESTS="name ..."
+payments: ## start the payments service of examples/payments on a throw-away server, and say where its page is
+	@tools/prerequisites payments
+	@tools/build
+	@examples/payments/run
+
+test: ## run every test; ONLY="regress isolation tap pgtap docs model relay payments fuzz stress storm torture", TESTS="name ..."
 	@tools/prerequisites test
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 -- test/run
@@ -150,6 +158,9 @@ fuzz: ## feed it what nobody would on purpose (20 minutes); SEED=1, CALLS=, INPU
 	@tools/server run fsync=off max_prepared_transactions=50 shared_preload_libraries=idempotency \
 		idempotency.relay_workers=0 idempotency.reaper_naptime=0 -- test/fuzz/run $(SCENARIO)
 
+sanitize: ## test on servers that watch what runs in them (hours); KIND="address injection valgrind", ONLY=, TESTS=
+	@test/sanitize/run $(KIND)
+
 bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" (15 minutes), outbox (15) or scale (10)
 	@tools/prerequisites bench
 	@tools/build
@@ -159,6 +170,14 @@ torture: ## kill, stop, fill and set back everything, and judge what is left; SE
 	@tools/prerequisites test
 	@tools/build
 	@test/torture/run
+
+dist: ## make the release of this commit in dist/: a tarball, and a zip for PGXN
+	@tools/prerequisites package
+	@tools/dist
+
+package: ## make the Debian package of this commit, and test it installed, in a chroot; RELEASES="bookworm trixie"
+	@tools/prerequisites package
+	@test/package/run $(RELEASES)
 
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
 
@@ -172,6 +191,6 @@ check-format: ## fail if `make format` would change anything
 docs/%.svg: docs/%.dot
 	dot -Tsvg -o $@ $<
 
-# Drawn by gnuplot; the data are results/scale.csv of `make bench SUITE=scale`.
-docs/scale.svg: docs/scale.csv docs/scale.gnuplot
-	gnuplot -e "data = 'docs/scale.csv'; picture = '$@'" docs/scale.gnuplot
+# Drawn by gnuplot; the data are what `make bench SUITE=scale` and SUITE=outbox measured.
+docs/scale.svg docs/drain.svg: docs/%.svg: docs/%.csv docs/%.gnuplot
+	gnuplot -e "data = 'docs/$*.csv'; picture = '$@'" docs/$*.gnuplot

@@ -1,0 +1,136 @@
+// The Pay button.
+//
+// One intent, one key: it is made when the button is pressed, and stored with the request
+// before anything is sent.  Whatever happens from then on, a lost answer, a reload, a server
+// that is away, the same request goes out with the same key, until an answer is final.  Only
+// a new payment makes a new key.
+
+"use strict";
+
+const element = (id) => document.getElementById(id);
+const { token, remembered } = document.documentElement.dataset;
+const pauses = { first: 250, longest: 8000, answer: 15000 }; // ms
+const retryable = [408, 409, 425, 429, 500, 502, 503, 504];
+
+// The intent: { key, body, begun, answer }, or null.  The answer is there once it is final.
+const intent = {
+	load: () => JSON.parse(localStorage.getItem("payment")),
+	store: (value) => localStorage.setItem("payment", JSON.stringify(value)),
+	clear: () => localStorage.removeItem("payment"),
+};
+let sending = false;
+
+// show sets the page to a state.
+function show(state, text, charge = "") {
+	const busy = state === "sending" || state === "retrying";
+	const over = state === "paid" || state === "refused";
+	element("status").dataset.state = state;
+	element("status").textContent = text;
+	element("charge").textContent = charge;
+	element("result").hidden = charge === "";
+	element("pay").disabled = busy || over;
+	element("amount").disabled = element("card").disabled = busy || over;
+	element("again").hidden = !over;
+}
+
+// showAnswer shows an answer that is final.
+function showAnswer({ status, body }) {
+	if (status === 201)
+		show("paid", `Paid: ${(body.amount / 100).toFixed(2)} ${body.currency}.`, String(body.id));
+	else
+		show("refused", body.detail || body.title || `Refused (${status}).`);
+}
+
+// attempt sends the request once.  Returns an answer that is final, or how long to wait at
+// least; an answer that does not arrive whole is none.
+async function attempt({ key, body }) {
+	try {
+		const response = await fetch("/charges", {
+			method: "POST",
+			headers: {
+				"Authorization": `Bearer ${token}`,
+				"Content-Type": "application/json",
+				"Idempotency-Key": `"${key}"`,
+			},
+			body,
+			signal: AbortSignal.timeout(pauses.answer),
+		});
+		if (retryable.includes(response.status))
+			return { wait: 1000 * Number(response.headers.get("Retry-After") || 0) };
+		return { answer: { status: response.status, body: await response.json() } };
+	} catch {
+		return { wait: 0 };
+	}
+}
+
+// send sends the intent until there is an answer.
+async function send(value) {
+	if (sending)
+		return;
+	sending = true;
+	show("sending", "Paying\u2026");
+	for (let pause = pauses.first; ; pause = Math.min(2 * pause, pauses.longest)) {
+		const { answer, wait } = await attempt(value);
+		if (answer) {
+			intent.store({ ...value, answer });
+			showAnswer(answer);
+			break;
+		}
+		show("retrying", "No answer yet; trying again. You will be charged once.");
+		await new Promise((resolve) => setTimeout(resolve, Math.max(wait, pause * (0.5 + Math.random()))));
+	}
+	sending = false;
+}
+
+// resume goes on with what is stored: after a reload, or when another tab has begun.  A key
+// that the server has forgotten must not be sent: it would charge again.
+function resume() {
+	const value = intent.load();
+	if (value === null)
+		show("ready", "");
+	else if (value.answer)
+		showAnswer(value.answer);
+	else if (Date.now() - value.begun > 1000 * remembered)
+		show("refused", "Nobody knows any more whether this was paid. Please look at your charges before you try again.");
+	else
+		send(value);
+}
+
+element("form").addEventListener("submit", (event) => {
+	event.preventDefault();
+	if (intent.load() !== null) {
+		resume();
+		return;
+	}
+	const amount = element("amount").value.trim();
+	if (!/^\d{1,9}([.,]\d{1,2})?$/.test(amount) || Number(amount.replace(",", ".")) === 0) {
+		show("ready", "Please enter an amount, such as 25.00.");
+		element("amount").focus();
+		return;
+	}
+	const value = {
+		key: crypto.randomUUID(),
+		body: JSON.stringify({
+			amount: Math.round(100 * Number(amount.replace(",", "."))),
+			currency: "EUR",
+			description: `Card ending in ${element("card").value.replace(/\D/g, "").slice(-4) || "none"}`,
+		}),
+		begun: Date.now(),
+	};
+	intent.store(value);
+	send(value);
+});
+
+element("again").addEventListener("click", () => {
+	intent.clear();
+	show("ready", "");
+	element("amount").focus();
+});
+
+// another tab has begun, finished or cleared a payment
+addEventListener("storage", () => {
+	if (!sending)
+		resume();
+});
+
+resume();

@@ -1,0 +1,148 @@
+// Chromium without a window, driven through chromedriver by the W3C WebDriver protocol.
+
+"use strict";
+
+const { spawn } = require("child_process");
+const { mkdtempSync, rmSync } = require("fs");
+const http = require("http");
+const { join } = require("path");
+const { setTimeout: sleep } = require("timers/promises");
+
+// How long anything may take that is waited for, in milliseconds: until it is a fault.
+const patience = 60000;
+
+// It asks nobody but loopback for anything, and keeps nothing.
+const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+	"--disable-background-networking", "--disable-component-update", "--disable-sync",
+	"--disable-dev-shm-usage", "--no-proxy-server", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"];
+
+// What the protocol calls an element in its answers.
+const reference = "element-6066-11e4-a52e-4f735466cecf";
+
+class Browser {
+	// start starts chromedriver and Chromium in a directory of their own.
+	static async start() {
+		const browser = new Browser();
+		browser.home = mkdtempSync("/tmp/idempotency-browser.");
+		browser.driver = spawn("chromedriver", ["--port=0"], { detached: true,
+			env: { ...process.env, HOME: browser.home }, stdio: ["ignore", "pipe", "inherit"] });
+		process.once("exit", () => browser.end());
+		for (const signal of ["SIGHUP", "SIGINT", "SIGTERM"])
+			process.once(signal, () => process.exit(130));
+		browser.port = await new Promise((done, failed) => {
+			let said = "";
+			browser.driver.on("error", failed);
+			browser.driver.on("exit", () => failed(new Error(`chromedriver ended: ${said}`)));
+			browser.driver.stdout.on("data", (text) => {
+				said += text;
+				const port = /successfully on port ([0-9]+)/.exec(said);
+				if (port)
+					done(Number(port[1]));
+			});
+		});
+		browser.session = "";
+		const { sessionId } = await browser.ask("POST", "/session", { capabilities: { alwaysMatch: {
+			"goog:chromeOptions": { args: [...flags, `--user-data-dir=${join(browser.home, "profile")}`] } } } });
+		browser.session = `/session/${sessionId}`;
+		return browser;
+	}
+
+	// stop closes the browser.
+	async stop() {
+		await this.ask("DELETE", "", null);
+		this.end();
+	}
+
+	// end kills what is left of it, and removes its directory.
+	end() {
+		try {
+			process.kill(-this.driver.pid, "SIGKILL");
+		} catch {
+			// it has ended
+		}
+		rmSync(this.home, { recursive: true, force: true, maxRetries: 10 });
+	}
+
+	// ask sends one command of the session, and returns its value.
+	ask(method, path, parameters) {
+		const body = parameters === null ? "" : JSON.stringify(parameters);
+		return new Promise((done, failed) => {
+			const request = http.request({ host: "127.0.0.1", port: this.port, method,
+				path: (this.session ?? "") + path, agent: false,
+				headers: { "Content-Type": "application/json", "Content-Length": Buffer.byteLength(body) } });
+			request.on("error", failed);
+			request.on("response", async (response) => {
+				let text = "";
+				response.setEncoding("utf8");
+				for await (const part of response)
+					text += part;
+				const { value } = JSON.parse(text);
+				if (response.statusCode === 200)
+					done(value);
+				else
+					failed(new Error(`${path}: ${value.error}: ${value.message}`));
+			});
+			request.end(body);
+		});
+	}
+
+	// open loads a page in this tab.
+	open(url) {
+		return this.ask("POST", "/url", { url });
+	}
+
+	// tab returns the handle of this tab, newTab that of one more, and go goes to a tab.
+	tab() {
+		return this.ask("GET", "/window", null);
+	}
+
+	async newTab() {
+		return (await this.ask("POST", "/window/new", { type: "tab" })).handle;
+	}
+
+	go(handle) {
+		return this.ask("POST", "/window", { handle });
+	}
+
+	// close closes this tab.
+	close() {
+		return this.ask("DELETE", "/window", null);
+	}
+
+	// evaluate runs the body of a function in the page, and returns what it returns.
+	evaluate(script, ...args) {
+		return this.ask("POST", "/execute/sync", { script, args });
+	}
+
+	// click presses the mouse's button over an element so many times in a row.
+	async click(selector, times = 1) {
+		const element = await this.ask("POST", "/element", { using: "css selector", value: selector });
+		const press = [{ type: "pointerDown", button: 0 }, { type: "pointerUp", button: 0 }];
+		await this.ask("POST", "/actions", { actions: [{ type: "pointer", id: "mouse",
+			parameters: { pointerType: "mouse" }, actions: [
+				{ type: "pointerMove", duration: 0, origin: { [reference]: element[reference] }, x: 0, y: 0 },
+				...Array.from({ length: times }, () => press).flat()] }] });
+	}
+
+	// type writes a text into a field, in place of what is there.
+	async type(selector, text) {
+		const element = (await this.ask("POST", "/element", { using: "css selector", value: selector }))[reference];
+		await this.ask("POST", `/element/${element}/clear`, {});
+		await this.ask("POST", `/element/${element}/value`, { text });
+	}
+}
+
+// until asks a question until the answer is truthy, and returns the answer.
+async function until(what, question) {
+	const end = Date.now() + patience;
+	for (;;) {
+		const answer = await question();
+		if (answer)
+			return answer;
+		if (Date.now() > end)
+			throw new Error(`not within ${patience / 1000} s: ${what}`);
+		await sleep(10);
+	}
+}
+
+module.exports = { Browser, until };

@@ -1,0 +1,360 @@
+// The HTTP side of examples/payments: every status, header and body that a client can get,
+// against the IETF draft, and against the description that the service publishes.
+
+"use strict";
+
+const net = require("net");
+const {
+	assert, check, isProblem, killService, main, newKey, request, retry, script, service, session, sql, sqlstate, stored,
+} = require("./common");
+const { Description } = require("./openapi");
+
+const { PAYMENTS_URL, PAYMENTS_TOKEN, PAYMENTS_OTHER_TOKEN } = process.env;
+const charge = { amount: 2500, currency: "EUR", description: "a book" };
+const order = { amount: 2500, currency: "EUR", item: "a book" };
+const charges = () => Number(sql("SELECT count(*) FROM payments.charge"));
+let description;
+
+// ask sends a request whose answer has to be a described one.
+async function ask(method, where, options) {
+	const answer = await request(method, where, options);
+	description.check(method, where, answer);
+	return answer;
+}
+
+const post = (where, key, body, options) => ask("POST", where, { key, body, ...options });
+
+// ---------------------------------------------------------------------------
+// One effect, one answer
+// ---------------------------------------------------------------------------
+
+// isReplayed checks that a second request gets what the first one got.
+function isReplayed(first, second) {
+	assert.equal(first.headers["idempotent-replayed"], undefined);
+	assert.equal(second.headers["idempotent-replayed"], "true");
+	assert.deepEqual(stored(second), stored(first));
+}
+
+async function replays() {
+	for (const [name, where, body, status] of [
+		["a charge", "/charges", charge, 201],
+		["a charge without a description", "/charges", { amount: 1, currency: "EUR" }, 201],
+		["a charge with what needs escapes", "/charges", { ...charge, description: "a \"book\" \\ \u20ac 'x'; \u{1f4d6}" }, 201],
+		["a refused charge", "/charges", { ...charge, amount: 1000001 }, 402],
+		["an order", "/orders", order, 201],
+		["a refused order", "/orders", { ...order, amount: 500001 }, 402],
+	])
+		await check(`${name}: the retry gets the same bytes`, async () => {
+			const before = charges();
+			const key = newKey();
+			const first = await post(where, key, body);
+			assert.equal(first.status, status, first.body.toString());
+			isReplayed(first, await post(where, key, body));
+			isReplayed(first, await post(where, key, JSON.stringify(body, null, 3)));
+			assert.equal(charges() - before, where === "/charges" && status === 201 ? 1 : 0);
+			if (status === 402)
+				isProblem(first, 402);
+		});
+
+	await check("a replay comes from the database: another service knows it", async () => {
+		const other = await service();
+		const key = newKey();
+		isReplayed(await post("/charges", key, charge), await post("/charges", key, charge, { url: other.url }));
+		other.process.kill();
+	});
+
+	await check("Location is where the charge is", async () => {
+		const made = await post("/charges", newKey(), charge);
+		const found = await ask("GET", made.headers.location);
+		assert.deepEqual(JSON.parse(found.body), JSON.parse(made.body));
+		assert.equal(made.headers.location, `/charges/${JSON.parse(made.body).id}`);
+		isProblem(await ask("GET", "/charges/999999999"), 404);
+	});
+
+	await check("forty at once: one charge", async () => {
+		const before = charges();
+		const key = newKey();
+		const answers = await Promise.all(Array.from({ length: 40 }, () => retry("POST", "/charges", { key, body: charge })));
+		assert.equal(charges() - before, 1);
+		assert.equal(answers.filter((answer) => !answer.headers["idempotent-replayed"]).length, 1);
+		answers.forEach((answer) => assert.deepEqual(stored(answer), stored(answers[0])));
+	});
+}
+
+async function tenants() {
+	await check("another tenant's key is another key", async () => {
+		const key = newKey();
+		const [mine, theirs] = [await post("/charges", key, charge),
+			await post("/charges", key, { ...charge, amount: 7 }, { token: PAYMENTS_OTHER_TOKEN })];
+		assert.equal(mine.headers["idempotent-replayed"] || theirs.headers["idempotent-replayed"], undefined);
+		isProblem(await ask("GET", mine.headers.location, { token: PAYMENTS_OTHER_TOKEN }), 404);
+		const list = JSON.parse((await ask("GET", "/charges", { token: PAYMENTS_OTHER_TOKEN })).body).charges;
+		assert.deepEqual(list, [JSON.parse(theirs.body)]);
+	});
+
+	await check("the list: newest first, and as many as asked for", async () => {
+		const newest = JSON.parse((await post("/charges", newKey(), charge)).body);
+		const list = JSON.parse((await ask("GET", "/charges?limit=3")).body).charges;
+		assert.equal(list.length, 3);
+		assert.deepEqual(list[0], newest);
+		assert.ok(list[0].id > list[1].id && list[1].id > list[2].id);
+		for (const limit of ["0", "101", "-1", "x", "", "1e1"])
+			isProblem(await ask("GET", `/charges?limit=${limit}`), 400);
+	});
+
+	await check("who is nobody gets 401", async () => {
+		for (const [method, where] of [["POST", "/charges"], ["POST", "/orders"], ["GET", "/charges"], ["GET", "/charges/1"]])
+			for (const headers of [{}, { Authorization: "Bearer" }, { Authorization: "Bearer wrong" },
+				{ Authorization: `Basic ${PAYMENTS_TOKEN}` }, { Authorization: `Bearer ${PAYMENTS_TOKEN} x` }]) {
+				const body = method === "POST" ? (where === "/orders" ? order : charge) : undefined;
+				const answer = await ask(method, where, { token: null, key: newKey(), body, headers });
+				isProblem(answer, 401);
+				assert.equal(answer.headers["www-authenticate"], "Bearer");
+			}
+	});
+}
+
+// ---------------------------------------------------------------------------
+// The header
+// ---------------------------------------------------------------------------
+
+async function header() {
+	const before = charges();
+	for (const where of ["/charges", "/orders"])
+		await check(`${where}: a key that is missing or malformed`, async () => {
+			const body = where === "/orders" ? order : charge;
+			for (const key of [undefined, "", "   ", "\"\"", "8e03978e-40d5", "'a'", "\"a", "a\"", "\"a\"b", "\"a\" \"b\"", "\"a\", \"b\"",
+				"\"\\x\"", "\"\u00e9\"", "?1", "42", ":YQ==:", "(\"a\")", "\"a\";X", "\"a\";x=", `"${"x".repeat(256)}"`, ["\"a\"", "\"b\""]])
+				isProblem(await post(where, key, body), 400);
+		});
+	assert.equal(charges(), before);
+
+	await check("one key in several spellings", async () => {
+		const name = newKey().slice(1, -1);
+		const first = await post("/charges", `"${name}\\"\\\\ b"`, charge);
+		assert.equal(first.status, 201);
+		for (const key of [`  "${name}\\"\\\\ b"  `, `"${name}\\"\\\\ b";v=1`, `"${name}\\"\\\\ b"; v="x";w=?0`])
+			isReplayed(first, await post("/charges", key, charge));
+		assert.equal((await post("/charges", `"${name}\\" b"`, charge)).headers["idempotent-replayed"], undefined);
+		assert.equal((await post("/charges", `"${name.padEnd(255, "x")}"`, charge)).status, 201);
+	});
+
+	for (const [where, body] of [["/charges", charge], ["/orders", order]])
+		await check(`${where}: a key that was used with another request`, async () => {
+			const key = newKey();
+			const first = await post(where, key, body);
+			for (const other of [{ ...body, amount: 2501 }, { ...body, currency: "USD" }])
+				assert.match(isProblem(await post(where, key, other), 422).detail, /another request/);
+			isReplayed(first, await post(where, key, body));
+		});
+
+	await check("a charge and an order may have the same key", async () => {
+		const key = newKey();
+		assert.equal((await post("/charges", key, charge)).status, 201);
+		assert.equal((await post("/orders", key, order)).headers["idempotent-replayed"], undefined);
+	});
+}
+
+// ---------------------------------------------------------------------------
+// In progress, unavailable
+// ---------------------------------------------------------------------------
+
+async function inProgress() {
+	await check("a charge that another transaction is at", async () => {
+		const other = session();
+		await other.say("BEGIN");
+		assert.equal(await other.say("SELECT outcome FROM idempotency.claim('charges/shop', 'held')"), "claimed");
+		const answer = await post("/charges", "\"held\"", charge);
+		isProblem(answer, 409);
+		assert.equal(answer.headers["retry-after"], "1");
+		await other.say("ROLLBACK");
+		assert.equal((await post("/charges", "\"held\"", charge)).headers["idempotent-replayed"], undefined);
+	});
+
+	await check("an order that somebody has a lease on", async () => {
+		sql("SELECT outcome FROM idempotency.claim('orders/shop', 'leased', lease => '200 seconds')");
+		const answer = await post("/orders", "\"leased\"", order);
+		isProblem(answer, 409);
+		const after = Number(answer.headers["retry-after"]);
+		assert.ok(after > 100 && after <= 200, `Retry-After: ${after}`);
+		sql("SELECT idempotency.forget('orders/shop', 'leased')");
+	});
+}
+
+async function unavailable() {
+	await check("no database: 503 for whatever needs it", async () => {
+		const { url, process } = await service({ PGHOST: "/nonexistent" });
+		for (const answer of [await post("/charges", newKey(), charge, { url }), await post("/orders", newKey(), order, { url }),
+			await ask("GET", "/charges", { url }), await ask("GET", "/charges/1", { url })]) {
+			isProblem(answer, 503);
+			assert.equal(answer.headers["retry-after"], "1");
+		}
+		process.kill();
+	});
+
+	await check("the service killed, the database crashed, both again: each key charges once", async () => {
+		const before = charges();
+		const keys = Array.from({ length: 60 }, newKey);
+		let over = false;
+		const clients = Array.from({ length: 6 }, async (_, i) => {
+			const answers = [];
+			for (let k = i; k < keys.length || !over; k += 6)
+				answers.push([keys[k] ||= newKey(), await retry("POST", "/charges", { key: keys[k], body: charge })]);
+			return answers;
+		});
+		killService();
+		await script("restart-service");
+		await script("restart-database");
+		over = true;
+		const answers = (await Promise.all(clients)).flat();
+		for (const [key, answer] of answers) {
+			assert.equal(answer.status, 201, answer.body.toString());
+			const again = await retry("POST", "/charges", { key, body: charge });
+			assert.deepEqual(stored(again), stored(answer));
+		}
+		assert.equal(charges() - before, answers.length);
+		assert.equal(new Set(answers.map(([, answer]) => JSON.parse(answer.body).id)).size, answers.length);
+	});
+}
+
+// ---------------------------------------------------------------------------
+// What nobody should send
+// ---------------------------------------------------------------------------
+
+// raw sends bytes, and returns what comes back.
+const raw = (bytes) => new Promise((resolve, reject) => {
+	const socket = net.connect(Number(new URL(PAYMENTS_URL).port), "127.0.0.1", () => socket.end(bytes));
+	let text = "";
+	socket.on("data", (chunk) => { text += chunk; });
+	socket.on("end", () => resolve(text));
+	socket.on("error", reject);
+});
+
+async function hostile() {
+	const before = charges();
+	for (const where of ["/charges", "/orders"]) {
+		await check(`${where}: a body that is too large`, async () => {
+			for (const size of [16 * 1024 + 1, 4 * 1024 * 1024])
+				isProblem(await post(where, newKey(), "x".repeat(size)), 413);
+			isProblem(await post(where, newKey(), "x".repeat(100000), { headers: { "Transfer-Encoding": "chunked" } }), 413);
+		});
+		await check(`${where}: a body that is no JSON object`, async () => {
+			for (const body of ["", "{", "nonsense", "[]", "null", "1", "\"a\"", "{\"amount\": 01}", Buffer.from([0x7b, 0xff, 0x7d]), "{}{}"])
+				isProblem(await post(where, newKey(), body), 400);
+			for (const type of ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""])
+				isProblem(await post(where, newKey(), charge, { headers: { "Content-Type": type } }), 415);
+		});
+	}
+	await check("unknown paths and methods", async () => {
+		for (const where of ["/x", "/charges/", "/charges/0", "/charges/1x", "/charges/99999999999999999999", "/../etc/passwd", "/%00", "/page/pay.js"])
+			isProblem(await request("GET", where), 404);
+		for (const [method, where, allowed] of [["DELETE", "/charges", "GET, POST"], ["PUT", "/charges/1", "GET"], ["GET", "/orders", "POST"],
+			["POST", "/", "GET"], ["PATCH", "/openapi.json", "GET"], ["OPTIONS", "/charges", "GET, POST"]]) {
+			const answer = await request(method, where);
+			isProblem(answer, 405);
+			assert.equal(answer.headers.allow, allowed);
+		}
+		isProblem(await request("GET", "//"), 400);
+		assert.equal((await request("HEAD", "/charges")).body.length, 0);
+	});
+	await check("what is no HTTP", async () => {
+		assert.match(await raw("nonsense\r\n\r\n"), /^HTTP\/1.1 400 [^]*application\/problem\+json[^]*"status":400/);
+		assert.match(await raw(`GET / HTTP/1.1\r\nHost: x\r\nX: ${"x".repeat(20000)}\r\n\r\n`), /^HTTP\/1.1 431 [^]*"status":431/);
+	});
+	assert.equal(charges(), before);
+
+	await check("the bodies that the description allows, and no others", async () => {
+		const amounts = [0, -1, 1, 2.5, 1e3, 1e16, 9007199254740991, "1", null, true, [1], {}];
+		const currencies = ["EUR", "eur", "EU", "EURO", "", 1, null];
+		const texts = ["a", "", "x".repeat(200), "x".repeat(201), "\u{1f4d6}".repeat(200), "a\u0000b", "a\nb", "\ud800", "'; --", 1, null, {}];
+		for (const [where, valid] of [["/charges", charge], ["/orders", order]]) {
+			const text = where === "/orders" ? "item" : "description";
+			const bodies = [...amounts.map((amount) => ({ ...valid, amount })), ...currencies.map((currency) => ({ ...valid, currency })),
+				...texts.map((value) => ({ ...valid, [text]: value })), ...Object.keys(valid).map((name) => ({ ...valid, [name]: undefined })),
+				{ ...valid, more: 1 }, JSON.parse(`{"__proto__": {}, "amount": 1, "currency": "EUR", "${text}": "a"}`)]
+				.map((body) => JSON.parse(JSON.stringify(body)));
+			for (const body of bodies) {
+				const answer = await post(where, newKey(), body);
+				assert.equal(answer.status !== 400, description.accepts("POST", where, body),
+					`${where} ${JSON.stringify(body).slice(0, 80)}: ${answer.status}`);
+			}
+		}
+	});
+}
+
+// ---------------------------------------------------------------------------
+// Rights, retention, the page, and the description as a whole
+// ---------------------------------------------------------------------------
+
+async function rights() {
+	await check("the role of the service may call its functions, and nothing else", () => {
+		for (const statement of ["SELECT FROM payments.charge", "SELECT FROM payments.tenant", "DELETE FROM payments.orders",
+			"INSERT INTO payments.charge (tenant, amount, currency) VALUES ('shop', 1, 'EUR')", "SELECT FROM idempotency.key",
+			"SELECT idempotency.claim('charges/shop', 'x')", "SELECT payments.tenant_of('x')", "CREATE TABLE payments.t ()",
+			"SET ROLE payments_owner"])
+			assert.equal(sqlstate(statement, "payments_app"), "42501", statement);
+		assert.equal(sql(`SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
+			WHERE pronamespace = 'payments'::regnamespace AND has_function_privilege('payments_app', oid, 'EXECUTE')`),
+			"charge_create charge_show charges order_begin order_charged order_finish order_refuse order_renew order_yield orders_abandoned");
+		assert.equal(sql(`SELECT count(*) FROM pg_proc WHERE pronamespace = 'payments'::regnamespace
+			AND (NOT prosecdef AND has_function_privilege('payments_app', oid, 'EXECUTE')
+				OR has_function_privilege('public', oid, 'EXECUTE'))`), "0");
+	});
+	await check("nobody writes without a claim", () => {
+		assert.equal(sqlstate("INSERT INTO payments.charge (tenant, amount, currency) VALUES ('shop', 1, 'EUR')"), "IK403");
+		assert.equal(sqlstate("DELETE FROM payments.orders"), "IK403");
+	});
+}
+
+async function retention(published) {
+	await check("a key is remembered for as long as the description says", async () => {
+		for (const [where, body, scope] of [["/charges", charge, "charges/shop"], ["/orders", order, "orders/shop"]]) {
+			const key = newKey();
+			const first = await post(where, key, body);
+			const condition = `WHERE scope = '${scope}' AND key = '${key.slice(1, -1)}'`;
+			assert.equal(sql(`SELECT round(extract(epoch FROM expires_at - created_at) / 60) FROM idempotency.keys ${condition}`),
+				String(published / 60));
+			sql(`UPDATE idempotency.key SET expires_at = now() ${condition}`);
+			const second = await post(where, key, body);
+			assert.equal(second.headers["idempotent-replayed"], undefined);
+			// the provider has not forgotten: what it has charged stays one order
+			assert[where === "/charges" ? "notEqual" : "equal"](second.body.toString(), first.body.toString());
+		}
+		assert.match(description.document.info.description, new RegExp(`${published / 3600} hours`));
+		assert.match((await request("GET", "/")).body.toString(), new RegExp(`data-remembered="${published}"`));
+	});
+}
+
+async function files() {
+	await check("the page needs nothing from elsewhere", async () => {
+		for (const [where, type] of [["/", "text/html"], ["/pay.js", "text/javascript"], ["/pay.css", "text/css"]]) {
+			const answer = await request("GET", where, { token: null });
+			assert.equal(answer.status, 200);
+			assert.ok(answer.headers["content-type"].startsWith(type));
+			assert.match(answer.headers["content-security-policy"], /default-src 'none'/);
+			assert.doesNotMatch(answer.body.toString(), /https?:\/\/|\/\/[a-z]+\./);
+		}
+	});
+	await check("without a token there is no page", async () => {
+		const { url, process } = await service({ PAYMENTS_TOKEN: "" });
+		isProblem(await request("GET", "/", { url }), 404);
+		process.kill();
+	});
+}
+
+main("http", async () => {
+	description = new Description(JSON.parse((await request("GET", "/openapi.json", { token: null })).body));
+	await replays();
+	await tenants();
+	await header();
+	await inProgress();
+	await unavailable();
+	await hostile();
+	await rights();
+	await retention(description.document["x-idempotency-retention"]);
+	await files();
+	await check("all that the description describes was seen", () => {
+		assert.deepEqual(description.statuses().filter((status) => !description.seen.has(status)), []);
+	});
+	console.log(`     ${description.seen.size} described answers seen; ${charges()} charges made`);
+});

@@ -1,0 +1,188 @@
+// Orders: what the provider charges lies outside of the database, and still there is one
+// charge and one order, whoever dies, whatever is slow, and whether anybody comes back.
+//
+// The provider of examples/payments/run says a charge is made long after it is.  So a service
+// that is killed when the charge stands in the provider's file dies between charge and
+// checkpoint.
+
+"use strict";
+
+const http = require("http");
+const { readFileSync } = require("fs");
+const {
+	assert, atEnd, chargedAtProvider, check, isProblem, killService, main, newKey, request, retry, script, service, sleep, sql,
+	sqlstate, stored, until,
+} = require("./common");
+
+const [, providerUrl] = /^PROVIDER_URL=(.*)$/m.exec(readFileSync(`${process.env.PAYMENTS_DIR}/service-environment`, "utf8"));
+
+let amounts = 1000;
+const newOrder = () => ({ amount: amounts++, currency: "EUR", item: "a book" });
+const placed = (order) => Number(sql(`SELECT count(*) FROM payments.orders WHERE amount = ${order.amount}`));
+const charged = (order) => chargedAtProvider(({ amount }) => amount === order.amount).length;
+
+// once checks that an order is there once, and was charged once.
+function once(order) {
+	assert.equal(placed(order), 1, "orders");
+	assert.equal(charged(order), 1, "charges at the provider");
+}
+
+// provider is one of the test's own: orders that it is told of are answered by it, and all
+// others by the provider that everybody has.
+async function provider() {
+	const theirs = { asked: {}, answers: {} };
+	const server = http.createServer(async (asking, response) => {
+		let text = "";
+		for await (const chunk of asking)
+			text += chunk;
+		const { amount } = JSON.parse(text);
+		const key = asking.headers["idempotency-key"];
+		(theirs.asked[amount] ||= []).push(key);
+		let status, body;
+		if (theirs.answers[amount]) {
+			[status, body] = await theirs.answers[amount](theirs.asked[amount].length);
+		} else {
+			const answer = await fetch(`${providerUrl}/charges`, { method: "POST", headers: { "Idempotency-Key": key }, body: text });
+			[status, body] = [answer.status, await answer.json()];
+		}
+		response.writeHead(status, { "Content-Type": "application/json" });
+		response.end(JSON.stringify(body));
+	});
+	await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+	atEnd(() => server.closeAllConnections());
+	theirs.url = `http://127.0.0.1:${server.address().port}`;
+	return theirs;
+}
+
+// The service is killed when two cards are charged.  One client comes back, the other does
+// not, and for him the completer does.
+async function killed() {
+	const [returns, leaves] = [newOrder(), newOrder()];
+	const key = newKey();
+	const lost = [request("POST", "/orders", { key, body: returns }), request("POST", "/orders", { key: newKey(), body: leaves })]
+		.map((sent) => sent.then(() => "answered", () => "lost"));
+	await until("two charges", () => charged(returns) + charged(leaves) === 2);
+	killService();
+	await check("killed between charge and checkpoint: the answers are lost", async () => {
+		assert.deepEqual(await Promise.all(lost), ["lost", "lost"]);
+		assert.equal(placed(returns) + placed(leaves), 0);
+	});
+	await script("restart-service");
+	await check("the client retries: one charge, one order", async () => {
+		const answer = await retry("POST", "/orders", { key, body: returns });
+		assert.equal(answer.status, 201, answer.body.toString());
+		assert.deepEqual(stored(await retry("POST", "/orders", { key, body: returns })), stored(answer));
+		once(returns);
+	});
+	await check("nobody retries: the completer finishes the order", async () => {
+		await until("the order", () => placed(leaves) === 1);
+		once(leaves);
+	});
+}
+
+// A worker has noted the charge and stalls.  Whoever takes over does not ask the provider,
+// and the worker cannot finish any more.
+async function stalled({ url }) {
+	const order = newOrder();
+	const key = newKey();
+	const bearer = `sha256('${process.env.PAYMENTS_TOKEN}')`;
+	const [turn] = sql(`SELECT turn::text, payments.order_charged(turn, 'ch_noted')
+		FROM payments.order_begin(${bearer}, '${key}', ${order.amount}, 'EUR', 'a book')`, "payments_app").split("|");
+	await check("a worker stalls: 409 while his lease lasts, then somebody goes on from his checkpoint", async () => {
+		const first = await request("POST", "/orders", { url, key, body: order });
+		if (first.status !== 201) { // or this machine has slept longer than the lease
+			isProblem(first, 409);
+			assert.match(first.headers["retry-after"], /^([1-9]|10)$/);
+		}
+		const answer = await retry("POST", "/orders", { url, key, body: order });
+		assert.equal(answer.status, 201);
+		assert.equal(JSON.parse(answer.body).provider_charge, "ch_noted");
+		assert.equal(charged(order), 0);
+	});
+	await check("the worker wakes up, and is fenced out", () => {
+		for (const call of [`order_renew('${turn}')`, `order_charged('${turn}', 'ch_x')`, `order_finish('${turn}', 'ch_x')`,
+			`order_refuse('${turn}', 'x')`, `order_yield('${turn}')`])
+			assert.equal(sqlstate(`SELECT payments.${call}`, "payments_app"), "IK410", call);
+		assert.equal(placed(order), 1);
+	});
+}
+
+// The provider takes its time, until two heartbeats were seen.
+async function slow({ url }, theirs) {
+	const order = newOrder();
+	const key = newKey();
+	const lease = () => sql(`SELECT token || '|' || leased_until FROM idempotency.key WHERE key = '${key.slice(1, -1)}'`);
+	let finish;
+	const enough = new Promise((resolve) => { finish = resolve; });
+	theirs.answers[order.amount] = async () => {
+		await enough;
+		return [201, { id: "ch_slow" }];
+	};
+	await check("a slow provider: the heartbeat keeps the order", async () => {
+		const first = retry("POST", "/orders", { url, key, body: order });
+		await until("the provider is asked", () => theirs.asked[order.amount]);
+		// a takeover changes the end of the lease as well, but also the token
+		const ends = {};
+		await until("two heartbeats of one owner", () => {
+			const [token, end] = lease().split("|");
+			return (ends[token] ||= new Set()).add(end).size > 2;
+		});
+		finish();
+		assert.equal((await first).status, 201);
+		assert.equal(new Set(theirs.asked[order.amount]).size, 1);
+		assert.equal(placed(order), 1);
+	});
+}
+
+// The provider is away, or fails; the service is to stop.
+async function trouble(steady, theirs) {
+	await check("a provider that is away: 503, and the next one goes on at once", async () => {
+		const away = await service({ PROVIDER_URL: "http://127.0.0.1:1" });
+		const order = newOrder();
+		const key = newKey();
+		theirs.answers[order.amount] = () => [201, { id: "ch_away" }];
+		const answer = await request("POST", "/orders", { url: away.url, key, body: order });
+		isProblem(answer, 503);
+		assert.equal(answer.headers["retry-after"], "1");
+		away.process.kill("SIGKILL");
+		assert.equal((await retry("POST", "/orders", { url: steady.url, key, body: order })).status, 201);
+		assert.equal(placed(order), 1);
+	});
+	await check("a provider that fails at first is asked again, under the same key", async () => {
+		const order = newOrder();
+		theirs.answers[order.amount] = (times) => (times < 3 ? [500, {}] : [201, { id: "ch_third" }]);
+		assert.equal((await retry("POST", "/orders", { url: steady.url, key: newKey(), body: order })).status, 201);
+		// the completer of the other service may have been faster, and asked the other provider
+		const keys = [...theirs.asked[order.amount],
+			...chargedAtProvider(({ amount }) => amount === order.amount).map((charge) => `"${charge.key}"`)];
+		assert.ok(keys.length >= 2);
+		assert.equal(new Set(keys).size, 1);
+		assert.equal(placed(order), 1);
+	});
+	await check("SIGTERM: what has begun is finished", async () => {
+		const { url, process } = await service({ PROVIDER_URL: theirs.url });
+		const order = newOrder();
+		theirs.answers[order.amount] = async (times) => {
+			if (times === 1)
+				process.kill("SIGTERM");
+			await sleep(500);
+			return [201, { id: "ch_last" }];
+		};
+		const ended = new Promise((resolve) => process.once("exit", (code, signal) => resolve(code ?? signal)));
+		assert.equal((await request("POST", "/orders", { url, key: newKey(), body: order })).status, 201);
+		assert.equal(await ended, 0);
+	});
+}
+
+main("orders", async () => {
+	const theirs = await provider();
+	const steady = await service({ PROVIDER_URL: theirs.url });
+	await Promise.all([killed(), stalled(steady), slow(steady, theirs), trouble(steady, theirs)]);
+	await check("one charge for each key, one order for each charge", () => {
+		const charges = chargedAtProvider();
+		assert.equal(new Set(charges.map(({ key }) => key)).size, charges.length);
+		assert.equal(sql("SELECT count(*) - count(DISTINCT provider_charge) FROM payments.orders"), "0");
+		assert.equal(sql("SELECT count(*) FROM idempotency.zombies"), "0");
+		console.log(`     ${sql("SELECT count(*) FROM payments.orders")} orders placed, ${charges.length} cards charged by the provider`);
+	});
+});
