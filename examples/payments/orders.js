@@ -9,7 +9,7 @@ const { query, Unavailable } = require("./database");
 
 const heartbeat = 3000; // ms; a third of payments.lease()
 const completion = 2000;
-const final = [400, 402, 404, 422]; // what the provider will say again
+const final = [400, 402, 422]; // what the provider will say again
 
 // charge asks the provider to charge, under the key that is the same in every turn.
 // Returns the number of the charge, or why it is refused for ever.

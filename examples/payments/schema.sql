@@ -214,7 +214,7 @@ CREATE FUNCTION payments.turn_of(p_scope text, p_key text, p_request json, op id
 RETURNS payments.turn
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 	SELECT (p_scope, p_key, op.token, idempotency.derive_key(p_scope, p_key, 'charge'),
-		op.state ->> 'provider_charge', split_part(p_scope, '/', 2),
+		op.state ->> 'provider_charge', substr(p_scope, length('orders/') + 1),
 		p_request ->> 'amount', p_request ->> 'currency', p_request ->> 'item')::payments.turn
 $$;
 

@@ -207,15 +207,27 @@ function send(request, response, { status, headers, body, replayed }) {
 // The server
 // ---------------------------------------------------------------------------
 
+const atWork = new WeakSet(); // connections
 const server = http.createServer(async (request, response) => {
-	send(request, response, await answer(request).catch(problemOf));
+	atWork.add(request.socket);
+	response.once("close", () => atWork.delete(request.socket));
+	const given = await answer(request).catch(problemOf);
+	try {
+		send(request, response, given);
+	} catch (error) { // what is stored is no answer: that may not end the service, and all that it is at
+		send(request, response, problemOf(error));
+	}
 });
 server.requestTimeout = 30000;
 
-// What is no HTTP at all gets a problem, too.
+// What is no HTTP at all gets a problem, too: unless it comes behind a request that is at work,
+// whose answer it would be taken for.
 server.on("clientError", (error, socket) => {
-	const { status, headers, body } = new Problem(error.code === "HPE_HEADER_OVERFLOW" ? 431 : 400, "This is no request.");
-	if (socket.writable)
+	const { status, headers, body } = new Problem({ HPE_HEADER_OVERFLOW: 431, ERR_HTTP_REQUEST_TIMEOUT: 408 }[error.code] || 400,
+		"This is no request.");
+	if (atWork.has(socket) || !socket.writable)
+		socket.destroy();
+	else
 		socket.end(`HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\nContent-Type: ${headers["Content-Type"]}\r\n` +
 			`Content-Length: ${Buffer.byteLength(body)}\r\nConnection: close\r\n\r\n${body}`);
 });

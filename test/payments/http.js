@@ -192,6 +192,14 @@ async function unavailable() {
 		process.kill();
 	});
 
+	await check("what is no answer: 500, and the service goes on", async () => {
+		const definition = sql("SELECT pg_get_functiondef('payments.charges'::regproc)");
+		sql(definition.replace(/AS (\$\w*\$)[^]*\1/, "AS 'BEGIN RETURN NULL; END'"));
+		isProblem(await request("GET", "/charges"), 500);
+		sql(definition);
+		assert.equal((await request("GET", "/charges")).status, 200);
+	});
+
 	await check("the service killed, the database crashed, both again: each key charges once", async () => {
 		const before = charges();
 		const keys = Array.from({ length: 60 }, newKey);
@@ -263,6 +271,13 @@ async function hostile() {
 	});
 	assert.equal(charges(), before);
 
+	await check("what is no HTTP, behind a request: nobody takes it for the answer", async () => {
+		const body = JSON.stringify({ ...charge, description: "before nonsense" });
+		const key = newKey();
+		assert.equal(await raw(["POST /charges HTTP/1.1", "Host: x", `Authorization: Bearer ${PAYMENTS_TOKEN}`, `Idempotency-Key: ${key}`,
+			"Content-Type: application/json", `Content-Length: ${body.length}`, "", `${body}nonsense`, "", ""].join("\r\n")).catch(() => ""), "");
+		assert.equal((await retry("POST", "/charges", { key, body })).status, 201);
+	});
 	await check("the bodies that the description allows, and no others", async () => {
 		const amounts = [0, -1, 1, 2.5, 1e3, 1e16, 9007199254740991, "1", null, true, [1], {}];
 		const currencies = ["EUR", "eur", "EU", "EURO", "", 1, null];

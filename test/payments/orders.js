@@ -150,7 +150,7 @@ async function trouble(steady, theirs) {
 	});
 	await check("a provider that fails at first is asked again, under the same key", async () => {
 		const order = newOrder();
-		theirs.answers[order.amount] = (times) => (times < 3 ? [500, {}] : [201, { id: "ch_third" }]);
+		theirs.answers[order.amount] = (times) => [[404, {}], [500, {}]][times - 1] || [201, { id: "ch_third" }];
 		assert.equal((await retry("POST", "/orders", { url: steady.url, key: newKey(), body: order })).status, 201);
 		// the completer of the other service may have been faster, and asked the other provider
 		const keys = [...theirs.asked[order.amount],
@@ -158,6 +158,13 @@ async function trouble(steady, theirs) {
 		assert.ok(keys.length >= 2);
 		assert.equal(new Set(keys).size, 1);
 		assert.equal(placed(order), 1);
+	});
+	await check("an order is its tenant's, whatever he is called", async () => {
+		sql("INSERT INTO payments.tenant VALUES ('shop/eu', sha256('slash'))");
+		const order = newOrder();
+		theirs.answers[order.amount] = () => [201, { id: "ch_slash" }];
+		assert.equal((await retry("POST", "/orders", { url: steady.url, token: "slash", key: newKey(), body: order })).status, 201);
+		assert.equal(sql(`SELECT tenant FROM payments.orders WHERE amount = ${order.amount}`), "shop/eu");
 	});
 	await check("SIGTERM: what has begun is finished", async () => {
 		const { url, process } = await service({ PROVIDER_URL: theirs.url });

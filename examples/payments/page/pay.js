@@ -10,7 +10,7 @@
 const element = (id) => document.getElementById(id);
 const { token, remembered } = document.documentElement.dataset;
 const pauses = { first: 250, longest: 8000, answer: 15000 }; // ms
-const retryable = [408, 409, 425, 429, 500, 502, 503, 504];
+const final = [201, 400, 402, 413, 415, 422]; // what the next try would get as well; all else may pass
 
 // The intent: { key, body, begun, answer }, or null.  The answer is there once it is final.
 const intent = {
@@ -19,6 +19,14 @@ const intent = {
 	clear: () => localStorage.removeItem("payment"),
 };
 let sending = false;
+
+// isCurrent tells whether an intent is the one that is stored: another tab may have finished
+// it, and begun the next.
+const isCurrent = ({ key }) => intent.load()?.key === key;
+
+// isForgotten tells whether the server may have forgotten the key when a request arrives.
+// To send it then would be to charge again.
+const isForgotten = ({ begun }) => Date.now() - begun > 1000 * remembered - pauses.answer;
 
 // show sets the page to a state.
 function show(state, text, charge = "") {
@@ -55,42 +63,42 @@ async function attempt({ key, body }) {
 			body,
 			signal: AbortSignal.timeout(pauses.answer),
 		});
-		if (retryable.includes(response.status))
-			return { wait: 1000 * Number(response.headers.get("Retry-After") || 0) };
+		if (!final.includes(response.status))
+			return { wait: 1000 * (Number(response.headers.get("Retry-After")) || 0) };
 		return { answer: { status: response.status, body: await response.json() } };
 	} catch {
 		return { wait: 0 };
 	}
 }
 
-// send sends the intent until there is an answer.
+// send sends the intent until there is an answer, or no use in asking for one.
 async function send(value) {
 	if (sending)
 		return;
 	sending = true;
 	show("sending", "Paying\u2026");
-	for (let pause = pauses.first; ; pause = Math.min(2 * pause, pauses.longest)) {
+	for (let pause = pauses.first; isCurrent(value) && !isForgotten(value); pause = Math.min(2 * pause, pauses.longest)) {
 		const { answer, wait } = await attempt(value);
 		if (answer) {
-			intent.store({ ...value, answer });
-			showAnswer(answer);
+			if (isCurrent(value))
+				intent.store({ ...value, answer });
 			break;
 		}
 		show("retrying", "No answer yet; trying again. You will be charged once.");
 		await new Promise((resolve) => setTimeout(resolve, Math.max(wait, pause * (0.5 + Math.random()))));
 	}
 	sending = false;
+	resume();
 }
 
-// resume goes on with what is stored: after a reload, or when another tab has begun.  A key
-// that the server has forgotten must not be sent: it would charge again.
+// resume goes on with what is stored: after a reload, an answer, or what another tab has done.
 function resume() {
 	const value = intent.load();
 	if (value === null)
 		show("ready", "");
 	else if (value.answer)
 		showAnswer(value.answer);
-	else if (Date.now() - value.begun > 1000 * remembered)
+	else if (isForgotten(value))
 		show("refused", "Nobody knows any more whether this was paid. Please look at your charges before you try again.");
 	else
 		send(value);
