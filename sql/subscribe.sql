@@ -32,7 +32,7 @@ CREATE FUNCTION pg_temp.ack(p_subscription text) RETURNS void LANGUAGE sql AS $$
 $$;
 CREATE FUNCTION pg_temp.options(p_subscription text) RETURNS text LANGUAGE sql AS $$
 	SELECT format('%s, owner %s, handler %s, %s attempts, %s to %s, max_lag %s',
-			topics, owner, coalesce(handler, 'none'), max_attempts, retry_delay, max_retry_delay, coalesce(max_lag::text, 'none'))
+			topics, CASE owner::text WHEN session_user THEN 'session_user' ELSE owner::text END, coalesce(handler, 'none'), max_attempts, retry_delay, max_retry_delay, coalesce(max_lag::text, 'none'))
 		FROM idempotency.subscription WHERE subscription = p_subscription
 $$;
 

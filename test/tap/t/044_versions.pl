@@ -1,0 +1,316 @@
+# 044_versions.pl
+#
+# Proves that a database comes from one version of the extension to the next: what ALTER
+# EXTENSION ... UPDATE leaves is what CREATE EXTENSION makes anew, object by object, with
+# its rights and comments; every row is there, byte for byte, and everybody goes on; and
+# before that, the library of the new version works with the objects of the old one, and
+# nothing is said in the log.
+#
+# It walks from every released version to the default one.  Two more are made up, so that
+# this runs before there are any, and can fail: "0.9", which had no outbox, and "99.0",
+# which has some objects more.
+#
+# test/upgrade/check says what else is asked of a released version.  It is run here, and
+# on trees that are wrong.
+
+use strict;
+use warnings FATAL => 'all';
+
+use Digest::SHA;
+use File::Basename;
+use File::Copy;
+use File::Path qw(make_path);
+use IdempotencyTest;
+use OutboxTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use RestoreTest;
+use Test::More;
+
+my $top = dirname(dirname($ENV{TESTDIR}));
+my $dir = PostgreSQL::Test::Utils::tempdir;
+my ($default) = slurp_file("$top/idempotency.control") =~ /^default_version = '(.*)'$/m;
+my $script = slurp_file("$top/idempotency--$default.sql");
+
+# ----------------------------------------------------------------
+# The rules for released versions
+# ----------------------------------------------------------------
+
+# wrong_in returns what the check says of a tree in which 1.0 and 1.1 are released, and
+# 1.2 is not, after a change.
+sub wrong_in
+{
+	my ($change) = @_;
+	my $tree = PostgreSQL::Test::Utils::tempdir;
+	my %sql = map { ("idempotency--$_.sql" => "-- $_\n") } qw(1.0 1.1 1.2 1.0--1.1 1.1--1.2);
+	my %file = (%sql,
+		'CHANGELOG.md' => "# Changes\n\n## 1.2 (not released)\n\n## 1.1 (2027-03-01)\n\n## 1.0 (2027-01-01)\n",
+		'idempotency.control' => "default_version = '1.2'\n",
+		'test/upgrade/released' => "# comment\n" . join '',
+		map { Digest::SHA::sha256_hex($sql{"idempotency--$_.sql"}) . "  idempotency--$_.sql\n" } qw(1.0 1.0--1.1 1.1));
+
+	$change->() for \%file;
+	make_path("$tree/test/upgrade");
+	append_to_file("$tree/$_", $file{$_}) for grep { defined $file{$_} } keys %file;
+	return (run_command([ "$top/test/upgrade/check", $tree ]))[0];
+}
+
+is((run_command([ "$top/test/upgrade/check", $top ]))[0], '', 'the released versions are as they were released');
+is(wrong_in(sub { }), '', 'a tree with two released versions is right');
+is(wrong_in(sub { $_->{'CHANGELOG.md'} =~ s/^## 1\.1/## 1.1.1 (2027-04-01)\n\n$&/m }), '', 'and one with a release that changes no script');
+foreach my $mistake (
+	[ 'a released script that has changed', sub { $_->{'idempotency--1.0.sql'} .= "--\n" }, qr/^idempotency--1\.0\.sql: has changed/ ],
+	[ 'a released way that has changed', sub { $_->{'idempotency--1.0--1.1.sql'} .= "--\n" }, qr/^idempotency--1\.0--1\.1\.sql: has changed/ ],
+	[ 'a released script that is gone', sub { $_->{'idempotency--1.0.sql'} = undef }, qr/^idempotency--1\.0\.sql: there is none/m ],
+	[ 'a release without its checksum', sub { $_->{'CHANGELOG.md'} =~ s/not released/2027-05-01/ }, qr/1\.2\.sql: is released, and not in/ ],
+	[ 'a checksum before the release', sub { $_->{'test/upgrade/released'} .= '0' x 64 . "  idempotency--1.2.sql\n" }, qr/not the script of a released version/ ],
+	[ 'no way to the new version', sub { $_->{'idempotency--1.1--1.2.sql'} = undef }, qr/no script leads from 1\.0 to 1\.2\n.*no script leads from 1\.1 to 1\.2/ ],
+	[ 'a version without a heading', sub { $_->{'idempotency--1.3.sql'} = '' }, qr/a script for 1\.3, and no heading/ ],
+	[ 'another default version', sub { $_->{'idempotency.control'} = "default_version = '1.1'\n" }, qr/CHANGELOG\.md begins with 1\.2/ ],
+	[ 'two versions that are not released', sub { $_->{'CHANGELOG.md'} =~ s/2027-01-01/not released/ }, qr/1\.0 is not released, and a newer/ ],
+	[ 'a heading that says neither', sub { $_->{'CHANGELOG.md'} =~ s/\(2027-01-01\)// }, qr/this heading names no version/ ])
+{
+	like(wrong_in($mistake->[1]), $mistake->[2], "$mistake->[0] is seen");
+}
+
+# ----------------------------------------------------------------
+# A server with versions that are made up
+# ----------------------------------------------------------------
+
+# copied_server makes a server's installation in which all but the programs that look for
+# files and the folder of extensions are links, and returns its prefix, and where those scripts are.
+# PostgreSQL finds its files by where its programs are.
+sub copied_server
+{
+	my ($bindir, $sharedir, $pkglibdir) = map { (run_command([ $ENV{PG_CONFIG} // 'pg_config', "--$_" ]))[0] } qw(bindir sharedir pkglibdir);
+	my $root = dirname($bindir);
+	$root = dirname($root) until index($sharedir, "$root/") == 0 && index($pkglibdir, "$root/") == 0;
+	my ($bin, $share, $lib) = map { "$dir/server" . substr $_, length $root } $bindir, $sharedir, $pkglibdir;
+
+	make_path($bin, "$share/extension", dirname($lib));
+	foreach my $program (qw(postgres initdb pg_ctl pg_config psql))
+	{
+		copy("$bindir/$program", $bin) && chmod(0755, "$bin/$program") or die "$program: $!";
+	}
+	symlink $_, "$share/" . basename($_) for grep { !m{/extension$} } glob "$sharedir/*";
+	symlink $_, "$share/extension/" . basename($_) for glob "$sharedir/extension/*";
+	symlink $pkglibdir, $lib or die "$lib: $!";
+	return (dirname($bin), "$share/extension");
+}
+
+# The version before: the script without the section about the outbox, and that section
+# as the way to it.
+my ($outbox) = $script =~ /^(-- -+\n-- The outbox: .*?)^-- -+\n-- Counters: /ms or die 'the script has no section about the outbox';
+my $before = $script =~ s/\Q$outbox\E//r;
+my $way = $outbox;
+foreach my $grant ([ ', idempotency.subscriptions', 'GRANT SELECT ON idempotency.subscriptions TO pg_monitor' ],
+	[ ', idempotency.event', 'REVOKE ALL ON TYPE idempotency.event FROM PUBLIC' ])
+{
+	$before =~ s/^((?:GRANT|REVOKE) .*)\Q$grant->[0]\E(?= |,|;)/$1/m or die "nothing grants $grant->[0]";
+	$way .= "$grant->[1];\n";
+}
+$way .= "REVOKE ALL ON ALL $_ IN SCHEMA idempotency FROM PUBLIC;\n" for qw(FUNCTIONS TABLES SEQUENCES);
+
+# The version after, and the way there; and how it shows where a line of it is left out.
+my @tariff = ('CREATE TABLE idempotency.tariff (name pg_catalog.text COLLATE "C" PRIMARY KEY, price pg_catalog.numeric)',
+	'CREATE FUNCTION idempotency.price(name pg_catalog.text) RETURNS pg_catalog.numeric LANGUAGE sql STABLE AS $$ SELECT 1.5 $$');
+my %more = (
+	'ALTER TABLE idempotency.tariff ADD CONSTRAINT tariff_price_check CHECK (price >= 0)' => qr/missing: .*tariff_price_check/,
+	'COMMENT ON COLUMN idempotency.tariff.price IS \'per operation\'' => qr/missing: .*per operation/,
+	'SELECT pg_catalog.pg_extension_config_dump(\'idempotency.tariff\', \'WHERE price > 0\')' => qr/missing: .*tariff dumped WHERE/,
+	'REVOKE ALL ON FUNCTION idempotency.price(pg_catalog.text) FROM PUBLIC' => qr/missing: REVOKE .*idempotency\.price/,
+	'GRANT SELECT ON idempotency.tariff TO pg_monitor' => qr/missing: GRANT SELECT .*tariff/,
+	'COMMENT ON FUNCTION idempotency.reap(integer) IS \'another text\'' => qr/missing: .*another text/,
+	'ALTER FUNCTION idempotency.uuidv7() COST 100' => qr/missing: .*COST 100/,
+	'ALTER TABLE idempotency.key SET (autovacuum_enabled = true)' => qr/missing: .*autovacuum_enabled/);
+my $after = join '', map { "$_;\n" } @tariff, sort keys %more;
+
+my ($prefix, $extension) = copied_server();
+append_to_file("$extension/idempotency--0.9.sql", $before);
+append_to_file("$extension/idempotency--0.9--$default.sql", $way);
+append_to_file("$extension/idempotency--99.0.sql", $script . $after);
+append_to_file("$extension/idempotency--$default--99.0.sql", $after);
+append_to_file("$extension/idempotency--$default--99.0.forgetful.sql", join '', map { "$_;\n" } @tariff);
+
+# new_versions makes a server that can have them, without the extension, and whose
+# workers rest.
+sub new_versions
+{
+	my ($name) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name, install_path => $prefix);
+
+	$node->init(extra => [ '--encoding=UTF8', '--locale=C' ]);
+	$node->append_conf('postgresql.conf', "autovacuum = off\nmax_prepared_transactions = 5\n" . resting());
+	$node->start;
+	return $node;
+}
+
+# ----------------------------------------------------------------
+# What an update leaves
+# ----------------------------------------------------------------
+
+# objects_of returns all that is in a database, as pg_dump tells it when it has to make
+# every object of an extension again, and which tables of the extension are dumped.  What
+# differs from one database to the next is left out: OIDs and names of databases.
+sub objects_of
+{
+	my ($node, $dbname) = @_;
+	my ($dump, undef) = run_command([ 'pg_dump', '--binary-upgrade', '--schema-only', '--dbname', $node->connstr($dbname) ]);
+
+	$dump =~ s/^SELECT pg_catalog\.binary_upgrade_(?:set_next|set_missing_value|create_empty_extension).*?;\n//msg;
+	$dump =~ s/^UPDATE pg_catalog\.pg_class\nSET relfrozenxid .*?;\n//msg;
+	$dump =~ s/^(?:--.*|\\(?:un)?restrict .*)?\n//mg;
+	return $dump . $node->safe_psql($dbname, q{
+		SELECT format('-- %s dumped %s', c.oid::regclass, condition)
+		FROM pg_extension, unnest(extconfig, extcondition) AS u (oid, condition) JOIN pg_class AS c USING (oid)
+		WHERE extname = 'idempotency' ORDER BY 1});
+}
+
+# made_by returns the objects that statements make in a database, which then is empty
+# again.
+sub made_by
+{
+	my ($node, @sql) = @_;
+
+	$node->safe_psql('scratch', join ';', @sql);
+	my $objects = objects_of($node, 'scratch');
+	$node->safe_psql('scratch', 'DROP EXTENSION idempotency');
+	return $objects;
+}
+
+# fresh returns the objects of a version.
+sub fresh
+{
+	my ($node, $version) = @_;
+	return made_by($node, "CREATE EXTENSION idempotency VERSION '$version'");
+}
+
+# updated returns those of a version that was updated to another.
+sub updated
+{
+	my ($node, $from, $to) = @_;
+	return made_by($node, "CREATE EXTENSION idempotency VERSION '$from'", "ALTER EXTENSION idempotency UPDATE TO '$to'");
+}
+
+# differences returns what one of these alone has.
+sub differences
+{
+	my ($found, $expected) = @_;
+	my %lines;
+
+	return '' if $found eq $expected;
+	$lines{$_} |= 1 for split /\n/, $expected;
+	$lines{$_} |= 2 for split /\n/, $found;
+	return join "\n", 'they differ', map { ($lines{$_} == 1 ? 'missing: ' : 'too much: ') . $_ } grep { $lines{$_} != 3 } sort keys %lines;
+}
+
+# keeps_data gives a server's database a past in one version, updates it, and lets
+# everybody go on.
+sub keeps_data
+{
+	my ($node, $from, $to) = @_;
+	my $name = "from $from to $to";
+
+	$node->safe_psql('postgres', "CREATE EXTENSION idempotency VERSION '$from'");
+	my $past = make_past($node);
+	my $rows = rows_of($node);
+	my $session = open_session($node);
+	$session->query_safe(q{SELECT idempotency.peek('charge', 'odd'); PREPARE odd AS SELECT outcome FROM idempotency.claim('charge', 'odd')});
+
+	$node->safe_psql('postgres', "ALTER EXTENSION idempotency UPDATE TO '$to'");
+	ok(rows_of($node) eq $rows, "$name: every row is there, byte for byte");
+	is($session->query_safe('EXECUTE odd'), 'replayed', "$name: a session that was there before goes on");
+	$session->quit;
+	goes_on($node, $past, name => $name);
+	return;
+}
+
+my $node = new_versions('versions');
+my @released = grep { $_ ne $default } map { m{/idempotency--(\d+\.\d+)\.sql$} ? $1 : () } glob "$top/idempotency--*.sql";
+$node->safe_psql('postgres', 'CREATE DATABASE scratch');
+my $objects = fresh($node, $default);
+my $next = fresh($node, '99.0');
+
+like($objects, qr/CREATE FUNCTION idempotency\.claim\(.*^REVOKE ALL ON FUNCTION idempotency\.claim\(.*^-- idempotency\.key dumped/ms,
+	'the objects of the extension are compared, with their rights');
+is(differences(updated($node, $_, $default), $objects), '', "from $_ to $default: the objects are those of a new installation") for '0.9', @released;
+is(differences(updated($node, $default, '99.0'), $next), '', "from $default to 99.0: the objects are those of a new installation");
+
+my $forgotten = differences(updated($node, $default, '99.0.forgetful'), $next);
+like($forgotten, $more{$_}, "a way without this is seen: $_") for sort keys %more;
+
+keeps_data($node, $default, '99.0');
+foreach my $from (@released)
+{
+	my $other = new_versions('past_' . $from =~ tr/./_/r);
+	keeps_data($other, $from, $default);
+	$other->stop;
+}
+
+# ----------------------------------------------------------------
+# The library of this version, and the objects of an older one
+# ----------------------------------------------------------------
+
+# said returns what the server has complained of since a place in its log, and what the
+# extension said.  Where whole tables are missing, the reaper says what to do: that may
+# stand there.  So may that a worker was told to go, as on a machine that is too slow.
+sub said
+{
+	my ($from, $may) = @_;
+	my $log = slurp_file($node->logfile, $from);
+
+	$log =~ s/^.*LOG:  idempotency reaper leaves database "\w+" alone\n.*DETAIL: .* is missing\.\n.*HINT:  Use ALTER EXTENSION idempotency UPDATE\.\n//mg
+	  if $may;
+	$log =~ s/^.*FATAL:  terminating background worker .*\n//mg;
+	return join "\n", $log =~ /^(.*(?:WARNING:|ERROR:|FATAL:|PANIC:|LOG:  idempotency).*)$/mg;
+}
+
+# works_before uses a database that has an older version, beside the workers of this
+# one, and sees to it that nothing is said in the log.  Then the database is updated.
+sub works_before
+{
+	my ($from) = @_;
+	my $dbname = 'older_' . $from =~ tr/./_/r;
+	my $sql = sub { return $node->safe_psql($dbname, join ';', @_) };
+
+	$node->safe_psql('postgres', "CREATE DATABASE $dbname");
+	$node->append_conf('postgresql.conf', "idempotency.reaper_naptime = '100ms'\nidempotency.relay_workers = 2\n");
+	$node->reload;
+	my $log = -s $node->logfile;
+	$sql->("CREATE EXTENSION idempotency VERSION '$from'", 'CREATE TABLE charge (n int)');
+	my $session = open_session($node, dbname => $dbname);
+	is( $session->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('charge', 'k', '{"n": 1}');
+			INSERT INTO charge VALUES (1); SELECT idempotency.complete('charge', 'k', '{"ok":  1}', 201); COMMIT;
+			SELECT outcome, response FROM idempotency.claim('charge', 'k', '{"n": 1}')}),
+		qq(claimed\n{"ok":  1}\nreplayed|{"ok":  1}), "$from: a key is claimed, completed and replayed");
+	my $token = $sql->(q{SELECT token FROM idempotency.claim('lease', 'k', lease => '1 day')});
+	is($sql->(q{SELECT idempotency.once('inbox', 'm')}, q{SELECT idempotency.once('inbox', 'm')}), "t\nf", "$from: the inbox knows its messages");
+	$sql->(q{BEGIN}, q{SELECT idempotency.claim('charge', 'p')}, q{SELECT idempotency.complete('charge', 'p')}, q{PREPARE TRANSACTION 'p'});
+	$sql->(q{COMMIT PREPARED 'p'});
+
+	# A reaper has been through with it when the next one has come.
+	foreach my $tour (1, 2)
+	{
+		$sql->('BEGIN', q{SELECT idempotency.claim('short', 'k', retention => '1 microsecond')}, q{SELECT idempotency.complete('short', 'k')}, 'COMMIT');
+		ok($node->poll_query_until($dbname, q{SELECT NOT EXISTS (SELECT FROM idempotency.key WHERE scope = 'short')}), "$from: reaper $tour works");
+	}
+	is(said($log, $from eq '0.9'), '', "$from: nothing is said in the log");
+
+	$sql->("ALTER EXTENSION idempotency UPDATE");
+	is($session->query_safe(q{SELECT outcome FROM idempotency.claim('charge', 'k', '{"n": 1}')}), 'replayed', "$from, updated: a session goes on");
+	is( $sql->("SELECT idempotency.complete('lease', 'k', '1', token => $token)", q{SELECT outcome FROM idempotency.claim('lease', 'k')},
+			q{SELECT idempotency.once('inbox', 'm')}), "1\nreplayed\nf", "$from, updated: an owner finishes with its token from before");
+	$session->query_safe(q{SELECT idempotency.grant_consumer('handler'); CREATE TABLE handled (n int);
+		GRANT INSERT ON handled TO handler; CREATE FUNCTION handle(idempotency.event) RETURNS void LANGUAGE sql
+			AS $$ INSERT INTO handled VALUES (($1.payload->>'n')::int) $$;
+		SELECT idempotency.subscribe('s', ARRAY['t'], 'handle(idempotency.event)', owner => 'handler');
+		SELECT idempotency.publish('t', '{"n": 7}')});
+	ok($node->poll_query_until($dbname, 'SELECT n = 7 FROM handled'), "$from, updated: events are handled");
+	is(said($log, $from eq '0.9'), '', "$from, updated: nothing is said in the log");
+	$session->quit;
+	return;
+}
+
+$node->safe_psql('postgres', 'CREATE ROLE handler LOGIN');
+works_before($_) for '0.9', @released;
+done_testing();
