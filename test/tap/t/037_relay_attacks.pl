@@ -98,16 +98,17 @@ sub happens
 	return $node->safe_psql('postgres', "SELECT substr(error, 1, 5) FROM idempotency.dead_letters WHERE event_id = '$id'");
 }
 
-# nobody_else checks that whatever ran was app, who is what he was.
+# nobody_else checks that whatever ran was app, who is what he was, and that so
+# much ran, such as "==" 2, or ">=" 1.
 sub nobody_else
 {
-	my ($name, $count) = @_;
+	my ($name, $compare, $count) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my $others = $node->safe_psql('postgres', q{SELECT string_agg(format('%s: %s %s %s%s', what, who, login, super, refused), E'\n')
 		FROM seen WHERE who <> 'app' OR login <> 'app' OR super <> 'off' OR refused LIKE '%done%'});
 
 	is($others, '', "$name: it stays who it is");
-	cmp_ok($node->safe_psql('postgres', 'WITH s AS (DELETE FROM seen RETURNING *) SELECT count(*) FROM s'), '>=', $count, "$name: and it did run");
+	cmp_ok($node->safe_psql('postgres', 'WITH s AS (DELETE FROM seen RETURNING *) SELECT count(*) FROM s'), $compare, $count, "$name: and so much did run");
 	is($node->safe_psql('postgres', q{SELECT rolsuper, rolcreaterole FROM pg_roles WHERE rolname = 'app'}), 'f|f', "$name: app has no more rights");
 }
 
@@ -115,7 +116,8 @@ sub nobody_else
 # Ways up
 # ----------------------------------------------------------------
 
-# What runs, and how often climb() must have run for it, the handler's own included.
+# What runs, and how often climb() must have run for it, the handler's own included.  A
+# cursor is gone before the commit that would run it.
 foreach my $case (
 	[ 'the call itself', 'SELECT 1', 1 ],
 	[ 'a SECURITY DEFINER function', 'SELECT app.by_definer()', 2 ],
@@ -128,7 +130,7 @@ foreach my $case (
 	[ 'a cursor of a cursor', q{DECLARE a CURSOR WITH HOLD FOR SELECT app.by_definer(); DECLARE b SCROLL CURSOR WITH HOLD FOR SELECT app.climb('b')}, 1 ],
 	[ 'an index', 'INSERT INTO app.indexed VALUES (1)', 2 ],
 	[ 'a generated column, and a deferred constraint', 'INSERT INTO app.lazy VALUES (1)', 2 ],
-	[ 'a new index', 'CREATE INDEX ON app.late (app.indexed(i))', 1 ],
+	[ 'a new index, on one row', 'CREATE INDEX ON app.indexed (app.indexed(i + 1))', 2 ],
 	[ 'a temporary table ON COMMIT', q{CREATE TEMPORARY TABLE t (i int) ON COMMIT DELETE ROWS; CREATE INDEX ON t (app.indexed(i)); INSERT INTO t VALUES (1)}, 2 ],
 	[ 'a DO block', q{DO $do$ BEGIN PERFORM app.climb('do'); END $do$}, 2 ],
 	[ 'a prepared statement', q{PREPARE up AS SELECT app.climb('prepared'); EXECUTE up}, 2 ],
@@ -138,7 +140,7 @@ foreach my $case (
 	my ($name, $sql, $count) = @$case;
 	my $error = happens($sql);
 	is($error, '', "$name: is handled");
-	nobody_else($name, $count);
+	nobody_else($name, '==', $count);
 }
 
 # What must not be done is an error of the event, and of no other.
@@ -178,7 +180,7 @@ foreach my $case (
 	my ($sql, $state) = @$case;
 	like(happens($sql), qr/^(?:$state)$/, "refused: $sql");
 }
-nobody_else('what is refused', 0);
+nobody_else('what is refused', '==', 0);
 is($node->safe_psql('postgres', q{SELECT string_agg(owner || ' ' || coalesce(handler, ''), ', ' ORDER BY subscription) FROM idempotency.subscription}),
 	'app app.handle(idempotency.event), app app.later(idempotency.event), stranger ', 'the subscriptions are whose they were');
 $node->safe_psql('postgres', 'DELETE FROM idempotency.parked');
@@ -206,7 +208,7 @@ foreach my $leave (
 	as_app("SELECT idempotency.publish('do', json_build_object('do', sql)) FROM unnest(ARRAY[\$x\$$leave\$x\$, \$x\$$found\$x\$]) AS sql");
 	$node->poll_query_until('postgres', q{SELECT lag_events = 0 AND batch_out_since IS NULL FROM idempotency.subscriptions WHERE subscription = 'app'}) or die;
 	is($node->safe_psql('postgres', q{SELECT what FROM seen WHERE what NOT LIKE 'a %'}), '"$user", public off 0 0 off on on 0 0 0', "left: $leave");
-	nobody_else("left: $leave", 1);
+	nobody_else("left: $leave", '>=', 1);
 }
 
 # Settings of the role, for the next session; and none for the login itself.
@@ -217,7 +219,7 @@ foreach my $setting (q{role = 'boss'}, q{session_authorization = 'boss'}, q{sear
 	$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'}) or die;
 	local $ENV{PGOPTIONS} = '-c role=none';
 	is(happens('SELECT 1'), '', 'the next worker serves');
-	nobody_else("after $setting", 1);
+	nobody_else("after $setting", '>=', 1);
 	$node->safe_psql('postgres', 'ALTER ROLE app RESET ALL');
 }
 
