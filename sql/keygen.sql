@@ -67,7 +67,7 @@ SELECT count(DISTINCT id), bool_and(id::text ~ '^.{14}7.{4}[89ab].{16}$') AS mar
 SELECT count(*) AS out_of_order FROM (SELECT id, lag(id) OVER (ORDER BY i) AS previous FROM made) AS m WHERE id <= previous;
 
 -- its first 48 bits are milliseconds of now
-SELECT bool_and(abs(milliseconds - extract(epoch FROM clock_timestamp()) * 1000) < 60000) AS now
+SELECT bool_and(abs(milliseconds - extract(epoch FROM clock_timestamp()) * 1000) < 3600000) AS now
 FROM (SELECT ('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint AS milliseconds FROM made) AS m;
 
 -- the 12 bits after the version are used, and so are the 62 random ones

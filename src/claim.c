@@ -118,11 +118,13 @@ LookUnderLock(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredO
 		KeyStoreLetGo(seen);
 		return attempt;
 	}
+	InjectionPoint("claim-lock");
 	if (!KeyLockAcquire(name, waitMs))
 	{
 		KeyStoreLetGo(seen);
 		return ATTEMPT_HELD_ELSEWHERE;
 	}
+	InjectionPoint("claim-probe");
 	if (KeyStoreUnchanged(seen))
 		return attempt;
 
@@ -290,6 +292,7 @@ TryClaim(const ClaimRequest *request, StoredOutcome *stored)
 
 	if (IsGranted(attempt))
 		Grant(request, attempt, &seen, stored);
+	InjectionPoint("claim-mark");
 	ScopeMark(request->name.scope, request->name.key, IsGranted(attempt));
 	Count(attempt);
 	return attempt;

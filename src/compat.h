@@ -77,6 +77,21 @@ typedef bool TU_UpdateIndexes;
 #define WaitEventExtensionNew(name) PG_WAIT_EXTENSION
 #endif
 
+/*
+ * 17: a server that is built for it can be stopped between two steps of ours, at a
+ * point that is named after the one that comes (test/tap/t/030_injection_keys.pl,
+ * 031_injection_outbox.pl).  Any other server has nothing there.
+ */
+#ifndef USE_INJECTION_POINTS
+#define InjectionPoint(name) ((void) 0)
+#elif PG_VERSION_NUM < 180000
+#include "utils/injection_point.h"
+#define InjectionPoint(name) INJECTION_POINT("idempotency-" name)
+#else
+#include "utils/injection_point.h"
+#define InjectionPoint(name) INJECTION_POINT("idempotency-" name, NULL)
+#endif
+
 /* 17: the time of a transaction can be limited. */
 #if PG_VERSION_NUM >= 170000
 #define SERVER_LIMITS_TRANSACTIONS

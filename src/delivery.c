@@ -165,7 +165,9 @@ NotePosition(const Subscription *subscription, Position *position, const Interva
 		position->leasedAt = GetCurrentTimestamp();
 		position->leasedUntil = LeaseEnd(lease, position->leasedAt);
 	}
+	InjectionPoint("fetch-note");
 	PositionWrite(subscription->name, position);
+	InjectionPoint("fetch-give");
 	batch->wrote = true;
 }
 
@@ -225,6 +227,7 @@ DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *ba
 
 	memset(batch, 0, sizeof(Batch));
 	DeliveryPosition(subscription, &position);
+	InjectionPoint("fetch-collect");
 	if (IsLeased(&position))
 	{
 		batch->next = position.leasedUntil;

@@ -76,7 +76,9 @@ ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome)
 	outcome->expiresAt = RetentionEnd(&own->lease.retention, GetCurrentTimestamp());
 	if (own->lease.token != 0)
 		DoubtTransaction(name);
+	InjectionPoint("finish-write");
 	KeyStoreWrite(name, &own->seen, outcome);
+	InjectionPoint("finish-close");
 	if (own->lease.token != 0)
 		TrustTransaction();
 	if (own->claim != NULL)

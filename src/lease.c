@@ -136,8 +136,10 @@ OwnByToken(const KeyName *name, int64 token, Ownership *own)
 	state = KeyStoreProbe(name, &stored, &own->seen);
 	if (!ShowsToken(state, &stored, token))
 		LoseLease(name, token);
+	InjectionPoint("owner-lock");
 	if (!KeyLockAcquire(name, DefaultWait))
 		ErrorInProgress(name);
+	InjectionPoint("owner-probe");
 	if (!KeyStoreUnchanged(&own->seen))
 		state = KeyStoreProbe(name, &stored, &own->seen);
 	if (!ShowsToken(state, &stored, token))
@@ -224,6 +226,7 @@ LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *s
 	int parts = LEASE_OWNER | LEASE_TIMES;
 
 	lease->token = NewToken();
+	InjectionPoint("lease-write");
 	lease->retention = request->retention;
 	SetTimes(stored, request->lease);
 

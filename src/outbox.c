@@ -107,10 +107,14 @@ Insert(const Datum *values, const bool *isnull)
 	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts * sizeof(bool));
 	memcpy(slot->tts_isnull, isnull, OUTBOX_COLUMNS * sizeof(bool));
 	slot->tts_values[OUT_TXID - 1] = FullTransactionIdGetDatum(txid);
+	InjectionPoint("publish-number");
 	slot->tts_values[OUT_SEQ - 1] = Int64GetDatum(nextval_internal(sequence, false));
+	InjectionPoint("publish-insert");
 	ExecStoreVirtualTuple(slot);
 	table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, NULL);
+	InjectionPoint("publish-index");
 	ExecInsertIndexTuplesCompat(relinfo, slot, estate, false, false, NULL, NIL, false);
+	InjectionPoint("publish-end");
 
 	ExecDropSingleTupleTableSlot(slot);
 	ExecCloseIndices(relinfo);

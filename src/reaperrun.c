@@ -31,6 +31,7 @@
 #include "storage/lock.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "reaperrun.h"
 #include "stats.h"
 #include "storescan.h"
@@ -204,7 +205,9 @@ ReaperRunSave(ReaperRun *run)
 		run->hand.round == run->saved.round)
 		return;
 
+	InjectionPoint("reap-save");
 	HandSave(run->keyTable, &run->hand, &run->harvest);
+	InjectionPoint("reap-forget");
 	run->saved = run->hand;
 	run->harvest.rows = 0;
 	run->harvest.zombies = 0;

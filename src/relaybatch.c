@@ -336,6 +336,7 @@ RelayBatchHandle(const RelayTask *task, const Subscription *subscription, EventH
 	ListCell *cell;
 
 	touched = true;
+	InjectionPoint("relay-handle");
 	foreach (cell, out.events)
 	{
 		HandleEvent(subscription, handler, cell, &failed);
@@ -347,6 +348,7 @@ RelayBatchHandle(const RelayTask *task, const Subscription *subscription, EventH
 			break;
 		}
 	}
+	InjectionPoint("relay-acknowledge");
 	if (rest != NIL)
 		DeliveryAckPart(subscription, out.number, rest);
 	else

@@ -151,7 +151,9 @@ CallAndCheck(EventHandler *handler, const Event *event)
 	SetCurrentStatementStartTimestamp();
 	StartTimeouts();
 
+	InjectionPoint("event-call");
 	Call(handler, event);
+	InjectionPoint("event-check");
 	DeferredEnd();
 	CheckClaims();
 	PortalHashTableDeleteAll();
@@ -211,6 +213,7 @@ EventHandle(EventHandler *handler, const Event *event, text **error)
 	PG_TRY();
 	{
 		CallAndCheck(handler, event);
+		InjectionPoint("event-keep");
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();

@@ -296,7 +296,9 @@ RelayStepDo(const RelayTask *task, bool last, RelayEnd *end, TimestampTz *nextDu
 		step = InTransaction(task, last, &next);
 		PopActiveSnapshot();
 		RelayBatchBlame();
+		InjectionPoint("relay-commit");
 		CommitTransactionCommand();
+		InjectionPoint("relay-putout");
 		SetUserIdAndSecContext(user, context);
 		RelayBatchPutOut(task, &next);
 		if (step == STEP_NOTHING)

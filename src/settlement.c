@@ -37,8 +37,10 @@
 static void
 LockBatch(const Subscription *subscription, int64 batch, Position *position)
 {
+	InjectionPoint("batch-lock");
 	if (!SubscriptionLock(subscription->name, DefaultWait))
 		ErrorSubscriptionBusy(subscription->name);
+	InjectionPoint("batch-read");
 	DeliveryPosition(subscription, position);
 	if (position->batch != batch || batch == 0)
 		ErrorBatchLost(subscription->name, batch);
@@ -63,7 +65,9 @@ EndBatch(const Subscription *subscription, Position *position)
 {
 	position->start = position->end;
 	position->batch = 0;
+	InjectionPoint("batch-end");
 	PositionWrite(subscription->name, position);
+	InjectionPoint("batch-wake");
 	WakeConsumers(subscription);
 }
 
@@ -250,6 +254,7 @@ Park(const Subscription *subscription, Position *position, const List *events,
 		retryAt = RetryAt(subscription, attempts, retryIn);
 
 	ParkedFail(subscription->name, event, error, retryAt);
+	InjectionPoint("event-takeout");
 	changed = TakeOut(position, EventSeq(event));
 	if (EventAggregate(event) != NULL)
 	{

@@ -60,10 +60,13 @@ TryInsert(KeyStoreBatch *batch)
 	bool conflict = false;
 	List *recheck;
 
+	InjectionPoint("once-insert");
 	table_tuple_insert_speculative(writer->table, writer->slot, GetCurrentCommandId(true), 0, NULL,
 								   token);
+	InjectionPoint("once-index");
 	recheck = ExecInsertIndexTuplesCompat(writer->relinfo, writer->slot, writer->estate, false,
 										  true, &conflict, writer->keyIndexes, false);
+	InjectionPoint("once-confirm");
 	table_tuple_complete_speculative(writer->table, writer->slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
 	list_free(recheck);

@@ -101,9 +101,11 @@ ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot)
 
 	/* Our own transaction's lock would let us pass. */
 	KeyRowName(slot, &name);
+	InjectionPoint("reap-lock");
 	if (OpenClaimFind(&name) != NULL || !KeyLockAcquire(&name, 0))
 		return false;
 
+	InjectionPoint("reap-delete");
 	if (table_tuple_delete(table, &slot->tts_tid, GetCurrentCommandId(true), snapshot,
 						   InvalidSnapshot, false, &failure, false) == TM_Ok)
 		return true;

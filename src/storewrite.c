@@ -144,11 +144,13 @@ OverwriteVersion(Writer *writer, const KeyName *name, ItemPointer tid)
 	TM_Result result;
 
 	CheckCmdReplicaIdentity(writer->table, CMD_UPDATE);
+	InjectionPoint("row-overwrite");
 	result = table_tuple_update(writer->table, tid, writer->slot, GetCurrentCommandId(true),
 								GetActiveSnapshot(), InvalidSnapshot, true, &failure, &lockmode,
 								&updateIndexes);
 	if (result != TM_Ok)
 		return false;
+	InjectionPoint("row-reindex");
 	if (updateIndexes != TU_None)
 		InsertIndexEntries(writer, name, true, updateIndexes == TU_Summarizing);
 	return true;
@@ -170,7 +172,9 @@ KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *
 	if (!ItemPointerIsValid(&seen->tid))
 	{
 		KeyRowFill(writer.slot, name, record);
+		InjectionPoint("row-insert");
 		table_tuple_insert(writer.table, writer.slot, GetCurrentCommandId(true), 0, NULL);
+		InjectionPoint("row-index");
 		InsertIndexEntries(&writer, name, false, false);
 	}
 	else
@@ -224,6 +228,7 @@ KeyStoreDelete(const KeyName *name, const KeyVersion *seen)
 	TM_FailureData failure;
 
 	CheckCmdReplicaIdentity(table, CMD_DELETE);
+	InjectionPoint("row-delete");
 	if (table_tuple_delete(table, &tid, GetCurrentCommandId(true), GetActiveSnapshot(),
 						   InvalidSnapshot, true, &failure, false) != TM_Ok)
 		ErrorConcurrentChange(name);

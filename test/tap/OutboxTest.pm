@@ -16,7 +16,7 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(outbox_tools drained publish set_next_xid backend_pid
-  wait_for_end wait_until_up restart_after_kill9);
+  wait_for_end wait_until_up kill9 restart_after_kill9);
 
 # outbox_tools makes the consumer that the tests use: drain() gives a table what
 # fetch() gives, and acknowledges it, batch by batch until there is nothing more,
@@ -106,16 +106,29 @@ sub wait_for_end
 	return;
 }
 
-# wait_until_up waits for the end of a recovery.
+# wait_until_up waits for the end of a recovery.  (psql dies of what it is sent if
+# it is turned away before it has read it.)
 sub wait_until_up
 {
 	my ($node) = @_;
 	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	{
-		return if $node->psql('postgres', 'SELECT 1') == 0;
+		return if (eval { $node->psql('postgres', 'SELECT 1') } // -1) == 0;
 		usleep(100_000);
 	}
 	die 'the server did not recover';
+}
+
+# kill9 kills processes of a server that restarts after a crash, and returns when it
+# has noticed, and recovered.
+sub kill9
+{
+	my ($node, @pids) = @_;
+	my $from = -s $node->logfile;
+
+	kill(9, @pids);
+	$node->wait_for_log(qr/reinitializing.*database system is ready to accept connections/s, $from);
+	return;
 }
 
 # restart_after_kill9 kills the postmaster, and starts the server again as soon

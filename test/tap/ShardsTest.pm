@@ -20,7 +20,7 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(blocks play make_server connection start_client acknowledged
-  wait_for_progress finish_clients make_ledger consume consume_all kill9);
+  wait_for_progress finish_clients make_ledger consume consume_all);
 
 my $page = dirname(__FILE__) . '/../../docs/scaling.md';
 
@@ -208,18 +208,6 @@ sub consume_all
 		usleep(100_000);
 	}
 	die 'there is no end of events';
-}
-
-# kill9 kills a backend with SIGKILL, and waits until its server has recovered.
-sub kill9
-{
-	my ($node, $pid) = @_;
-
-	# The server knows of it when it has buried the process.
-	kill 9, $pid;
-	usleep(10_000) while kill 0, $pid;
-	wait_until_up($node);
-	return;
 }
 
 1;

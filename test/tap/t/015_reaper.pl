@@ -198,15 +198,15 @@ $node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '8'
 		$node->connstr('postgres') ],
 	0, [qr/number of failed transactions: 0/], [qr/^(?!.*error)/s], 'clients and reaper do not disturb each other');
 gone('and the reaper keeps up');
-is($node->safe_psql('postgres', q{SELECT count(*) > 500, count(*) FILTER (WHERE c.key IS NULL), count(*) FILTER (WHERE k.key IS NULL),
+is($node->safe_psql('postgres', q{SELECT count(*) > 50, count(*) FILTER (WHERE c.key IS NULL), count(*) FILTER (WHERE k.key IS NULL),
 		count(*) FILTER (WHERE c.answer <> k.response::text), count(*) - count(DISTINCT c.key)
 		FROM (SELECT * FROM idempotency.key WHERE scope = 'storm') AS k FULL JOIN charge AS c USING (key)}),
 	't|0|0|0|0', 'no lasting key is lost, and each had one effect');
-is($node->safe_psql('postgres', q{SELECT count(*) > 100, count(*) - count(DISTINCT s.key), count(*) FILTER (WHERE k.key IS NULL)
+is($node->safe_psql('postgres', q{SELECT count(*) > 10, count(*) - count(DISTINCT s.key), count(*) FILTER (WHERE k.key IS NULL)
 		FROM seen AS s LEFT JOIN (SELECT * FROM idempotency.key WHERE scope = 'lasting') AS k USING (key)}),
 	't|0|0', 'nor a message');
-is($node->safe_psql('postgres', q{SELECT count(*) > 1000 FROM brief}), 't', 'the brief keys had their effects');
-is($node->safe_psql('postgres', q{SELECT reaped > 5000 FROM idempotency.stats WHERE datname = 'postgres'}), 't',
+is($node->safe_psql('postgres', q{SELECT count(*) > 100 FROM brief}), 't', 'the brief keys had their effects');
+is($node->safe_psql('postgres', q{SELECT reaped > 500 FROM idempotency.stats WHERE datname = 'postgres'}), 't',
 	'and were removed in great numbers');
 is($node->safe_psql('postgres', $live), $alive, 'what lives is what it was');
 $node->safe_psql('postgres', q{CREATE EXTENSION amcheck});

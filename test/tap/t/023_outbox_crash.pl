@@ -176,8 +176,7 @@ $node->safe_psql('postgres', q{SELECT idempotency.subscribe('before', ARRAY['pre
 my %crashes = (
 	'kill -9 of each backend' => sub {
 		my $started = $node->safe_psql('postgres', 'SELECT pg_postmaster_start_time()');
-		kill(9, @_);
-		wait_until_up($node);
+		kill9($node, @_);
 		is($node->safe_psql('postgres', 'SELECT pg_postmaster_start_time()'), $started, 'the server has recovered by itself');
 	},
 	'kill -9 of the postmaster' => sub { restart_after_kill9($node) },

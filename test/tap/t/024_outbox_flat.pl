@@ -261,7 +261,8 @@ sub keeps_its_memory
 	# A leak of one byte a fetch is 45 kB at least.
 	cmp_ok($used, '<', 40 * 1024, "$procedure: no more bytes are in use");
 	cmp_ok($total, '<', 256 * 1024, "$procedure: nor allocated");
-	cmp_ok($rss, '<', 4 * 1024, "$procedure: nor does the kernel know of more");
+	# AddressSanitizer keeps what was freed for a while, to know it again.
+	cmp_ok($rss, '<', 4 * 1024, "$procedure: nor does the kernel know of more") unless $ENV{ASAN_OPTIONS};
 	cmp_ok($versions, '>', $count / 4, "$procedure: many of them gave events");
 	return;
 }

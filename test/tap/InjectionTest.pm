@@ -1,0 +1,116 @@
+# InjectionTest.pm
+#
+# What the tests share that stop our code between two steps.  They need a server
+# that is built with injection points, as `make sanitize KIND=injection` does;
+# with any other they skip, unless INJECTION_POINTS says that there must be some.
+# The runner puts this directory into @INC.
+
+package InjectionTest;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use IdempotencyTest;
+use OutboxTest qw(backend_pid wait_for_end kill9 restart_after_kill9);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(injection_node stop_at stops_at is_at wake answer_of crashes);
+
+# injection_node makes a server as new_node() does, or skips the whole script.
+sub injection_node
+{
+	my ($name, %opt) = @_;
+	if (!check_pg_config('#define USE_INJECTION_POINTS 1'))
+	{
+		die 'the server is built without injection points' if $ENV{INJECTION_POINTS};
+		plan skip_all => 'the server is built without injection points, see test/sanitize/README.md';
+	}
+
+	# Cluster.pm switches restart_after_crash off.
+	my $node = new_node($name, %opt, conf => "restart_after_crash = on\n" . ($opt{conf} // ''));
+	$node->safe_psql('postgres', 'CREATE EXTENSION injection_points');
+	return $node;
+}
+
+# is_at waits until a process waits at a point: the one of that ID, or any.
+sub is_at
+{
+	my ($node, $point, $pid) = @_;
+	my $whose = defined $pid ? "pid = $pid" : 'true';
+
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'idempotency-$point' AND $whose")
+	  or die "nobody is at $point";
+	return;
+}
+
+# stops_at runs SQL in a session that is stopped at a point, in which no other one
+# is.  What it says comes with answer_of().
+sub stops_at
+{
+	my ($node, $session, $point, $sql) = @_;
+	my $pid = backend_pid($session);
+
+	$session->query_safe("SELECT injection_points_set_local(), injection_points_attach('idempotency-$point', 'wait')");
+	$session->query_until(qr/begun/, "\\echo begun\n$sql;\n");
+	is_at($node, $point, $pid);
+	return $pid;
+}
+
+# stop_at opens a session for that, and returns it and the ID of its backend.
+sub stop_at
+{
+	my ($node, $point, $sql) = @_;
+	my $session = open_session($node);
+
+	return ($session, stops_at($node, $session, $point, $sql));
+}
+
+# wake lets whoever waits at a point go on, to be stopped there no more.
+sub wake
+{
+	my ($node, $point) = @_;
+	$node->safe_psql('postgres',
+		"SELECT injection_points_detach('idempotency-$point'), injection_points_wakeup('idempotency-$point')");
+	return;
+}
+
+# answer_of returns what a session that was woken has said, errors by their
+# SQLSTATE, and ends its transaction.
+sub answer_of
+{
+	my ($session) = @_;
+	my $answer = $session->query("\\echo");
+	my @states = $session->{stderr} =~ /ERROR:  (\w{5}):/g;
+
+	$session->{stderr} = '';
+	return join ' ', grep { length } split(/\s+/, $answer), @states;
+}
+
+# crashes returns what may befall a server, by name: functions that are given the
+# session that is stopped, and its backend's ID, and return when the server is back.
+sub crashes
+{
+	my ($node) = @_;
+	return (
+		'the end of the backend' => sub {
+			my ($session, $pid) = @_;
+			$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)");
+			wait_for_end($session);
+		},
+		'kill -9 of the backend' => sub {
+			my ($session, $pid) = @_;
+			kill9($node, $pid);
+			wait_for_end($session);
+		},
+		'kill -9 of the postmaster' => sub {
+			my ($session) = @_;
+			restart_after_kill9($node);
+			wait_for_end($session);
+		});
+}
+
+1;

@@ -1,0 +1,261 @@
+# 030_injection_keys.pl
+#
+# Stops claims, their ends, leases and the reaper between any two of their steps.
+# There they are killed, alone and with the server: nothing is left of them, and
+# the retry has its effect once.  Or others get between, and they go on: there is
+# one effect, and nobody's row is removed or overwritten who has it by right.
+
+use strict;
+use warnings FATAL => 'all';
+
+use InjectionTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = injection_node('main');
+
+# What a client does, in one statement and a transaction of its own: charge() has
+# the effect under a transactional claim, finish() under a lease.
+$node->safe_psql('postgres', q{
+	CREATE SEQUENCE number;
+	CREATE TABLE charge (answer text);
+	CREATE FUNCTION charge() RETURNS text LANGUAGE plpgsql AS $$
+	DECLARE
+		op idempotency.operation := idempotency.claim('s', 'k', '{"amount": 1}', wait => '0');
+		answer text := nextval('number');
+	BEGIN
+		IF op.replayed THEN RETURN op.outcome; END IF;
+		INSERT INTO charge VALUES (answer);
+		PERFORM idempotency.complete('s', 'k', answer);
+		RETURN op.outcome;
+	END $$;
+	CREATE TABLE owner (token int8);
+	CREATE FUNCTION lease() RETURNS text LANGUAGE sql AS $$
+		WITH op AS MATERIALIZED (SELECT * FROM idempotency.claim('s', 'k', '{"amount": 1}', lease => '1 hour', wait => '0')),
+			noted AS (INSERT INTO owner SELECT token FROM op)
+		SELECT outcome FROM op $$;
+	CREATE FUNCTION first_token() RETURNS int8 LANGUAGE sql AS 'SELECT min(token) FROM owner';
+	CREATE FUNCTION finish(token int8 DEFAULT first_token()) RETURNS text LANGUAGE plpgsql AS $$
+	DECLARE
+		answer text := nextval('number');
+	BEGIN
+		INSERT INTO charge VALUES (answer);
+		PERFORM idempotency.complete('s', 'k', answer, token => token);
+		RETURN 'finished';
+	END $$;
+	CREATE FUNCTION once() RETURNS text LANGUAGE plpgsql AS $$
+	DECLARE
+		new bool := idempotency.once('s', 'k');
+	BEGIN
+		IF new THEN INSERT INTO charge VALUES ('once'); END IF;
+		RETURN new;
+	END $$;
+	CREATE FUNCTION batch() RETURNS text LANGUAGE sql AS
+		$$INSERT INTO charge SELECT 'batch' FROM idempotency.once('s', ARRAY['k']) RETURNING answer$$;
+
+	-- The time of a lease passes, or that of a row.
+	CREATE FUNCTION pass() RETURNS void LANGUAGE sql AS
+		$$UPDATE idempotency.key SET leased_at = now() - interval '2 hours', leased_until = now() - interval '1 hour'$$;
+	CREATE FUNCTION expire() RETURNS void LANGUAGE sql AS
+		$$UPDATE idempotency.key SET expires_at = now() - interval '1 hour'$$});
+
+# Whoever has had the first lease uses its token.
+my $charge = 'SELECT charge()';
+my $lease = 'SELECT lease()';
+my $finish = 'SELECT finish()';
+my $try = q{SELECT outcome FROM idempotency.try_claim('s', 'k', '{"amount": 1}', lease => '1 hour')};
+my $renew = q{SELECT idempotency.renew('s', 'k', first_token(), '1 hour') > now()};
+my $checkpoint = q{SELECT idempotency.checkpoint('s', 'k', first_token(), 'charged')};
+my $release = q{SELECT idempotency.release('s', 'k', first_token())};
+my $abandoned = q{SELECT count(*) FROM idempotency.claim_abandoned('s', '1 hour')};
+my $reap = 'SELECT idempotency.reap()';
+my @leased = ($lease);
+my @advanced = ($lease, $checkpoint);
+my @lapsed = ($lease, 'SELECT pass()');
+my @expired = ($charge, 'SELECT expire()');
+my @zombie = (@lapsed, 'SELECT expire()');
+
+# begin prepares the key.
+sub begin
+{
+	$node->safe_psql('postgres', join ';', 'DELETE FROM idempotency.key; TRUNCATE charge, owner', @_);
+	return;
+}
+
+# says returns what a statement answers, or its SQLSTATE.
+sub says
+{
+	my ($sql) = @_;
+	my ($rc, $stdout, $stderr) = $node->psql('postgres', $sql, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
+
+	return $rc == 0 ? $stdout : $stderr =~ s/.*ERROR:  (\w+).*/$1/sr;
+}
+
+# rows returns all that is stored, and all effects.
+sub rows
+{
+	return $node->safe_psql('postgres', 'SELECT k FROM idempotency.key AS k; SELECT answer FROM charge ORDER BY 1');
+}
+
+# has_effects checks how many effects the key had, and that a retry, whatever state
+# the operation is in, brings it to an end and gets the answer of the last one.
+sub has_effects
+{
+	my ($effects, $name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $token = $node->safe_psql('postgres', 'SELECT max(token) FROM idempotency.key');
+
+	is(says("SELECT finish($token)"), 'finished', "$name: the owner finishes") if $token ne '';
+	like(says($charge), qr/^(claimed|replayed)$/, "$name: a retry");
+	is(says($charge), 'replayed', "$name: another retry");
+	is( $node->safe_psql('postgres', q{SELECT count(*),
+			bool_or(answer = coalesce((idempotency.peek('s', 'k')).response::text, answer)) FROM charge}),
+		"$effects|t", "$name: effects, and the answer is that of one");
+	return;
+}
+
+# ----------------------------------------------------------------
+# Killed
+# ----------------------------------------------------------------
+
+my @claim = qw(claim-lock claim-probe);
+my @insert = qw(row-insert row-index);
+my @overwrite = qw(row-overwrite row-reindex);
+my @owner = qw(owner-lock owner-probe);
+my @finish = qw(finish-write finish-close);
+
+# What is done, on top of what, at which points it is stopped, what the retry of
+# it says, and how many effects the key has in the end.
+my %steps = (
+	'a claim' => [ $charge, [], [ @claim, 'claim-mark', @finish, @insert ], 'claimed', 1 ],
+	'a claim of an expired key' => [ $charge, \@expired, [ @claim, @overwrite ], 'claimed', 2 ],
+	'a lease' => [ $lease, [], [ @claim, 'lease-write', @insert, 'claim-mark' ], 'claimed', 1 ],
+	'a takeover' => [ $lease, \@lapsed, [ @claim, 'lease-write', @overwrite, 'claim-mark' ], 'taken_over', 1 ],
+	'a takeover in a batch' => [ $abandoned, \@lapsed, [ @claim, 'lease-write', @overwrite ], '1', 1 ],
+	'a renewal' => [ $renew, \@leased, [ @owner, @overwrite ], 't', 1 ],
+	'a checkpoint' => [ $checkpoint, \@leased, [ @owner, @overwrite ], '', 1 ],
+	'a completion' => [ $finish, \@leased, [ @owner, @finish, @overwrite ], 'finished', 1 ],
+	'a late completion' => [ $finish, \@lapsed, [ @owner, @finish, @overwrite ], 'finished', 1 ],
+	'a release' => [ $release, \@leased, [ @owner, 'row-delete' ], '', 1 ],
+	'a release with a checkpoint' => [ $release, \@advanced, [ @owner, @overwrite ], '', 1 ],
+	'a message' => [ 'SELECT once()', [], [ @claim, @insert ], 'true', 1 ],
+	'a batch' => [ 'SELECT batch()', [], [qw(once-insert once-index once-confirm)], 'batch', 1 ],
+	'a batch over an expired key' => [ 'SELECT batch()', \@expired, \@overwrite, 'batch', 2 ],
+	'the reaper' => [ $reap, \@expired, [qw(reap-lock reap-delete reap-save reap-forget)], '1', 2 ],
+	'the reaper of zombies' => [ $reap, \@zombie, [qw(reap-lock reap-delete reap-save reap-forget)], '1', 1 ]);
+
+my %crashes = crashes($node);
+foreach my $step (sort keys %steps)
+{
+	my ($sql, $before, $points, $says, $effects) = @{ $steps{$step} };
+	foreach my $point (@$points)
+	{
+		foreach my $crash (sort keys %crashes)
+		{
+			my $name = "$step, $crash at $point";
+			begin(@$before);
+			my $rows = rows();
+
+			$crashes{$crash}->(stop_at($node, $point, $sql));
+			is(rows(), $rows, "$name: nothing is left of it");
+			is(says($sql), $says, "$name: done once more");
+			has_effects($effects, $name);
+		}
+	}
+}
+
+# ----------------------------------------------------------------
+# Somebody gets between
+# ----------------------------------------------------------------
+
+# Who is stopped, on top of what, where; what others do meanwhile, and are told;
+# what he is told when he goes on; and how many effects the key has in the end.
+my $patience = q{SET idempotency.wait = '50ms'; };
+my @pairs = (
+	[ 'a duplicate comes and goes between the look and the lock',
+		$charge, [], 'claim-lock', [ $charge, 'claimed' ], 'replayed', 1 ],
+	[ 'a message comes and goes between the look and the lock',
+		'SELECT once()', [], 'claim-lock', [ 'SELECT once()', 'true' ], 'false', 1 ],
+	[ 'a lease is taken between the look and the lock',
+		$charge, [], 'claim-lock', [ $lease, 'claimed' ], 'IK409', 1 ],
+	[ 'an expired key is claimed between the look and the lock',
+		$charge, \@expired, 'claim-lock', [ $charge, 'claimed' ], 'replayed', 2 ],
+	[ 'an expired key is reaped between the look and the lock',
+		$charge, \@expired, 'claim-lock', [ $reap, '1' ], 'claimed', 2 ],
+	[ 'a duplicate finds the lock taken', $charge, [], 'claim-probe', [ $try, 'in_progress' ], 'claimed', 1 ],
+	[ 'a duplicate finds the claim', $charge, [], 'claim-mark', [ $charge, 'IK409' ], 'claimed', 1 ],
+	[ 'a duplicate finds the finished row', $charge, [], 'finish-close', [ $charge, 'IK409' ], 'claimed', 1 ],
+	[ 'the reaper finds the key claimed', $charge, \@expired, 'claim-probe', [ $reap, '0' ], 'claimed', 2 ],
+	[ 'the reaper finds the row replaced', $charge, \@expired, 'row-reindex', [ $reap, '0' ], 'claimed', 2 ],
+	[ 'a batch, which takes no lock, comes before the row',
+		$charge, [], 'row-insert', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
+	[ 'a batch comes before the index entry',
+		$charge, [], 'row-index', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
+	[ 'a batch comes before the row of a message',
+		'SELECT once()', [], 'row-insert', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
+	[ 'a batch replaces an expired row first',
+		$charge, \@expired, 'row-overwrite', [ 'SELECT batch()', 'batch' ], '40001', 2 ],
+	[ 'a batch comes before the row of a lease',
+		$lease, [], 'row-insert', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
+	[ 'two batches, and one comes before the row of the other',
+		'SELECT batch()', [], 'once-insert', [ 'SELECT batch()', 'batch' ], '', 1 ],
+	[ 'two batches, and one comes before the index entry of the other',
+		'SELECT batch()', [], 'once-index', [ 'SELECT batch()', 'batch' ], '', 1 ],
+	[ 'two batches, and one has to wait',
+		'SELECT batch()', [], 'once-confirm', [ q{SET lock_timeout = '50ms'; SELECT batch()}, '55P03' ], 'batch', 1 ],
+	[ 'a message comes before the row of a batch',
+		'SELECT batch()', [], 'once-insert', [ 'SELECT once()', 'true' ], '', 1 ],
+	[ 'a takeover comes between the look of the late owner and the lock',
+		$finish, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
+	[ 'a takeover finds the late owner at it', $finish, \@lapsed, 'owner-probe', [ $try, 'in_progress' ], 'finished', 1 ],
+	[ 'a takeover finds the late owner done', $finish, \@lapsed, 'finish-close', [ $try, 'in_progress' ], 'finished', 1 ],
+	[ 'the late owner finishes between the look of a takeover and the lock',
+		$lease, \@lapsed, 'claim-lock', [ $finish, 'finished' ], 'replayed', 1 ],
+	[ 'the late owner renews between the look of a takeover and the lock',
+		$lease, \@lapsed, 'claim-lock', [ $renew, 't' ], 'IK409', 1 ],
+	[ 'the late owner releases between the look of a takeover and the lock',
+		$lease, \@lapsed, 'claim-lock', [ $release, '' ], 'claimed', 1 ],
+	[ 'the late owner finds a takeover at it',
+		$lease, \@lapsed, 'lease-write', [ "$patience$finish", 'IK409' ], 'taken_over', 1 ],
+	[ 'two take over', $lease, \@lapsed, 'claim-lock', [ $lease, 'taken_over' ], 'IK409', 1 ],
+	[ 'two take over in a batch', $abandoned, \@lapsed, 'claim-lock', [ $abandoned, '1' ], '0', 1 ],
+	[ 'the late owner finishes before a batch takes over',
+		$abandoned, \@lapsed, 'claim-lock', [ $finish, 'finished' ], '0', 1 ],
+	[ 'a zombie is reaped before a takeover', $lease, \@zombie, 'claim-lock', [ $reap, '1' ], 'claimed', 1 ],
+	[ 'a takeover comes between the look of a renewal and the lock',
+		$renew, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
+	[ 'a takeover finds a renewal at it', $renew, \@lapsed, 'row-overwrite', [ $try, 'in_progress' ], 't', 1 ],
+	[ 'a takeover finds a renewal done', $renew, \@lapsed, 'row-reindex', [ $try, 'in_progress' ], 't', 1 ],
+	[ 'a takeover comes before a checkpoint',
+		$checkpoint, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
+	[ 'a takeover comes before a release', $release, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
+	[ 'a claim finds a release at it', $release, \@lapsed, 'row-delete', [ $try, 'in_progress' ], '', 1 ],
+	[ 'the reaper finds a takeover at it', $lease, \@zombie, 'row-overwrite', [ $reap, '0' ], 'claimed', 1 ],
+	[ 'an expired key is claimed before the reaper has its lock',
+		$reap, \@expired, 'reap-lock', [ $charge, 'claimed' ], '0', 2 ],
+	[ 'an expired key is a message before the reaper has its lock',
+		$reap, \@expired, 'reap-lock', [ 'SELECT once()', 'true' ], '0', 2 ],
+	[ 'an expired key is in a batch when the reaper has its lock',
+		$reap, \@expired, 'reap-delete', [ 'SELECT batch()', 'batch' ], '0', 2 ],
+	[ 'a zombie is taken over before the reaper has its lock',
+		$reap, \@zombie, 'reap-lock', [ $lease, 'claimed' ], '0', 1 ],
+	[ 'a claim finds the reaper at it', $reap, \@expired, 'reap-delete', [ $try, 'in_progress' ], '1', 2 ],
+	[ 'a claim finds the reaper done', $reap, \@expired, 'reap-save', [ $try, 'in_progress' ], '1', 2 ]);
+
+foreach my $pair (@pairs)
+{
+	my ($name, $sql, $before, $point, $meanwhile, $says, $effects) = @$pair;
+	begin(@$before);
+	my ($session) = stop_at($node, $point, $sql);
+
+	is(says($meanwhile->[0]), $meanwhile->[1], "$name: meanwhile");
+	wake($node, $point);
+	is(answer_of($session), $says, "$name: who was stopped");
+	is(says($finish), 'IK410', "$name: who has lost the lease does not finish") if $says eq 'IK410' || $says eq 'taken_over';
+	$session->quit;
+	has_effects($effects, $name);
+}
+
+$node->stop;
+done_testing();

@@ -1,0 +1,258 @@
+# 031_injection_outbox.pl
+#
+# Stops publish(), fetch(), ack(), nack() and the relay between any two of their
+# steps.  There they are killed, alone and with the server, or others get between:
+# each event that was committed is given, and has its effect once; none that was
+# not committed is; and who is stopped in the middle of publish() holds nobody
+# else's event back, and does not lose his own.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use InjectionTest;
+use OutboxTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = injection_node('main', conf => q{
+shared_preload_libraries = 'idempotency'
+idempotency.reaper_naptime = '1h'
+idempotency.outbox_retention = '0'
+});
+outbox_tools($node);
+my %crashes = crashes($node);
+
+# A consumer has the effects in the transaction that acknowledges the batch.  take()
+# fetches one and notes it; its events say which have come again, as "2x2".
+$node->safe_psql('postgres', q{
+	CREATE TABLE effect (place int8 GENERATED ALWAYS AS IDENTITY, n int);
+	CREATE TABLE batch (number int8);
+	CREATE FUNCTION take(lease interval DEFAULT '1 hour') RETURNS text LANGUAGE sql AS $$
+		WITH event AS MATERIALIZED (SELECT * FROM idempotency.fetch('s', lease => lease)),
+			noted AS (INSERT INTO batch SELECT DISTINCT batch FROM event)
+		SELECT coalesce(string_agg(payload->>'n' || CASE WHEN attempt > 1 THEN 'x' || attempt ELSE '' END, ' ' ORDER BY seq), 'nothing')
+		FROM event $$;
+	CREATE FUNCTION acknowledge() RETURNS text LANGUAGE plpgsql AS $$
+	BEGIN
+		INSERT INTO effect (n) SELECT n FROM generate_series(1, 3) AS n;
+		PERFORM idempotency.ack('s', (SELECT number FROM batch LIMIT 1));
+		RETURN 'acknowledged';
+	END $$;
+	CREATE FUNCTION reject() RETURNS text LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM idempotency.nack('s', (SELECT number FROM batch LIMIT 1), id, 'no', '0')
+			FROM idempotency.outbox WHERE payload->>'n' = '2';
+		RETURN 'rejected';
+	END $$});
+
+my $take = 'SELECT take()';
+my $acknowledge = 'SELECT acknowledge()';
+my $reject = 'SELECT reject()';
+my $patience = q{SET idempotency.wait = '50ms'; };
+
+# begin makes the subscription anew, on top of nothing, and runs SQL.
+sub begin
+{
+	$node->safe_psql('postgres', join ';', q{SELECT idempotency.unsubscribe('s') FROM idempotency.subscription WHERE subscription = 's'},
+		q{SELECT idempotency.reap(); TRUNCATE effect, batch; SELECT idempotency.subscribe('s', ARRAY['t'])}, @_);
+	return;
+}
+
+# says returns what a statement answers, or its SQLSTATE.
+sub says
+{
+	my ($sql) = @_;
+	my ($rc, $stdout, $stderr) = $node->psql('postgres', $sql, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
+
+	return $rc == 0 ? $stdout : $stderr =~ s/.*ERROR:  (\w+).*/$1/sr;
+}
+
+# is_given checks what a consumer gets, now that nothing is in its way.
+sub is_given
+{
+	my ($given, $name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is(drained($node, 'postgres', 100, 's')->{s}, $given, $name);
+	return;
+}
+
+# ----------------------------------------------------------------
+# publish()
+# ----------------------------------------------------------------
+
+# How many events are removed that two others published, one before and one while it
+# is stopped there.  Once it has its number, none that comes later is.
+my %removed = ('publish-number' => 2, 'publish-insert' => 1, 'publish-index' => 1, 'publish-end' => 1);
+
+foreach my $point (sort keys %removed)
+{
+	foreach my $end (qw(COMMIT ROLLBACK))
+	{
+		my $name = "$point, $end";
+		begin(publish(0, 't'));
+		is_given('0', "$name: what was there");
+		my ($session) = stop_at($node, $point, 'BEGIN;' . publish(1, 't') . $end);
+
+		$node->safe_psql('postgres', publish(2, 't'));
+		is_given('2', "$name: another event is given meanwhile");
+		is(says('SELECT idempotency.reap()'), $removed{$point}, "$name: and is removed, if it comes after none");
+		is_given('', "$name: nothing more is");
+		wake($node, $point);
+		like(answer_of($session), qr/^\S{36}$/, "$name: it is published");
+		$session->quit;
+		$node->safe_psql('postgres', publish(3, 't'));
+		is_given($end eq 'COMMIT' ? '1 3' : '3', "$name: it is given, if it was committed");
+	}
+
+	# A subscription cannot be made meanwhile: it would not know where it begins.
+	begin();
+	my ($session) = stop_at($node, $point, publish(1, 't'));
+	is(says(qq{$patience SELECT idempotency.subscribe('new', ARRAY['t'])}), '55P03', "$point: nobody subscribes meanwhile");
+	wake($node, $point);
+	like(answer_of($session), qr/^\S{36}$/, "$point: it is published then");
+	$session->quit;
+	$node->safe_psql('postgres', q{SELECT idempotency.subscribe('new', ARRAY['t'])});
+	$node->safe_psql('postgres', publish(2, 't'));
+	is_deeply(drained($node, 'postgres', 100, 's', 'new'), { s => '1 2', new => '2' }, "$point: who subscribes after it has what comes after it");
+	$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('new')});
+
+	foreach my $crash (sort keys %crashes)
+	{
+		my $name = "$crash at $point";
+		begin(publish(0, 't'));
+		my @stopped = stop_at($node, $point, publish(1, 't'));
+		$node->safe_psql('postgres', publish(2, 't'));
+		$crashes{$crash}->(@stopped);
+		$node->safe_psql('postgres', publish(3, 't'));
+		is_given('0 2 3', "$name: whatever was committed is given, and nothing else");
+		is($node->safe_psql('postgres', 'SELECT count(*) = count(DISTINCT seq) FROM idempotency.outbox'), 't', "$name: no number came twice");
+	}
+}
+
+# ----------------------------------------------------------------
+# A consumer is killed
+# ----------------------------------------------------------------
+
+my @events = map { publish($_, 't') } 1 .. 3;
+my @out = (@events, $take);
+
+# What is done, on top of what, at which points it is stopped, what the retry of it
+# says, and what is given then.
+my %steps = (
+	'a fetch' => [ $take, \@events, [qw(fetch-collect fetch-note fetch-give)], '1 2 3', '4' ],
+	'an acknowledgement' => [ $acknowledge, \@out, [qw(batch-lock batch-read batch-end batch-wake)], 'acknowledged', '4' ],
+	'a rejection' => [ $reject, \@out, [qw(batch-lock batch-read event-takeout)], 'rejected', '2x2 4' ],
+	'an extension' => [
+		q{SELECT idempotency.extend('s', number, '2 hours') > now() FROM batch}, \@out, [qw(batch-lock batch-read)], 't', '4' ]);
+
+foreach my $step (sort keys %steps)
+{
+	my ($sql, $before, $points, $says, $given) = @{ $steps{$step} };
+	foreach my $point (@$points)
+	{
+		foreach my $crash (sort keys %crashes)
+		{
+			my $name = "$step, $crash at $point";
+			begin(@$before);
+			$crashes{$crash}->(stop_at($node, $point, $sql));
+			is($node->safe_psql('postgres', 'SELECT count(*) FROM effect'), 0, "$name: nothing is left of it");
+			is(says($sql), $says, "$name: done once more");
+			says($acknowledge);
+			is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
+			$node->safe_psql('postgres', publish(4, 't'));
+			is_given($given, "$name: what is given then");
+		}
+	}
+}
+
+# ----------------------------------------------------------------
+# Another consumer gets between
+# ----------------------------------------------------------------
+
+# Who is stopped, on top of what, where; what others do meanwhile, and are told;
+# what he is told when he goes on; and what is given then.
+my @over = (@events, q{SELECT take('1 us')});
+my @pairs = (
+	[ 'two fetch', $take, \@events, 'fetch-collect', [ $take, 'nothing' ], '1 2 3', '' ],
+	[ 'two fetch, and one has a batch', $take, \@events, 'fetch-give', [ $take, 'nothing' ], '1 2 3', '' ],
+	[ 'an event comes when the batch is complete', $take, \@events, 'fetch-note', [ publish(4, 't') . $take, 'nothing' ], '1 2 3', '4' ],
+	[ 'a fetch finds an acknowledgement at it', $acknowledge, \@out, 'batch-read', [ $take, 'nothing' ], 'acknowledged', '' ],
+	[ 'a fetch finds an acknowledgement done', $acknowledge, \@out, 'batch-wake', [ $take, 'nothing' ], 'acknowledged', '' ],
+	[ 'two acknowledge, and one has to wait', $acknowledge, \@out, 'batch-wake', [ "$patience$acknowledge", '55P03' ], 'acknowledged', '' ],
+	[ 'two acknowledge, and one comes late', $acknowledge, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK410', '' ],
+	[ 'the batch is given again before it is acknowledged', $acknowledge, \@over, 'batch-lock', [ $take, '1 2 3' ], 'IK410', 'again' ],
+	[ 'the batch is acknowledged before one of it is rejected', $reject, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK410', '' ],
+	[ 'one of the batch is rejected before it is acknowledged', $acknowledge, \@out, 'batch-lock', [ $reject, 'rejected' ], 'acknowledged', '2x2' ],
+	[ 'the batch is to be acknowledged while one of it is rejected', $reject, \@out, 'event-takeout', [ "$patience$acknowledge", '55P03' ], 'rejected', '2x2' ]);
+
+foreach my $pair (@pairs)
+{
+	my ($name, $sql, $before, $point, $meanwhile, $says, $given) = @$pair;
+	begin(@$before);
+	my ($session) = stop_at($node, $point, $sql);
+
+	is(says($meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
+	wake($node, $point);
+	is(answer_of($session), $says, "$name: who was stopped");
+	$session->quit;
+	$node->safe_psql('postgres', 'DELETE FROM batch WHERE number <> (SELECT batch FROM idempotency.position)') if $given eq 'again';
+	says($acknowledge);
+	is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
+	is_given($given eq 'again' ? '' : $given, "$name: what is given then");
+}
+
+# ----------------------------------------------------------------
+# The relay
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', q{
+	CREATE ROLE app LOGIN;
+	SELECT idempotency.grant_client('app');
+	GRANT ALL ON effect TO app;
+	CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS
+		$$INSERT INTO public.effect (n) SELECT (e.payload->>'n')::int$$});
+
+# The crashes of a worker, in which no session is stopped.
+my %ends = (
+	'kill -9 of the worker' => sub { kill9($node, $_[0]) },
+	'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
+	'the end of the worker' => sub {
+		my ($pid, $point) = @_;
+		$node->safe_psql('postgres', "SELECT injection_points_detach('idempotency-$point'), pg_terminate_backend($pid)");
+	},
+	'nothing' => sub { wake($node, $_[1]) });
+
+foreach my $point (
+	qw(fetch-collect fetch-note fetch-give relay-handle event-call event-check event-keep
+	relay-acknowledge batch-read batch-end batch-wake relay-commit relay-putout))
+{
+	foreach my $end (sort keys %ends)
+	{
+		my $name = "the relay, $end at $point";
+		$node->safe_psql('postgres', q{TRUNCATE effect;
+			SELECT idempotency.subscribe('h', ARRAY['h'], 'handle(idempotency.event)', owner => 'app')});
+		$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'})
+		  or die 'workers stay';
+
+		$node->safe_psql('postgres', "SELECT injection_points_attach('idempotency-$point', 'wait')");
+		$node->safe_psql('postgres', join '', map { publish($_, 'h', 'A') } 1 .. 3);
+		is_at($node, $point);
+		my $pid = $node->safe_psql('postgres', "SELECT pid FROM pg_stat_activity WHERE wait_event = 'idempotency-$point'");
+
+		$node->safe_psql('postgres', publish(4, 'h', 'A'));
+		is(says(qq{$patience SELECT idempotency.unsubscribe('h')}), '55P03', "$name: nobody takes the subscription away")
+		  if $point ne 'relay-putout';
+		$ends{$end}->($pid, $point);
+		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 4 FROM effect'), "$name: the events are handled");
+		$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'})
+		  or die 'workers stay';
+		is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3 4', "$name: once each, in order");
+		is( $node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.parked; SELECT batch IS NULL FROM idempotency.position WHERE subscription = 'h';
+				SELECT idempotency.unsubscribe('h')}), "0\nt\nt", "$name: nothing is left");
+	}
+}
+
+$node->stop;
+done_testing();
