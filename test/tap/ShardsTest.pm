@@ -77,12 +77,13 @@ sub connection
 # start_client starts a process that calls api.charge_create for the tenants, each
 # time with a new key, and repeats each call until it has an answer, and now and then
 # after that.  It writes every answer into a file, and ends when there is a file
-# "stop" and nothing left to be answered.
+# "stop" and nothing left to be answered, or when the test has died.
 sub start_client
 {
 	my ($number, $router, $dir, @tenants) = @_;
 	my @psql = ($router->installed_command('psql'), '-XAtq', '-v', 'VERBOSITY=sqlstate',
 		'-d', connection($router, 'app'), '-f', "$dir/client$number.sql");
+	my $test = $$;
 	my $pid = fork // die "fork: $!";
 	return $pid if $pid;
 
@@ -91,7 +92,7 @@ sub start_client
 	$log->autoflush(1);
 	my (@open, @answered);
 	my $made = 0;
-	while (!-e "$dir/stop" || @open)
+	while (getppid == $test && (!-e "$dir/stop" || @open))
 	{
 		my @new = -e "$dir/stop" ? () : map { [ $tenants[ $_ % @tenants ], "c$number-$_" ] } $made .. $made + 4;
 		$made += @new;
