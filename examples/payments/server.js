@@ -15,6 +15,7 @@ const orders = require("./orders");
 
 const { query, Unavailable } = database;
 const maxBody = 16 * 1024;
+const tokenForm = "[\\w.~+/-]+=*"; // RFC 6750: it needs no escape, wherever it stands
 
 // ---------------------------------------------------------------------------
 // Answers: { status, headers, body, replayed }
@@ -55,7 +56,7 @@ const json = (body) => ({ status: 200, headers: { "Content-Type": "application/j
 
 // bearerOf returns the hash of the token, which is all that the database sees of it.
 function bearerOf(request) {
-	const match = /^Bearer +([\w.~+/-]+=*)$/i.exec(request.headers.authorization || "");
+	const match = new RegExp(`^Bearer +(${tokenForm})$`, "i").exec(request.headers.authorization || "");
 	if (!match)
 		throw unauthorized("A bearer token is needed.");
 	return createHash("sha256").update(match[1]).digest();
@@ -166,6 +167,8 @@ const routes = [
 
 // The page pays in the name of one tenant, until its keys are forgotten.
 if (process.env.PAYMENTS_TOKEN) {
+	if (!new RegExp(`^${tokenForm}$`).test(process.env.PAYMENTS_TOKEN))
+		throw new Error("PAYMENTS_TOKEN is no bearer token");
 	const remembered = JSON.parse(description().body)["x-idempotency-retention"];
 	routes.push(
 		[/^\/$/, { GET: file("page/index.html", "text/html; charset=utf-8", (text) => text
@@ -187,7 +190,8 @@ async function answer(request) {
 		throw new Problem(404, "There is nothing here.");
 	const method = request.method === "HEAD" ? "GET" : request.method;
 	if (!Object.hasOwn(methods, method))
-		throw new Problem(405, `${request.method} is not possible here.`, { Allow: Object.keys(methods).join(", ") });
+		throw new Problem(405, `${request.method} is not possible here.`,
+			{ Allow: Object.keys(methods).join(", ").replace("GET", "GET, HEAD") });
 	return methods[method](request, url);
 }
 

@@ -256,8 +256,8 @@ async function hostile() {
 	await check("unknown paths and methods", async () => {
 		for (const where of ["/x", "/charges/", "/charges/0", "/charges/1x", "/charges/99999999999999999999", "/../etc/passwd", "/%00", "/page/pay.js"])
 			isProblem(await request("GET", where), 404);
-		for (const [method, where, allowed] of [["DELETE", "/charges", "GET, POST"], ["PUT", "/charges/1", "GET"], ["GET", "/orders", "POST"],
-			["POST", "/", "GET"], ["PATCH", "/openapi.json", "GET"], ["OPTIONS", "/charges", "GET, POST"]]) {
+		for (const [method, where, allowed] of [["DELETE", "/charges", "GET, HEAD, POST"], ["PUT", "/charges/1", "GET, HEAD"], ["GET", "/orders", "POST"],
+			["POST", "/", "GET, HEAD"], ["PATCH", "/openapi.json", "GET, HEAD"], ["OPTIONS", "/charges", "GET, HEAD, POST"]]) {
 			const answer = await request(method, where);
 			isProblem(answer, 405);
 			assert.equal(answer.headers.allow, allowed);
