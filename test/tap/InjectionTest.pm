@@ -17,7 +17,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node stop_at stops_at is_at wake answer_of crashes);
+our @EXPORT = qw(injection_node says stop_at stops_at is_at wake answer_of crashes);
 
 # injection_node makes a server as new_node() does, or skips the whole script.
 sub injection_node
@@ -33,6 +33,15 @@ sub injection_node
 	my $node = new_node($name, %opt, conf => "restart_after_crash = on\n" . ($opt{conf} // ''));
 	$node->safe_psql('postgres', 'CREATE EXTENSION injection_points');
 	return $node;
+}
+
+# says returns what a statement answers, or its SQLSTATE.
+sub says
+{
+	my ($node, $sql) = @_;
+	my ($rc, $stdout, $stderr) = $node->psql('postgres', $sql, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
+
+	return $rc == 0 ? $stdout : $stderr =~ s/.*ERROR:  (\w+).*/$1/sr;
 }
 
 # is_at waits until a process waits at a point: the one of that ID, or any.

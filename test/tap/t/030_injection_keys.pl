@@ -83,15 +83,6 @@ sub begin
 	return;
 }
 
-# says returns what a statement answers, or its SQLSTATE.
-sub says
-{
-	my ($sql) = @_;
-	my ($rc, $stdout, $stderr) = $node->psql('postgres', $sql, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
-
-	return $rc == 0 ? $stdout : $stderr =~ s/.*ERROR:  (\w+).*/$1/sr;
-}
-
 # rows returns all that is stored, and all effects.
 sub rows
 {
@@ -106,9 +97,9 @@ sub has_effects
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my $token = $node->safe_psql('postgres', 'SELECT max(token) FROM idempotency.key');
 
-	is(says("SELECT finish($token)"), 'finished', "$name: the owner finishes") if $token ne '';
-	like(says($charge), qr/^(claimed|replayed)$/, "$name: a retry");
-	is(says($charge), 'replayed', "$name: another retry");
+	is(says($node, "SELECT finish($token)"), 'finished', "$name: the owner finishes") if $token ne '';
+	like(says($node, $charge), qr/^(claimed|replayed)$/, "$name: a retry");
+	is(says($node, $charge), 'replayed', "$name: another retry");
 	is( $node->safe_psql('postgres', q{SELECT count(*),
 			bool_or(answer = coalesce((idempotency.peek('s', 'k')).response::text, answer)) FROM charge}),
 		"$effects|t", "$name: effects, and the answer is that of one");
@@ -159,7 +150,7 @@ foreach my $step (sort keys %steps)
 
 			$crashes{$crash}->(stop_at($node, $point, $sql));
 			is(rows(), $rows, "$name: nothing is left of it");
-			is(says($sql), $says, "$name: done once more");
+			is(says($node, $sql), $says, "$name: done once more");
 			has_effects($effects, $name);
 		}
 	}
@@ -249,10 +240,10 @@ foreach my $pair (@pairs)
 	begin(@$before);
 	my ($session) = stop_at($node, $point, $sql);
 
-	is(says($meanwhile->[0]), $meanwhile->[1], "$name: meanwhile");
+	is(says($node, $meanwhile->[0]), $meanwhile->[1], "$name: meanwhile");
 	wake($node, $point);
 	is(answer_of($session), $says, "$name: who was stopped");
-	is(says($finish), 'IK410', "$name: who has lost the lease does not finish") if $says eq 'IK410' || $says eq 'taken_over';
+	is(says($node, $finish), 'IK410', "$name: who has lost the lease does not finish") if $says eq 'IK410' || $says eq 'taken_over';
 	$session->quit;
 	has_effects($effects, $name);
 }

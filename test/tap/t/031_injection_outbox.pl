@@ -60,15 +60,6 @@ sub begin
 	return;
 }
 
-# says returns what a statement answers, or its SQLSTATE.
-sub says
-{
-	my ($sql) = @_;
-	my ($rc, $stdout, $stderr) = $node->psql('postgres', $sql, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
-
-	return $rc == 0 ? $stdout : $stderr =~ s/.*ERROR:  (\w+).*/$1/sr;
-}
-
 # is_given checks what a consumer gets, now that nothing is in its way.
 sub is_given
 {
@@ -97,7 +88,7 @@ foreach my $point (sort keys %removed)
 
 		$node->safe_psql('postgres', publish(2, 't'));
 		is_given('2', "$name: another event is given meanwhile");
-		is(says('SELECT idempotency.reap()'), $removed{$point}, "$name: and is removed, if it comes after none");
+		is(says($node, 'SELECT idempotency.reap()'), $removed{$point}, "$name: and is removed, if it comes after none");
 		is_given('', "$name: nothing more is");
 		wake($node, $point);
 		like(answer_of($session), qr/^\S{36}$/, "$name: it is published");
@@ -109,7 +100,7 @@ foreach my $point (sort keys %removed)
 	# A subscription cannot be made meanwhile: it would not know where it begins.
 	begin();
 	my ($session) = stop_at($node, $point, publish(1, 't'));
-	is(says(qq{$patience SELECT idempotency.subscribe('new', ARRAY['t'])}), '55P03', "$point: nobody subscribes meanwhile");
+	is(says($node, qq{$patience SELECT idempotency.subscribe('new', ARRAY['t'])}), '55P03', "$point: nobody subscribes meanwhile");
 	wake($node, $point);
 	like(answer_of($session), qr/^\S{36}$/, "$point: it is published then");
 	$session->quit;
@@ -158,8 +149,8 @@ foreach my $step (sort keys %steps)
 			begin(@$before);
 			$crashes{$crash}->(stop_at($node, $point, $sql));
 			is($node->safe_psql('postgres', 'SELECT count(*) FROM effect'), 0, "$name: nothing is left of it");
-			is(says($sql), $says, "$name: done once more");
-			says($acknowledge);
+			is(says($node, $sql), $says, "$name: done once more");
+			says($node, $acknowledge);
 			is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
 			$node->safe_psql('postgres', publish(4, 't'));
 			is_given($given, "$name: what is given then");
@@ -193,12 +184,12 @@ foreach my $pair (@pairs)
 	begin(@$before);
 	my ($session) = stop_at($node, $point, $sql);
 
-	is(says($meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
+	is(says($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
 	wake($node, $point);
 	is(answer_of($session), $says, "$name: who was stopped");
 	$session->quit;
 	$node->safe_psql('postgres', 'DELETE FROM batch WHERE number <> (SELECT batch FROM idempotency.position)') if $given eq 'again';
-	says($acknowledge);
+	says($node, $acknowledge);
 	is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
 	is_given($given eq 'again' ? '' : $given, "$name: what is given then");
 }
@@ -242,7 +233,7 @@ foreach my $point (
 		my $pid = $node->safe_psql('postgres', "SELECT pid FROM pg_stat_activity WHERE wait_event = 'idempotency-$point'");
 
 		$node->safe_psql('postgres', publish(4, 'h', 'A'));
-		is(says(qq{$patience SELECT idempotency.unsubscribe('h')}), '55P03', "$name: nobody takes the subscription away")
+		is(says($node, qq{$patience SELECT idempotency.unsubscribe('h')}), '55P03', "$name: nobody takes the subscription away")
 		  if $point ne 'relay-putout';
 		$ends{$end}->($pid, $point);
 		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 4 FROM effect'), "$name: the events are handled");
