@@ -2,8 +2,8 @@
 #
 # Proves that examples/monitoring/queries.yaml gives prometheus-postgres-exporter
 # every metric that it names, with the right value, by a role that is a member of
-# pg_monitor and can read nothing else; and that docs/operations.md alerts on no
-# metric that is not there.
+# pg_monitor and can read nothing else; that this role gets in where the account of
+# Debian's unit does; and that docs/operations.md alerts on no metric that is not there.
 
 use strict;
 use warnings FATAL => 'all';
@@ -38,7 +38,8 @@ log_statement = none
 
 $node->safe_psql('postgres', q{
 	CREATE DATABASE other;
-	CREATE ROLE exporter LOGIN IN ROLE pg_monitor});
+	CREATE ROLE prometheus LOGIN IN ROLE pg_monitor;
+	CREATE ROLE exporter LOGIN});
 $node->safe_psql('other', q{
 	CREATE EXTENSION idempotency;
 	SELECT idempotency.once('inbox', 'message');
@@ -94,9 +95,25 @@ $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE lo
 # What the exporter makes of it
 # ----------------------------------------------------------------
 
+# As with Debian's pg_hba.conf, an account gets in by peer as the role of its own name.
+# The map lets this test's account pass for the one that runs Debian's exporter.
+my $unit = '/lib/systemd/system/prometheus-postgres-exporter.service';
+my $account = -e $unit ? (slurp_file($unit) =~ /^User=(\S+)$/m)[0] : 'prometheus';
+my $tester = getpwuid $<;
+unlink map { $node->data_dir . "/pg_$_.conf" } qw(hba ident);
+$node->append_conf('pg_hba.conf', 'local all all peer map=debian');
+$node->append_conf('pg_ident.conf', join "\n", map { "debian $tester $_" } $tester, $account);
+$node->reload;
+$node->connect_fails('dbname=postgres user=exporter', 'nobody gets in under another name',
+	expected_stderr => qr/Peer authentication failed/);
+
+# The page and the file say who logs in; the test, where to.
+my @logins = map { /DATA_SOURCE_NAME='(user=\S+) host/ } map { slurp_file($_) } "$root/docs/operations.md", $queries;
+is_deeply(\@logins, [ ("user=$account") x 2 ], "the page and the file log in as the unit's account");
+
 my $port = PostgreSQL::Test::Cluster::get_free_port();
 my $log = '';
-local $ENV{DATA_SOURCE_NAME} = sprintf 'user=exporter host=%s port=%d dbname=postgres sslmode=disable', $node->host, $node->port;
+local $ENV{DATA_SOURCE_NAME} = sprintf '%s host=%s port=%d dbname=postgres sslmode=disable', $logins[0], $node->host, $node->port;
 my $running = IPC::Run::start(
 	[ $exporter, "--web.listen-address=127.0.0.1:$port", "--extend.query-path=$queries",
 		'--auto-discover-databases', '--include-databases=postgres,other',
@@ -174,9 +191,9 @@ is($value{'idempotency_table_bytes{datname="postgres",relname="key"}'},
 
 for my $relation (qw(keys zombies dead_letters key outbox))
 {
-	fails_with($node, "SELECT * FROM idempotency.$relation", '42501', "no right to $relation", extra_params => [ '-U', 'exporter' ]);
+	fails_with($node, "SELECT * FROM idempotency.$relation", '42501', "no right to $relation", extra_params => [ '-U', 'prometheus' ]);
 }
-is($node->safe_psql('postgres', q{SELECT DISTINCT last_error FROM idempotency.subscriptions}, extra_params => [ '-U', 'exporter' ]),
+is($node->safe_psql('postgres', q{SELECT DISTINCT last_error FROM idempotency.subscriptions}, extra_params => [ '-U', 'prometheus' ]),
 	'<insufficient privilege>', 'nor to the texts of errors');
 
 my %alerts = map { $_ => 1 } slurp_file("$root/docs/operations.md") =~ /\b(idempotency_(?:stats|subscription|claim|reaper|table)_\w+)/g;
