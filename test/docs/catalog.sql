@@ -36,6 +36,18 @@ WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
 
 UNION ALL
 
+-- The tables and views that a set of rights lets a role read: in one line, by name.
+SELECT
+	'grant_' || may.they,
+	'SELECT on ' || pg_catalog.string_agg(pg_catalog.format('`%s`', c.relname), ', ' ORDER BY c.relname) || ';',
+	0
+FROM (VALUES ('client', 'docs_client'), ('consumer', 'docs_consumer'), ('operator', 'docs_operator')) AS may (they, role)
+JOIN pg_catalog.pg_class AS c ON pg_catalog.has_table_privilege(may.role, c.oid, 'SELECT')
+WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+GROUP BY may.they
+
+UNION ALL
+
 -- Columns of tables, views and composite types.
 SELECT
 	c.relname,
