@@ -4,7 +4,11 @@
 --
 \set SHOW_CONTEXT never
 
+-- The longest signature takes the width that there is.
+\pset format wrapped
+\pset columns 100
 \df idempotency.claim
+\pset format aligned
 \df idempotency.once
 \df idempotency.fetch
 
