@@ -30,6 +30,8 @@ class History:
         self.completing = {}
         self.refused = []
         self.prepared = {}
+        self.acked = defaultdict(list)  # by subscription and event
+        self.given = []
         self.shown = []  # all tokens, as they were shown
         self.lossy = lossy
         self.marks = {r["epoch"]: r["i"] for r in records if r["what"] == "mark"}
@@ -54,6 +56,11 @@ class History:
             self.refused.append(record)
         elif what == "prepared":
             self.prepared[record["attempt"]] = record
+        elif what == "acked":
+            for event in record["events"]:
+                self.acked[record["subscription"], event].append(record)
+        elif what == "given":
+            self.given.append(record)
 
     def is_firm(self, record):
         """is_firm tells whether what the record tells cannot have been lost."""
@@ -89,6 +96,10 @@ def check_effects(history, state):
         firm = [a for a in answers if history.is_firm(a)]
         if firm and key not in state["keys"]:
             yield "effects", f"{key} was acknowledged and is not stored: {firm[0]}"
+        for answer in firm:
+            if answer["how"] == "owner" and not answer["answer"].startswith("402|") \
+                    and not any(e["attempt"] == answer["attempt"] for e in effects[key]):
+                yield "effects", f"{key} does not have the effect that was acknowledged: {answer}, {effects[key]}"
     for attempt, record in history.prepared.items():
         if record["decision"] == "ROLLBACK" and any(e["attempt"] == attempt for e in effects[record["key"]]):
             yield "effects", f"{record['key']} has the effect of an attempt that was rolled back: {record}"
@@ -223,6 +234,12 @@ def check_events(history, state):
                 yield "events", f"{name} has never handled event {event} of {key}"
             elif count > 1:
                 yield "events", f"{name} has handled event {event} of {key} {count} times"
+    for given in history.given:
+        for event in given["events"]:
+            for acked in history.acked[given["subscription"], event]:
+                if acked["i"] <= given["since"] and history.together(acked, given):
+                    yield "events", (f"{given['subscription']} was given event {event} in record {given['i']},"
+                                     f" after it had acknowledged it in record {acked['i']}")
 
 
 def check_counters(history, state):

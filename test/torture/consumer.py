@@ -48,12 +48,19 @@ class Consumer(threading.Thread):
 
     def fetch(self):
         """fetch returns the events of a batch, and its number."""
+        since = self.world.journal.written
         rows = self.session.call("fetch", FETCH, self.subscription, self.rng.choice([1, 3, 20, 100]))
+        if rows:
+            self.note("given", [row[1] for row in rows], since=since)
         return rows, rows[0][0] if rows else None
 
     def ack(self, batch):
         """ack acknowledges, unless somebody else has the batch by now."""
         self.session.call("ack", "SELECT 1 FROM idempotency.ack(%s, %s)", self.subscription, batch)
+
+    def note(self, what, events, **record):
+        """note writes to the journal what became of events."""
+        self.world.journal.note(what, subscription=self.subscription, events=events, epoch=self.session.epoch, **record)
 
     def in_two(self):
         """in_two handles a batch and commits, and then acknowledges it."""
@@ -61,11 +68,13 @@ class Consumer(threading.Thread):
         if not rows:
             return
         fate = self.rng.random()
+        done = []
         self.session.run("BEGIN")
         for _, event, aggregate, n, attempt in (row[:5] for row in rows):
             if fate > 0.95 and attempt == 1 and event == rows[-1][1]:
                 self.session.run("SELECT idempotency.nack('once', %s, %s, 'not the first time')", (batch, event))
                 continue
+            done.append(event)
             [(new, *_)] = self.session.call("once", "SELECT once FROM idempotency.once('consumer', %s)", event)
             if new:
                 self.session.call("handle", HANDLED, self.subscription, event, aggregate, n)
@@ -75,6 +84,7 @@ class Consumer(threading.Thread):
         elif fate < 0.1:
             return  # and so he does here
         self.ack(batch)
+        self.note("acked", done)
 
     def in_one(self):
         """in_one fetches, handles and acknowledges in one transaction."""
@@ -89,3 +99,4 @@ class Consumer(threading.Thread):
             time.sleep(0.6)
         self.ack(batch)
         self.session.commit()
+        self.note("acked", [row[1] for row in rows])

@@ -61,6 +61,11 @@ def right():
     story.stored("inbox-3", "3.0.0", answer="seen")
     story.note("answer", key="inbox-3", attempt="3.0.0", answer="seen", how="owner")
 
+    # Its event: the first batch is given again, since nobody had acknowledged it.
+    for _ in range(2):
+        story.note("given", subscription="once", events=["event of inbox-3"], since=len(story.records))
+    story.note("acked", subscription="once", events=["event of inbox-3"])
+
     # A lease, a checkpoint, a heartbeat, a takeover, a zombie who is refused, and the end.
     story.token("lease-4", "4.0.0", 11, "claimed")
     story.state["steps"].append({"key": "lease-4", "attempt": "4.0.0", "token": 11, "state": "{by 4.0.0}"})
@@ -89,7 +94,9 @@ def lossy():
     story = right()
     story.note("mark")
     story.note("answer", key="plain-9", attempt="9.0.0", answer='201|{ }|{"attempt" :  "9.0.0"}', how="owner")
+    story.note("acked", subscription="once", events=["event of plain-1"])
     story.epoch = 1
+    story.note("given", subscription="once", events=["event of plain-1"], since=len(story.records))
     story.note("answer", key="plain-9", attempt="9.1.0", answer=story.stored("plain-9", "9.1.0"), how="owner")
     return story
 
@@ -121,6 +128,8 @@ PLANTS = {
         {**effect(s, "plain-1"), "attempt": "1.1.0"})),
     "a lost effect": ("effects", lambda s: without(s.state["effects"], key="plain-1")),
     "a lost effect of the inbox": ("effects", lambda s: without(s.state["effects"], key="inbox-3")),
+    "an effect of the inbox, lost with its key and had anew": (
+        "effects", lambda s: effect(s, "inbox-3").update(attempt="3.1.0")),
     "an effect without its key": ("effects", lambda s: s.state["keys"].pop("inbox-3")),
     "an answer that was lost, with its effect": ("effects", lambda s: (
         without(s.state["effects"], key="plain-1"), s.state["keys"].pop("plain-1"))),
@@ -152,11 +161,17 @@ PLANTS = {
     "an event of a transaction that rolled back": ("events", lambda s: s.state["handled"].append(
         {"place": 99, "subscription": "once", "event": "another", "aggregate": None, "n": None})),
     "events out of order": ("events", lambda s: [row.update(n=3 - row["n"]) for row in s.state["handled"] if row["n"]]),
+    "an event that comes again after its acknowledgement": ("events", lambda s: s.note(
+        "given", subscription="once", events=["event of inbox-3"], since=len(s.records))),
     "a lost update": ("counters", lambda s: s.state["counters"].update({"deadlock 2": 1})),
 }
 LOSSY_PLANTS = {
     "an answer from before the mark that was lost": ("effects", lambda s: (
         without(s.state["effects"], key="plain-1"), s.state["keys"].pop("plain-1"))),
+    "an effect from before the mark, lost with its key and had anew": (
+        "effects", lambda s: effect(s, "inbox-3").update(attempt="3.1.0")),
+    "an event acknowledged before the mark that comes again": ("events", lambda s: s.note(
+        "given", subscription="once", events=["event of inbox-3"], since=len(s.records))),
     "an effect that was lost without its key": ("effects", lambda s: without(s.state["effects"], key="plain-9")),
     "a key that was lost without its effect": ("effects", lambda s: s.state["keys"].pop("plain-9")),
     "an effect that was lost, and is there as well": ("effects", lambda s: s.state["effects"].append(
