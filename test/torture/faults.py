@@ -35,6 +35,7 @@ class Fault:
     lingers = False  # the statement is made to last
     steady = True  # the clock is
     lossy = False  # commits may be lost, key and effect together
+    traceable = True  # one server sees it all
 
     def __init__(self, world, template):
         self.world = world
@@ -47,9 +48,10 @@ class Fault:
     def set_up(self):
         """set_up makes the server and starts it."""
         self.server = self.make_server()
-        self.server.copy_from(self.template, {**self.settings, **({"wal_level": "logical"} if TRACE else {})})
+        traced = {"wal_level": "logical"} if self.is_traced() else {}
+        self.server.copy_from(self.template, {**self.settings, **traced})
         self.server.start()
-        if TRACE:
+        if self.is_traced():
             self.server.query("SELECT pg_create_logical_replication_slot('trace', 'test_decoding')")
 
     def make_server(self):
@@ -71,9 +73,13 @@ class Fault:
     def calm(self):
         """calm ends what goes on after the last fault."""
 
+    def is_traced(self):
+        """is_traced tells whether the history of every row is kept."""
+        return TRACE and self.traceable
+
     def trace(self):
         """trace writes down what has become of every row, if that was kept."""
-        if not TRACE:
+        if not self.is_traced():
             return
         with open(os.path.join(self.world.directory, "trace"), "w", encoding="utf-8") as file:
             for (line,) in self.server.query("SELECT data FROM pg_logical_slot_peek_changes('trace', NULL, NULL,"
@@ -106,9 +112,13 @@ class Fault:
         """aim makes one fault."""
         return Aim(self, phase, moment, delay)
 
+    def is_due(self):
+        """is_due tells whether a fault would find what it is meant for."""
+        return True
+
     def note(self, aim):
         """note writes down that the fault strikes now."""
-        self.world.journal.note("fault", kind=self.world.kind, phase=aim.phase, moment=aim.moment)
+        self.world.journal.note("fault", kind=self.world.kind, phase=aim.at, moment=aim.moment)
 
     def around(self, aim, session, run, sql):
         """around runs the statement that a fault is aimed at."""
@@ -164,7 +174,8 @@ class Fault:
             self.recover()
             world.counts["faults" if aim.struck else "missed"] += 1
             if aim.struck:
-                world.phases[aim.phase] += 1
+                world.phases[aim.at] += 1
+                world.counts["aimed elsewhere"] += aim.at != phase
             time.sleep(15 * delay)
         if world.counts["faults"] < count:
             raise ServerError(f"only {world.counts['faults']} of {count} faults have struck")
@@ -211,7 +222,7 @@ class Cancel(Terminate):
 
     function = "pg_cancel_backend"
     allowed = {"57014"}
-    phases = tuple(p for p in plan.PHASES if p not in ("commit", "prepared", "reaper"))
+    phases = tuple(p for p in plan.PHASES if p not in ("prepared", "decide", "reaper"))
     lingers = True
 
     def aim(self, phase, moment, delay):
@@ -232,20 +243,31 @@ class Cancel(Terminate):
 
 
 class Timeout(Cancel):
-    """statement_timeout; counts if it did time out."""
+    """statement_timeout, and for handlers idempotency.handler_timeout; counts if it did time out."""
 
-    phases = tuple(p for p in Cancel.phases if p != "handler")
+    phases = tuple(p for p in Cancel.phases if p not in ("commit", "prepare"))
 
     def around(self, aim, session, run, sql):
         session.run(f"SET statement_timeout = '{1 + int(2000 * aim.delay)} ms'")
         try:
             self.note(aim)
-            result = run(aim.lingering(sql))
+            result = run(aim.lingering(session, sql))
             session.run("RESET statement_timeout")
             return result
         except psycopg2.Error as error:
             aim.struck = error.pgcode == "57014"
             raise
+
+    def strike_worker(self, aim):
+        [(now,)] = self.ask("SELECT clock_timestamp()")
+        self.note(aim)
+        self.server.query("ALTER SYSTEM SET idempotency.handler_timeout = '5 ms'")
+        self.ask("SELECT pg_reload_conf()")
+        wait_for("a handler has timed out", lambda: self.ask(
+            "SELECT 1 FROM idempotency.parked WHERE error LIKE '57014:%%' AND last_failed_at > %s", now), nap=0.003)
+        self.server.query("ALTER SYSTEM RESET idempotency.handler_timeout")
+        self.ask("SELECT pg_reload_conf()")
+        aim.struck = True
 
 
 class Restart(Fault):
@@ -293,8 +315,15 @@ class Prepared(Restart):
         super().__init__(world, template)
         self.rng = plan.chance(world.seed, "signals")
 
+    def kept(self):
+        """kept counts the transactions that are prepared now."""
+        return sum(gid[4] for client in self.world.clients for gid in list(client.prepared.values()))
+
+    def is_due(self):
+        return self.kept() > 0
+
     def strike_pid(self, pid):
-        kept = sum(gid[4] for client in self.world.clients for gid in list(client.prepared.values()))
+        kept = self.kept()
         self.world.counts["prepared over a crash"] += kept
         self.server.signal(self.rng.choice([signal.SIGKILL, signal.SIGQUIT, signal.SIGINT]))
         return kept > 0
@@ -304,6 +333,7 @@ class Conflict(Fault):
     """No fault at all, but clients who get into each other's way."""
 
     types = plan.CONFLICTS
+    phases = ()
     rest = 0.002
 
     def inject(self, count):
@@ -356,7 +386,7 @@ class ClockJump(Fault):
         jump = self.rng.choice([name for name in self.jumps if name != self.last])
         self.world.journal.note("clock", jump=jump)
         self.set_clock(jump)
-        self.world.phases["to " + jump] += 1
+        self.world.counts["clock to " + jump] += 1
         self.last = jump
         return True
 

@@ -31,6 +31,14 @@ def granted(client, key, attempt, token, outcome, since, point=None, state=None,
     """granted notes a token that was shown."""
     client.note("token", key=key, attempt=attempt, token=token, outcome=outcome, since=since,
                 lease=LEASE if kind == "lease" else 20, point=point, state=state)
+    if kind == "lease":
+        client.world.leases[key] = time.monotonic() + LEASE
+
+
+def phase_of(client, keys):
+    """phase_of tells whether it is a takeover: a lease of these is known to be over, by our clock."""
+    now = time.monotonic()
+    return "takeover" if any(client.world.leases.get(key, now) < now for key in keys) else "claim"
 
 
 def with_token(client, key, attempt, token, work):
@@ -49,14 +57,16 @@ def lease(client, keys, attempt, rng):
     """lease claims or takes over, and works the operation off."""
     key = keys[0]
     session = client.session
-    phase = "takeover" if attempt.split(".")[2] != "0" else "claim"
+    phase = phase_of(client, keys)
     since = client.note("claiming", key=key, attempt=attempt)
     [(outcome, token, point, state, answer, *_)] = session.call(
         phase, TRY_CLAIM, key, plan.request_of(key, rng), rng.choice(["0", "200 ms", "600 ms"]))
     if outcome == "replayed":
+        client.world.leases.pop(key, None)
         return client.answered(key, answer, attempt, "replay")
     if outcome == "in_progress":
-        time.sleep(0.1 * rng.random())
+        left = client.world.leases.get(key, 0) - time.monotonic()
+        time.sleep(left if left > 0 and rng.random() < 0.5 else 0.1 * rng.random())
         return False
     granted(client, key, attempt, token, outcome, since, point, state)
     return finish(client, key, attempt, token, point, rng)
@@ -99,11 +109,13 @@ def renew(client, key, attempt, token):
     since = client.note("renewing", key=key, attempt=attempt, token=token)
     client.session.call("renew", RENEW, key, token)
     client.note("renewed", key=key, attempt=attempt, token=token, since=since, lease=LEASE)
+    client.world.leases[key] = time.monotonic() + LEASE
 
 
 def give_up(client, key, attempt, token):
     """give_up leaves the rest to the next owner."""
     client.note("releasing", key=key, attempt=attempt, token=token)
+    client.world.leases.pop(key, None)
     client.session.run("SELECT idempotency.release('lease', %s, %s)", (key, token))
 
 
@@ -114,13 +126,14 @@ def second_step(client, key, attempt, token):
     client.write(key, attempt, token)
     answer = client.complete("lease", key, attempt, token)
     client.session.commit()
+    client.world.leases.pop(key, None)
     client.answered(key, answer, attempt, "owner")
 
 
 def sweep(client, _keys, attempt, rng):
     """sweep takes over what was abandoned, and works it off."""
     since = client.note("claiming", key="*", attempt=attempt)
-    rows = client.session.call("takeover", SWEEP)
+    rows = client.session.call(phase_of(client, list(client.world.leases)), SWEEP)
     for key, token, point, state, *_ in rows:
         granted(client, key, attempt, token, "taken_over", since, point, state)
     for key, token, point, *_ in rows:

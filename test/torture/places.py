@@ -73,7 +73,7 @@ class FullDisk(Fault):
             noticed = self.world.errors["53100"] > self.seen or not self.server.is_running()
         os.unlink(self.ballast())
         self.world.counts["disks noticed"] += noticed
-        self.world.phases[f"disk of {self.disk}"] += noticed
+        self.world.counts[f"disk of {self.disk} noticed"] += noticed
         self.server.start()  # if it has ended
 
     def is_expected(self, line):
@@ -149,6 +149,7 @@ class Promotion(Fault):
     allowed = {"25006", "08P01"}
     patience = None  # a commit that is cancelled while it waits for the standby is none to rely on
     synchronous = None
+    traceable = False  # a slot stays with the server that is lost
 
     def __init__(self, world, template):
         super().__init__(world, template)

@@ -60,7 +60,7 @@ class World:
         self.journal = Journal(os.path.join(directory, "journal"))
         self.epoch = 0
         self.counts = collections.Counter()
-        self.phases = collections.Counter()
+        self.phases = collections.Counter()  # faults that struck there
         self.errors = collections.Counter()
         self.failures = []
         self.closing = threading.Event()
@@ -70,6 +70,7 @@ class World:
         self.clients = []
         self.attempts_at = ATTEMPTS_AT
         self.decisions = {}  # about all transactions that were ever prepared
+        self.leases = {}  # when the leases that somebody knows of are over
         self.reached = 0  # operations, when the faults were over
         self.fault = make_fault(self)
         self.types = self.fault.types
@@ -84,12 +85,13 @@ class World:
     def take(self, phase):
         """take returns the fault that is aimed at this phase, if nobody has it yet."""
         aim = self.aim
-        if aim is None or aim.phase not in (phase, "any"):
+        if aim is None or aim.phase not in (phase, "any") or not aim.fault.is_due():
             return None
         with self.lock:
             if aim.taken or self.aim is not aim:
                 return None
             aim.taken = True
+            aim.at = phase
             return aim
 
     def await_others(self, client):

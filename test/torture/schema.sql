@@ -26,6 +26,18 @@ INSERT INTO torture.counter VALUES ('deadlock 1'), ('deadlock 2'), ('serial 1'),
 CREATE TABLE torture.handled (place bigint GENERATED ALWAYS AS IDENTITY,
 	subscription text, event uuid, aggregate text, n bigint);
 
+-- A transaction that inserts into nap has a COMMIT or PREPARE TRANSACTION that lasts, so
+-- that a cancel can meet it.
+CREATE TABLE torture.nap ();
+CREATE FUNCTION torture.nap() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM pg_sleep(0.2);
+	RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER nap AFTER INSERT ON torture.nap
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION torture.nap();
+
 -- pay is a whole operation in one statement.
 CREATE FUNCTION torture.pay(p_key text, p_attempt text, p_request text, p_padding text,
 	OUT replayed boolean, OUT answer text)

@@ -7,13 +7,15 @@ it strikes whoever comes there first, right before the statement, while it runs,
 or right after it.
 """
 
+import re
 import threading
 import time
 
 import psycopg2
 
-# A nap within the statement makes it last, where a fault must be quick enough.
-NAP = "pg_catalog.pg_sleep(0.02) AS nap"
+# A nap within the statement makes it last, where a fault must be quick enough.  What it looks
+# at lets it come after the call, whatever the planner thinks.
+NAP = "pg_catalog.pg_sleep(CASE WHEN \"{}\" IS NULL THEN 0.2 ELSE 0.2 END) AS nap"
 
 
 class Stopped(Exception):
@@ -29,7 +31,8 @@ class Aim:
 
     def __init__(self, fault, phase, moment, delay):
         self.fault = fault
-        self.phase = phase
+        self.phase = phase  # where it waits, or "any"
+        self.at = phase  # where somebody came to it
         self.moment = moment  # before, during, after
         self.delay = delay  # in seconds, if during
         self.taken = False
@@ -48,13 +51,17 @@ class Aim:
         """finish says that it is over."""
         self.done.set()
 
-    def lingering(self, sql):
+    def lingering(self, session, sql):
         """lingering makes a statement last, where a fault must be quick enough."""
         if not self.fault.lingers:
             return sql
-        if " FROM idempotency." in sql:
-            return f"{sql}, {NAP}"
-        return f"{sql} FROM {NAP}" if sql.startswith("INSERT") else sql
+        if self.at in ("commit", "prepare"):
+            session.run("INSERT INTO torture.nap DEFAULT VALUES")
+            return sql
+        called = re.search(r" FROM (?:idempotency|torture)\.(\w+)\(", sql)
+        if called:
+            return f"{sql}, {NAP.format(called[1])}"
+        return f"{sql} RETURNING pg_catalog.pg_sleep(0.2)" if sql.startswith("INSERT") else sql
 
     def strike(self, session, run, sql):
         """strike runs a statement and lets the fault happen at its moment."""
@@ -67,6 +74,8 @@ class Aim:
             finally:
                 self.act(session)
 
+        text = self.lingering(session, sql)
+
         def during():
             time.sleep(self.delay)
             self.act(session)
@@ -74,7 +83,7 @@ class Aim:
         thread = threading.Thread(target=during)
         thread.start()
         try:
-            return run(self.lingering(sql))
+            return run(text)
         finally:
             thread.join()
 

@@ -6,7 +6,7 @@ torture.py directory results
 "directory" is where servers may live, "results" where the counts are kept, and
 what a failed round left behind.  The environment says what to play (see run).
 First it shows that the checker can refuse (planted.py).  The last line has the
-counts; the exit code is 0 if nothing was wrong.
+counts; the exit code is 0 if nothing was wrong, and no phase was left out.
 """
 
 import collections
@@ -44,6 +44,11 @@ KINDS = {
     "async": (places.AsyncPromotion, 3, 10),
 }
 
+# A kind with so many times as many faults as phases must have struck in each of them; any
+# one fault may miss, or strike elsewhere if nobody comes.
+ENOUGH = 8
+NOTICED = 0.8  # of the full disks; all are, as a rule
+
 
 def make_template(directory, bindir):
     """make_template makes the cluster that each round begins with a copy of."""
@@ -77,7 +82,8 @@ def play(kind, number, count, seed, directory, template, results):
         shutil.copytree(here, kept, ignore=lambda _, names: [n for n in names if n in ("data", ".s.PGSQL.5432")
                                                              or n.startswith(".s.")])
         print(f"         {len(failures)} failures; the history is kept; to play it again:")
-        print(f"         make torture SEED={seed} KINDS={kind} FIRST={number} ROUNDS=1 FAULTS={count}", flush=True)
+        print(f"         make torture SEED={seed} KINDS={kind} FIRST={number} ROUNDS=1 FAULTS={count}"
+              + " TRACE=yes" * world.fault.traceable, flush=True)
     shutil.rmtree(here, ignore_errors=True)
     return entry
 
@@ -91,17 +97,29 @@ def load_book(path):
 
 
 def total(entries):
-    """total adds entries up to one line."""
-    kinds, seen = collections.Counter(), collections.Counter()
+    """total prints what the entries add up to; true if the faults were where they had to be."""
+    kinds, seen, struck = collections.Counter(), collections.Counter(), collections.Counter()
     for entry in entries:
         kinds[entry["kind"]] += entry["counts"].get("faults", 0)
         seen.update({name: count for name, count in entry["counts"].items() if name != "faults"})
+        struck.update({(entry["kind"], phase): count for phase, count in entry["phases"].items()})
+    phases = [(kind, phase) for kind in KINDS if kind in kinds for phase in sorted(set(KINDS[kind][0].phases))]
+    never = [(kind, phase) for kind, phase in phases if not struck[kind, phase]]
+    wrong = [f"{kind}: no fault has struck in the phase {phase}" for kind, phase in never
+             if kinds[kind] >= ENOUGH * len(KINDS[kind][0].phases)]
+    if kinds["disk"] >= KINDS["disk"][2] and seen["disks noticed"] < NOTICED * kinds["disk"]:
+        wrong.append(f"disk: of {kinds['disk']} full disks {seen['disks noticed']} were noticed")
+    for what in wrong:
+        print("FAILED   torture/" + what)
     failed = sum(entry["failures"] > 0 for entry in entries)
     names = ("intents", "effects", "acknowledged", "replays", "takeovers", "stale tokens refused", "prepared",
-             "prepared over a crash", "deadlocks", "serialization failures", "deliveries", "answers lost")
-    return (f"torture: {len(entries)} rounds, {failed} failed; "
-            + ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kind in kinds) + "; "
-            + ", ".join(f"{name} {seen[name]}" for name in names))
+             "prepared over a crash", "deadlocks", "serialization failures", "deliveries", "disks noticed",
+             "answers lost")
+    print(f"torture: {len(entries)} rounds, {failed} failed; "
+          + ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kind in kinds)
+          + f"; {len(phases)} phases, {len(never)} never struck, {seen['aimed elsewhere']} aimed elsewhere; "
+          + ", ".join(f"{name} {seen[name]}" for name in names))
+    return not wrong
 
 
 def main():
@@ -137,13 +155,13 @@ def main():
             entries.append(entry)
             with open(book, "a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-    print(total(entries))
-    sys.exit(any(entry["failures"] for entry in entries) or not entries)
+    well_aimed = total(entries)
+    sys.exit(any(entry["failures"] for entry in entries) or not entries or not well_aimed)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["total"]:
-        print(total(load_book(sys.argv[2])))
+        sys.exit(not total(load_book(sys.argv[2])))
     elif sys.argv[1:] == ["kinds"]:
         print(" ".join(KINDS))
     else:
