@@ -254,6 +254,13 @@ SELECT outcome FROM idempotency.claim('charge.create', 'k23');
 SELECT what, pg_temp.try(statement) AS with_claim FROM way WHERE n <= 4 ORDER BY n;
 ROLLBACK;
 
+-- A session that replicates fires the triggers alone that always fire.
+SET session_replication_role = replica;
+SELECT what, pg_temp.try(statement) AS replica FROM way WHERE n <= 4 ORDER BY n;
+ALTER TABLE charge ENABLE ALWAYS TRIGGER require_claim;
+SELECT what, pg_temp.try(statement) AS replica_always FROM way WHERE n <= 4 ORDER BY n;
+RESET session_replication_role;
+
 -- A cascade from a table that bears no trigger is a write like any other.
 CREATE TABLE customer (id int PRIMARY KEY);
 CREATE TABLE account (id int PRIMARY KEY, customer int REFERENCES customer ON DELETE CASCADE ON UPDATE CASCADE);

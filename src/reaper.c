@@ -197,8 +197,9 @@ ResultOfError(int sqlstate)
 		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_TRANSACTION_ROLLBACK)
 		return VISIT_ENDED;
 
-	/* The tables were altered, or are another version's, or a row was. */
+	/* The tables were altered, by a rule perhaps, or are another version's, or a row was. */
 	if (sqlstate == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE ||
+		sqlstate == ERRCODE_FEATURE_NOT_SUPPORTED ||
 		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_DATA_EXCEPTION ||
 		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION)
 		return VISIT_REFUSED;

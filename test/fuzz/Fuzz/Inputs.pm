@@ -364,7 +364,7 @@ sub size
 	return;
 }
 
-# 100 MB, once for each database.
+# 100 MB, once for each database; in a short run for the first.
 sub hundred_megabytes
 {
 	my ($self) = @_;
@@ -400,7 +400,7 @@ sub play
 		my $untouched = $self->{watch}->digest;
 		foreach my $i (1 .. ceil($count / @encodings))
 		{
-			my $kind = $i % 100 == 0 ? \&size : $i == 1 && $count >= 3000 ? \&hundred_megabytes : pick(@kinds);
+			my $kind = $i % 100 == 0 ? \&size : $i == 1 && ($count >= 3000 || $encoding eq $encodings[0]) ? \&hundred_megabytes : pick(@kinds);
 			eval { $kind->($self); 1 } or die "input $i in $encoding: $@";
 			$given++;
 		}

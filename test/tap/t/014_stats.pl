@@ -4,7 +4,7 @@
 # and no other, and whatever becomes of the transaction: rolled back, failed, cut
 # short, many at a time; that counters go with their database and begin anew with
 # the server; who may read and reset them; and that without preloading nothing is
-# counted, and all else works.
+# counted, there are no workers, and all else works.
 
 use strict;
 use warnings FATAL => 'all';
@@ -334,6 +334,8 @@ foreach my $setting ("shared_preload_libraries = ''", "shared_preload_libraries 
 		like => qr/is not preloaded.*HINT:.*shared_preload_libraries/s);
 	may('monitor', 1, $read);
 	may('plain', 0, $read, $reset);
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idempotency%'}), '0',
+		"$how: nobody is there who would reap, or call a handler");
 	$node->stop;
 }
 

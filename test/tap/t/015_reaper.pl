@@ -343,6 +343,32 @@ foreach my $change (['ALTER TABLE idempotency.reaper RENAME COLUMN round_block T
 	log_since();
 }
 
+# A hand that cannot be written down: then nothing is removed, for the reaper would find
+# no more of it than before.
+$node->safe_psql('postgres', q{CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'});
+my $swallow = 'TRIGGER swallow BEFORE %s ON idempotency.reaper FOR EACH ROW EXECUTE FUNCTION nothing()';
+my $rule = 'RULE swallow AS ON %s TO idempotency.reaper DO INSTEAD NOTHING';
+foreach my $change ([ $swallow, 'INSERT', '55000' ], [ $swallow, 'UPDATE', '55000' ], [ $rule, 'INSERT', '55000' ], [ $rule, 'UPDATE', '0A000' ],
+	[ $rule, 'DELETE', '55000' ])
+{
+	my ($what, $on, $state) = @$change;
+	my ($kind) = $what =~ /^(\w+)/;
+	my $name = lc "$kind on $on";
+	$node->safe_psql('postgres', sprintf "CREATE $what", $on);
+	expire('unwritten ', 10);
+	$node->wait_for_log(qr/idempotency reaper leaves database "postgres" alone/, $log_from);
+	visits(1);
+	$log = log_since();
+	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, "$name: said once");
+	like($log, $state eq '55000' ? qr/DETAIL:  .*"idempotency\.reaper" is not as the extension made it/ : qr/DETAIL:  .*ON CONFLICT/, 'and why');
+	unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'and nothing else');
+	fails_with($node, 'SELECT idempotency.reap()', $state, "$name: nor does reap()");
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.key WHERE key LIKE 'unwritten %'}), '10', 'nothing was removed');
+	$node->safe_psql('postgres', "DROP $kind swallow ON idempotency.reaper");
+	gone("$name, dropped");
+	log_since();
+}
+
 # ----------------------------------------------------------------
 # Ends of all kinds
 # ----------------------------------------------------------------

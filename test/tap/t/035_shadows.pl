@@ -3,8 +3,9 @@
 # Proves that nothing which others have made captures the extension: neither objects
 # under every name that PostgreSQL's own functions, operators, types, relations and
 # collations have, first in the search path when the extension is made and when all of
-# it is used, by sessions and by workers; nor a schema idempotency that was there
-# before, whatever is in it; nor the rights that a database grants by default.
+# it is used, by sessions and by workers; nor implicit casts between somebody's type and
+# whatever the extension is given; nor a schema idempotency that was there before,
+# whatever is in it; nor the rights that a database grants by default.
 
 use strict;
 use warnings FATAL => 'all';
@@ -131,20 +132,55 @@ SELECT * FROM idempotency.dead_letters
 SELECT idempotency.forget('s', 'k'), idempotency.reap(10)
 SELECT idempotency.unsubscribe('sub')
 SQL
-$node->safe_psql('shadows', q{CREATE ROLE "user" LOGIN; CREATE SCHEMA app; CREATE TABLE app.guarded (i pg_catalog.int4);
-	CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT $1';
-	CREATE TRIGGER guard BEFORE INSERT ON app.guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('s');
-	GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded TO "user"; GRANT ALL ON ALL FUNCTIONS IN SCHEMA idempotency TO "user";
-		GRANT TEMPORARY ON DATABASE shadows TO "user"});
-$node->safe_psql('shadows', shift @use);
-foreach my $path ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog')
+$node->safe_psql('postgres', 'CREATE ROLE "user" LOGIN');
+my $granted = shift @use;
+
+# make_app gives a database what "user" uses.
+sub make_app
 {
-	my ($rc, $out, $err) = $node->psql('shadows', join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @use, 'COMMIT;'),
-		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=verbose', '--username', 'user' ]);
-	is($err, '', "all of it works under $path");
-	like($out, qr/^claimed$/m, 'and does what it should');
-	$node->safe_psql('shadows', 'DELETE FROM idempotency.key; DELETE FROM idempotency.outbox');
+	my ($dbname) = @_;
+	$node->safe_psql($dbname, qq{CREATE SCHEMA app; CREATE TABLE app.guarded (i pg_catalog.int4); CREATE TABLE app.done (n pg_catalog.text);
+		CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT \$1';
+		CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog
+			AS 'INSERT INTO app.done VALUES ((e).payload::text)';
+		CREATE TRIGGER guard BEFORE INSERT ON app.guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('s');
+		GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded, app.done TO "user"; GRANT ALL ON ALL FUNCTIONS IN SCHEMA idempotency TO "user";
+		GRANT TEMPORARY ON DATABASE $dbname TO "user"; $granted});
+	return;
 }
+
+# all_works uses all of the extension in a database, under each search path.
+sub all_works
+{
+	my ($dbname, @paths) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	foreach my $path (@paths)
+	{
+		my ($rc, $out, $err) = $node->psql($dbname, join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @use, 'COMMIT;'),
+			on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=verbose', '--username', 'user' ]);
+		is($err, '', "$dbname: all of it works under $path");
+		like($out, qr/^claimed$/m, 'and does what it should');
+		$node->safe_psql($dbname, 'DELETE FROM idempotency.key; DELETE FROM idempotency.outbox');
+	}
+	return;
+}
+
+# workers_work lets the relay serve, and the reaper reap.
+sub workers_work
+{
+	my ($dbname) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $from = -s $node->logfile;
+	$node->safe_psql($dbname, q{SELECT idempotency.subscribe('relay', '{*}', 'app.handle(idempotency.event)', owner => 'user');
+		SELECT idempotency.publish('t', '1'), idempotency.once('s', 'brief', '1 microsecond')});
+	ok($node->poll_query_until($dbname, q{SELECT pg_catalog.count(*) OPERATOR(pg_catalog.=) 1 FROM app.done}), "$dbname: a relay worker works there");
+	ok($node->poll_query_until($dbname, q{SELECT rows_reaped OPERATOR(pg_catalog.>) 0 FROM idempotency.reaper}), 'and the reaper');
+	unlike(slurp_file($node->logfile, $from), qr/LOG:  idempotency \w+ cannot/, 'without a complaint');
+	return;
+}
+
+make_app('shadows');
+all_works('shadows', 'public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog');
 my $text = join "\n", @use, 'idempotency.grant_ idempotency.require_claim(';
 my @unused = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe_psql('postgres', q{SELECT proname FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext|grant)_'});
@@ -153,16 +189,53 @@ my @unread = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe
 	WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v'});
 is("@unread", '', 'nor a view');
 
-# The workers: the relay serves, and the reaper reaps.
-$node->safe_psql('shadows', q{CREATE TABLE app.done (n pg_catalog.text); GRANT ALL ON app.done TO "user";
-	CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog AS 'INSERT INTO app.done VALUES ((e).payload::text)'});
-$node->safe_psql('shadows', q{SELECT idempotency.subscribe('relay', '{*}', 'app.handle(idempotency.event)', owner => 'user');
-	SELECT idempotency.publish('t', '1'), idempotency.once('s', 'brief', '1 microsecond')});
-ok($node->poll_query_until('shadows', q{SELECT pg_catalog.count(*) OPERATOR(pg_catalog.=) 1 FROM app.done}), 'a relay worker works there');
-ok($node->poll_query_until('shadows', q{SELECT rows_reaped OPERATOR(pg_catalog.>) 0 FROM idempotency.reaper}), 'and the reaper');
-unlike(slurp_file($node->logfile), qr/LOG:  idempotency \w+ cannot/, 'without a complaint');
+workers_work('shadows');
 is($node->safe_psql('shadows', q{SELECT idempotency.unsubscribe('relay'); DROP FUNCTION app.handle; DROP TABLE app.guarded;
 	DROP EXTENSION idempotency}), 't', 'the extension is dropped among them');
+
+# ----------------------------------------------------------------
+# Casts
+# ----------------------------------------------------------------
+
+# Who owns a type may make casts to and from it.  Who has no right to a type of the
+# extension makes none to that, and nobody any between types of others.
+my @types = qw(idempotency.document idempotency.keytext text varchar json jsonb interval int4 int8 uuid bool timestamptz bytea text[]);
+my @as_caster = (dbname => 'casts', extra_params => [ '--username', 'caster' ]);
+$node->safe_psql('postgres', 'CREATE ROLE caster LOGIN; CREATE DATABASE casts');
+$node->safe_psql('casts', q{CREATE EXTENSION idempotency; GRANT CREATE ON SCHEMA public TO caster; GRANT USAGE ON SCHEMA idempotency TO caster});
+make_app('casts');
+
+# (No function can be made by whom a type is closed to, hence WITH INOUT.)
+$node->safe_psql('casts', q{CREATE TYPE mine AS ENUM ('1')}, @as_caster[2, 3]);
+foreach my $type ('document', 'keytext')
+{
+	fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "a plain role makes no cast ($_)", @as_caster)
+	  foreach "mine AS idempotency.$type", "idempotency.$type AS mine";
+}
+$node->safe_psql('casts', q{SELECT idempotency.grant_client('caster')});
+fails_with($node, 'CREATE CAST (mine AS idempotency.keytext) WITH INOUT AS IMPLICIT', '42501', 'nor a client one to the type of keys', @as_caster);
+$node->safe_psql('casts', q{GRANT USAGE ON TYPE idempotency.keytext TO caster});
+fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "with all rights he makes no cast ($_)", @as_caster)
+  foreach map { ("bytea AS idempotency.$_", "idempotency.$_ AS int4") } 'document', 'keytext';
+fails_with($node, 'CREATE CAST (mine AS idempotency.document) WITHOUT FUNCTION AS IMPLICIT', '42501', 'nor one without a function', @as_caster);
+fails_with($node, 'DROP CAST (json AS idempotency.document)', '42501', 'nor drops one', @as_caster);
+
+# Between his own type and each other he makes all, which say who has come by.
+my $number = 0;
+$node->safe_psql('casts', join('', map {
+		my ($from, $to) = @$_;
+		$number++;
+		"CREATE FUNCTION public.cast_$number($from) RETURNS $to LANGUAGE plpgsql AS \$\$ BEGIN RAISE 'captured %', current_user; END \$\$;
+			CREATE CAST ($from AS $to) WITH FUNCTION public.cast_$number($from) AS IMPLICIT;\n"
+	} map { ([ 'public.mine', $_ ], [ $_, 'public.mine' ]) } @types), @as_caster[2, 3]);
+is($node->safe_psql('casts', q{SELECT count(*) FROM pg_cast WHERE 'mine'::regtype IN (castsource, casttarget) AND castcontext = 'i'}), 2 * @types,
+	'with his own he makes all');
+fails_with($node, "SELECT idempotency.canonical('1'::public.mine)", 'P0001', 'they do capture who uses his type', dbname => 'casts',
+	like => qr/captured user/, extra_params => [ '--username', 'user' ]);
+fails_with($node, "SELECT 'k'::idempotency.keytext = '1'::public.mine", 'P0001', 'in comparisons, too', dbname => 'casts', like => qr/captured/,
+	extra_params => [ '--username', 'user' ]);
+all_works('casts', 'public, pg_catalog', 'pg_catalog', 'public, idempotency, pg_catalog');
+workers_work('casts');
 
 # ----------------------------------------------------------------
 # A schema that was there before

@@ -1,0 +1,109 @@
+# 033_synchronous_commit.pl
+#
+# Proves what an answer is worth under each value of synchronous_commit: which of them
+# wait for a synchronous standby, so that whatever was answered is there once it is
+# promoted, and nobody was answered what is not; which do not, and then lose key, effect
+# and event together, at a crash ("off") or a failover ("off", "local").  (The standby's
+# machine, whose end is what tells remote_write from on, no test takes away.)
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use OutboxTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my @modes = qw(off local remote_write on remote_apply);
+my @waiting = @modes[2 .. 4];
+
+my $node = new_node('primary', init => { allows_streaming => 1 }, conf => "wal_writer_delay = '10s'\nlog_statement = none\n");
+$node->safe_psql('postgres', 'CREATE TABLE charge (key text)');
+
+# operation is the SQL of one operation, up to its answer.
+sub operation
+{
+	my ($mode, $key) = @_;
+	return qq{SET synchronous_commit = $mode; BEGIN;
+		SELECT FROM idempotency.claim('charge', '$key'); INSERT INTO charge VALUES ('$key');
+		SELECT FROM idempotency.publish('charged', '"$key"'); SELECT FROM idempotency.complete('charge', '$key', '"$key"'); COMMIT;
+		\\echo answered\n};
+}
+
+# is_whole checks that an operation is there as a whole, or not at all if $there is
+# false, and that who tries again is told so.
+sub is_whole
+{
+	my ($server, $key, $there, $name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is( $server->safe_psql('postgres', qq{SELECT (SELECT count(*) FROM idempotency.key WHERE key::text = '$key'),
+			(SELECT count(*) FROM charge WHERE key = '$key'), (SELECT count(*) FROM idempotency.outbox WHERE payload #>> '{}' = '$key');
+			BEGIN; SELECT outcome, response FROM idempotency.claim('charge', '$key'); ROLLBACK}),
+		$there ? qq(1|1|1\nreplayed|"$key") : "0|0|0\nclaimed|", "$name: " . ($there ? 'key, effect and event are there' : 'key, effect and event are gone'));
+	return;
+}
+
+# ----------------------------------------------------------------
+# A crash of the server
+# ----------------------------------------------------------------
+
+foreach my $mode (@modes)
+{
+	like($node->safe_psql('postgres', operation($mode, "crash $mode")), qr/^answered$/m, "crash, $mode: answered");
+	$node->stop('immediate');
+	$node->start;
+
+	# whether "off" has lost it is up to the log's writer
+	my $there = $mode ne 'off' || $node->safe_psql('postgres', "SELECT count(*) FROM charge WHERE key = 'crash off'") > 0;
+	is_whole($node, "crash $mode", $there, "crash, $mode");
+}
+
+# ----------------------------------------------------------------
+# A failover
+# ----------------------------------------------------------------
+
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+$node->safe_psql('postgres', q{ALTER SYSTEM SET synchronous_standby_names = '*'});
+$node->reload;
+$node->poll_query_until('postgres', q{SELECT sync_state = 'sync' FROM pg_stat_replication}) or die 'the standby is not synchronous';
+
+foreach my $mode (@modes)
+{
+	like($node->safe_psql('postgres', operation($mode, "before $mode")), qr/^answered$/m, "the standby follows, $mode: answered");
+	$node->wait_for_catchup($standby) unless grep { $_ eq $mode } @waiting;
+}
+
+# From here on the standby gets nothing.
+my $sender = $node->safe_psql('postgres', 'SELECT pid FROM pg_stat_replication');
+kill 'STOP', $sender or die "the WAL sender does not stop: $!";
+foreach my $mode ('off', 'local')
+{
+	like($node->safe_psql('postgres', operation($mode, "behind $mode")), qr/^answered$/m, "the standby lags, $mode: answered all the same");
+}
+my %session;
+foreach my $mode (@waiting)
+{
+	$session{$mode} = open_session($node);
+	$session{$mode}->query_until(qr/begins/, "\\echo begins\n" . operation($mode, "behind $mode"));
+	$node->poll_query_until('postgres', qq{SELECT count(*) = @{[scalar keys %session]} FROM pg_stat_activity WHERE wait_event = 'SyncRep'})
+	  or die "$mode does not wait for the standby";
+	is( $node->safe_psql('postgres', qq{SELECT outcome FROM idempotency.try_claim('charge', 'behind $mode');
+			SELECT count(*) FROM charge WHERE key = 'behind $mode'}), "in_progress\n0", "the standby lags, $mode: waits, and nobody sees it");
+}
+
+# The primary is lost: it does not outlive the death of a process.
+kill 'KILL', $sender or die "the WAL sender does not die: $!";
+wait_for_end($session{$_}) foreach @waiting;
+unlike($session{$_}->{stdout}, qr/answered/, "the primary is lost, $_: no answer was given") foreach @waiting;
+$node->stop('immediate', fail_ok => 1);
+$standby->promote;
+
+is_whole($standby, "before $_", 1, "promoted, answered before under $_") foreach @modes;
+is_whole($standby, "behind $_", 0, "promoted, answered without the standby, under $_") foreach 'off', 'local';
+is_whole($standby, "behind $_", 0, "promoted, not answered, under $_") foreach @waiting;
+$standby->stop;
+done_testing();
