@@ -15,6 +15,7 @@ const orders = require("./orders");
 
 const { query, Unavailable } = database;
 const maxBody = 16 * 1024;
+const timeout = 30000; // ms, for a request to arrive
 const tokenForm = "[\\w.~+/-]+=*"; // RFC 6750: it needs no escape, wherever it stands
 
 // ---------------------------------------------------------------------------
@@ -212,7 +213,8 @@ function send(request, response, { status, headers, body, replayed }) {
 // ---------------------------------------------------------------------------
 
 const atWork = new WeakSet(); // connections
-const server = http.createServer(async (request, response) => {
+const patience = { headersTimeout: timeout, requestTimeout: timeout, connectionsCheckingInterval: 1000 };
+const server = http.createServer(patience, async (request, response) => {
 	atWork.add(request.socket);
 	response.once("close", () => atWork.delete(request.socket));
 	const given = await answer(request).catch(problemOf);
@@ -222,7 +224,6 @@ const server = http.createServer(async (request, response) => {
 		send(request, response, problemOf(error));
 	}
 });
-server.requestTimeout = 30000;
 
 // What is no HTTP at all gets a problem, too: unless it comes behind a request that is at work,
 // whose answer it would be taken for.

@@ -200,6 +200,19 @@ async function unavailable() {
 		assert.equal((await request("GET", "/charges")).status, 200);
 	});
 
+	await check("a fault of ours: 500, which says nothing of it, and is not stored", async () => {
+		const key = newKey();
+		for (const [name, method, where, body] of [["charge_create", "POST", "/charges", charge], ["order_begin", "POST", "/orders", order],
+			["charges", "GET", "/charges"], ["charge_show", "GET", "/charges/1"]]) {
+			sql(`ALTER FUNCTION payments.${name} RENAME TO ${name}_away`);
+			const answer = await ask(method, where, { key, body });
+			sql(`ALTER FUNCTION payments.${name}_away RENAME TO ${name}`);
+			assert.doesNotMatch(JSON.stringify(isProblem(answer, 500)), /payments|function/);
+			if (body)
+				assert.equal((await post(where, key, body)).headers["idempotent-replayed"], undefined);
+		}
+	});
+
 	await check("the service killed, the database crashed, both again: each key charges once", async () => {
 		const before = charges();
 		const keys = Array.from({ length: 60 }, newKey);
@@ -229,14 +242,24 @@ async function unavailable() {
 // What nobody should send
 // ---------------------------------------------------------------------------
 
-// raw sends bytes, and returns what comes back.
-const raw = (bytes) => new Promise((resolve, reject) => {
-	const socket = net.connect(Number(new URL(PAYMENTS_URL).port), "127.0.0.1", () => socket.end(bytes));
+// raw sends bytes, ends its side of the connection or not, and returns what comes back.
+const raw = (bytes, { url = PAYMENTS_URL, end = true } = {}) => new Promise((resolve, reject) => {
+	const socket = net.connect(Number(new URL(url).port), "127.0.0.1", () => (end ? socket.end(bytes) : socket.write(bytes)));
 	let text = "";
 	socket.on("data", (chunk) => { text += chunk; });
 	socket.on("end", () => resolve(text));
 	socket.on("error", reject);
 });
+
+// late sends requests that do not arrive, while others do, and returns how they end.
+async function late() {
+	const { url, process } = await service({});
+	const header = ["POST /charges HTTP/1.1", "Host: x", `Authorization: Bearer ${PAYMENTS_TOKEN}`, "Idempotency-Key: \"late\"",
+		"Content-Type: application/json", "Content-Length: 1000"].join("\r\n");
+	const ends = await Promise.all([header, `${header}\r\n\r\n{`].map((bytes) => raw(bytes, { url, end: false }).catch(() => "")));
+	process.kill();
+	return ends;
+}
 
 async function hostile() {
 	const before = charges();
@@ -359,6 +382,7 @@ async function files() {
 
 main("http", async () => {
 	description = new Description(JSON.parse((await request("GET", "/openapi.json", { token: null })).body));
+	const lateOnes = late();
 	await replays();
 	await tenants();
 	await header();
@@ -368,6 +392,12 @@ main("http", async () => {
 	await rights();
 	await retention(description.document["x-idempotency-retention"]);
 	await files();
+	await check("who does not send what he began to send is not waited for, and nothing is done", async () => {
+		const [header, body] = await lateOnes;
+		assert.match(header, /^HTTP\/1.1 408 [^]*application\/problem\+json[^]*"status":408/);
+		assert.equal(body, ""); // the connection is closed
+		assert.equal((await post("/charges", "\"late\"", charge)).headers["idempotent-replayed"], undefined);
+	});
 	await check("all that the description describes was seen", () => {
 		assert.deepEqual(description.statuses().filter((status) => !description.seen.has(status)), []);
 	});
