@@ -4,7 +4,7 @@
 -- tenant, claims the key that his client has sent, does the work, and stores the answer:
 -- status, headers and body.  The service passes that on as it is.
 --
--- Run it once, as a superuser: psql -f schema.sql
+-- Run it once, as a superuser, all of it or nothing: psql -1 -v ON_ERROR_STOP=1 -f schema.sql
 
 CREATE EXTENSION idempotency;
 

@@ -3,13 +3,15 @@
 
 "use strict";
 
+const { execFileSync, spawnSync } = require("child_process");
+const { readFileSync } = require("fs");
 const net = require("net");
 const {
 	assert, check, isProblem, killService, main, newKey, request, retry, script, service, session, sql, sqlstate, stored,
 } = require("./common");
 const { Description } = require("./openapi");
 
-const { PAYMENTS_URL, PAYMENTS_TOKEN, PAYMENTS_OTHER_TOKEN } = process.env;
+const { PAYMENTS_URL, PAYMENTS_TOKEN, PAYMENTS_OTHER_TOKEN, PAYMENTS_DIR } = process.env;
 const charge = { amount: 2500, currency: "EUR", description: "a book" };
 const order = { amount: 2500, currency: "EUR", item: "a book" };
 const charges = () => Number(sql("SELECT count(*) FROM payments.charge"));
@@ -372,6 +374,17 @@ async function files() {
 			assert.match(answer.headers["content-security-policy"], /default-src 'none'/);
 			assert.doesNotMatch(answer.body.toString(), /https?:\/\/|\/\/[a-z]+\./);
 		}
+	});
+	if (spawnSync("curl", ["--version"]).error)
+		console.log("     no curl here: what run prints for it is not tried");
+	else await check("the request for curl that run prints", () => {
+		const [, command] = /^a request +(curl [^]*?)\nthe log /m.exec(readFileSync(`${PAYMENTS_DIR}/welcome`, "utf8"));
+		const send = () => execFileSync("sh", ["-c", command],
+			{ encoding: "utf8", env: { ...process.env, no_proxy: "*" }, stdio: ["ignore", "pipe", "ignore"] });
+		const before = charges();
+		assert.match(send(), /^HTTP\/1.1 201 [^]*\{"id"/);
+		assert.match(send(), /^HTTP\/1.1 201 [^]*^Idempotent-Replayed: true[^]*\{"id"/m);
+		assert.equal(charges() - before, 1);
 	});
 	await check("without a token there is no page", async () => {
 		const { url, process } = await service({ PAYMENTS_TOKEN: "" });
