@@ -7,7 +7,7 @@ const { execFileSync, spawnSync } = require("child_process");
 const { readFileSync } = require("fs");
 const net = require("net");
 const {
-	assert, check, isProblem, killService, main, newKey, request, retry, script, service, session, sql, sqlstate, stored,
+	assert, check, isProblem, killService, main, newKey, request, retry, script, service, session, sql, sqlstate, stored, until,
 } = require("./common");
 const { Description } = require("./openapi");
 
@@ -183,6 +183,25 @@ async function inProgress() {
 	});
 }
 
+// charging tells whether a charge waits for a lock on its table.
+const charging = () => sql("SELECT count(*) FROM pg_locks WHERE relation = 'payments.charge'::regclass AND NOT granted") !== "0";
+
+// counted starts a service whose connections to the pooler are seen.
+async function counted() {
+	const connections = [];
+	const between = net.createServer((socket) => {
+		connections.push(socket);
+		const pooler = net.connect(`${PAYMENTS_DIR}/.s.PGSQL.6432`);
+		for (const [from, to] of [[socket, pooler], [pooler, socket]]) {
+			from.on("error", () => {});
+			from.on("close", () => to.destroy());
+			from.pipe(to);
+		}
+	});
+	await new Promise((resolve) => between.listen(0, "127.0.0.1", resolve));
+	return { connections, ...await service({ PGHOST: "127.0.0.1", PGPORT: String(between.address().port) }) };
+}
+
 async function unavailable() {
 	await check("no database: 503 for whatever needs it", async () => {
 		const { url, process } = await service({ PGHOST: "/nonexistent" });
@@ -213,6 +232,28 @@ async function unavailable() {
 			if (body)
 				assert.equal((await post(where, key, body)).headers["idempotent-replayed"], undefined);
 		}
+	});
+
+	await check("bad requests cost no connection to the pooler, and a lost one costs its query alone", async () => {
+		const { url, process, connections } = await counted();
+		assert.equal((await post("/charges", newKey(), charge, { url })).status, 201);
+		const before = connections.length;
+		for (let i = 0; i < 25; i++) {
+			isProblem(await post("/charges", "malformed", charge, { url }), 400);
+			isProblem(await post("/charges", newKey(), charge, { url, token: "wrong" }), 401);
+		}
+		assert.ok(connections.length - before < 5, `${connections.length - before} new ones`); // the completer may need one
+
+		const other = session();
+		await other.say("BEGIN");
+		await other.say("LOCK TABLE payments.charge IN SHARE MODE");
+		const lost = post("/charges", "\"lost\"", charge, { url });
+		await until("the charge waits", () => charging());
+		connections.forEach((socket) => socket.destroy());
+		isProblem(await lost, 503);
+		await other.say("ROLLBACK");
+		assert.equal((await retry("POST", "/charges", { url, key: "\"lost\"", body: charge })).status, 201);
+		process.kill();
 	});
 
 	await check("the service killed, the database crashed, both again: each key charges once", async () => {
