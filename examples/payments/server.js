@@ -212,11 +212,12 @@ function send(request, response, { status, headers, body, replayed }) {
 // The server
 // ---------------------------------------------------------------------------
 
-const atWork = new WeakSet(); // connections
+const atWork = new WeakMap(); // connection: how many of its requests, since they may come one behind the other
+const count = (socket, change) => atWork.set(socket, (atWork.get(socket) ?? 0) + change);
 const patience = { headersTimeout: timeout, requestTimeout: timeout, connectionsCheckingInterval: 1000 };
 const server = http.createServer(patience, async (request, response) => {
-	atWork.add(request.socket);
-	response.once("close", () => atWork.delete(request.socket));
+	count(request.socket, 1);
+	response.once("close", () => count(request.socket, -1));
 	const given = await answer(request).catch(problemOf);
 	try {
 		send(request, response, given);
@@ -230,7 +231,7 @@ const server = http.createServer(patience, async (request, response) => {
 server.on("clientError", (error, socket) => {
 	const { status, headers, body } = new Problem({ HPE_HEADER_OVERFLOW: 431, ERR_HTTP_REQUEST_TIMEOUT: 408 }[error.code] || 400,
 		"This is no request.");
-	if (atWork.has(socket) || !socket.writable)
+	if (atWork.get(socket) > 0 || !socket.writable)
 		socket.destroy();
 	else
 		socket.end(`HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\nContent-Type: ${headers["Content-Type"]}\r\n` +
