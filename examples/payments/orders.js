@@ -9,10 +9,11 @@ const { query, Unavailable } = require("./database");
 
 const heartbeat = 3000; // ms; a third of payments.lease()
 const completion = 2000;
-const final = [400, 402, 422]; // what the provider will say again
 
 // charge asks the provider to charge, under the key that is the same in every turn.
-// Returns the number of the charge, or why it is refused for ever.
+// Returns the number of the charge, or why it is refused for ever, which only 402 says.  400
+// and 422 (our key with another request) are faults of ours: to store them would refuse what
+// may be charged.  They are reported, and the order waits until they are mended.
 async function charge(turn) {
 	let response, body;
 	try {
@@ -28,9 +29,9 @@ async function charge(turn) {
 	}
 	if (response.status === 201)
 		return { id: body.id };
-	if (final.includes(response.status))
-		return { refused: body.detail || `The provider refuses the charge (${response.status}).` };
-	throw new Unavailable(`the provider: status ${response.status}`);
+	if (response.status === 402)
+		return { refused: body.detail || "The provider refuses the charge." };
+	throw new Unavailable(`the provider: status ${response.status}, ${JSON.stringify(body).slice(0, 200)}`);
 }
 
 // carryOut does what is left to do of an order, and returns the answer.  On an error the

@@ -233,7 +233,15 @@ DECLARE
 	request json := json_build_object('amount', p_amount, 'currency', p_currency, 'item', p_item);
 	op      idempotency.operation;
 BEGIN
-	op := idempotency.try_claim(scope, key, request, lease => payments.lease());
+	-- The provider remembers a key for longer than we do.  What was ordered with it long ago
+	-- is still what it stands for: another order needs another key.
+	IF EXISTS (SELECT FROM payments.orders AS o
+		WHERE o.provider_key = idempotency.derive_key(scope, key, 'charge')
+			AND (o.amount, o.currency, o.item) IS DISTINCT FROM (p_amount, p_currency, p_item)) THEN
+		op.outcome := 'mismatched';
+	ELSE
+		op := idempotency.try_claim(scope, key, request, lease => payments.lease());
+	END IF;
 	IF op.outcome NOT IN ('claimed', 'taken_over') THEN
 		answer := payments.answer_to(op);
 		RETURN;
@@ -269,8 +277,7 @@ DECLARE
 BEGIN
 	PERFORM idempotency.renew(turn.scope, turn.key, turn.token, payments.lease());
 
-	-- The provider remembers a key for longer than we do.  What it has charged is one order,
-	-- however late somebody asks again.
+	-- What the provider has charged is one order, however late somebody asks again.
 	INSERT INTO payments.orders (tenant, amount, currency, item, provider_key, provider_charge)
 	VALUES (turn.tenant, turn.amount, turn.currency, turn.item, turn.provider_key, p_provider_charge)
 	ON CONFLICT (provider_key) DO UPDATE SET provider_key = excluded.provider_key

@@ -175,20 +175,22 @@ const script = (name) => promisify(execFile)(path.join(PAYMENTS_DIR, name));
 const killService = () => process.kill(Number(readFileSync(path.join(PAYMENTS_DIR, "service.pid"), "utf8")), "SIGKILL");
 
 // service starts another service beside that one, with some of its environment changed.
-// Returns its URL and its process.
+// Returns its URL, its process, and errors(), what it has said on stderr.
 async function service(changed = {}) {
 	const settings = readFileSync(path.join(PAYMENTS_DIR, "service-environment"), "utf8").trim().split("\n")
 		.map((line) => [line.slice(0, line.indexOf("=")), line.slice(line.indexOf("=") + 1)]);
 	const started = spawn("node", [path.join(__dirname, "../../examples/payments/server.js")], {
 		env: { ...process.env, ...Object.fromEntries(settings), PORT: "0", ...changed },
-		stdio: ["ignore", "pipe", "ignore"],
+		stdio: ["ignore", "pipe", "pipe"],
 	});
 	atEnd(() => started.kill("SIGKILL"));
+	let said = "";
+	started.stderr.on("data", (text) => { said += text; });
 	const url = await new Promise((resolve, reject) => {
 		started.stdout.once("data", (line) => resolve(/http:\S+/.exec(line)[0]));
 		started.once("exit", () => reject(new Error("the service did not start")));
 	});
-	return { url, process: started };
+	return { url, process: started, errors: () => said };
 }
 
 // chargedAtProvider returns what the provider has charged under keys that fit.

@@ -419,6 +419,9 @@ async function retention(published) {
 			assert.equal(sql(`SELECT round(extract(epoch FROM expires_at - created_at) / 60) FROM idempotency.keys ${condition}`),
 				String(published / 60));
 			sql(`UPDATE idempotency.key SET expires_at = now() ${condition}`);
+			if (where === "/orders") // what has been ordered is not passed off as something else
+				for (const other of [{ ...body, item: "a lamp" }, { ...body, amount: 2501 }])
+					assert.match(isProblem(await post(where, key, other), 422).detail, /another request/);
 			const second = await post(where, key, body);
 			assert.equal(second.headers["idempotent-replayed"], undefined);
 			// the provider has not forgotten: what it has charged stays one order

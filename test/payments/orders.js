@@ -159,6 +159,16 @@ async function trouble(steady, theirs) {
 		assert.equal(new Set(keys).size, 1);
 		assert.equal(placed(order), 1);
 	});
+	await check("what the provider says of a fault of ours is reported, and is no refusal", async () => {
+		const order = newOrder();
+		const key = newKey();
+		const answers = [[400, { title: "Bad Request" }], [422, {}], [201, { id: "ch_mended" }]];
+		theirs.answers[order.amount] = (times) => answers[Math.min(times, 3) - 1];
+		isProblem(await request("POST", "/orders", { url: steady.url, key, body: order }), 503);
+		assert.match(steady.errors(), /the provider: status 400, \{"title":"Bad Request"\}/);
+		assert.equal((await retry("POST", "/orders", { url: steady.url, key, body: order })).status, 201);
+		assert.equal(placed(order), 1);
+	});
 	await check("an order is its tenant's, whatever he is called", async () => {
 		sql("INSERT INTO payments.tenant VALUES ('shop/eu', sha256('slash'))");
 		const order = newOrder();
