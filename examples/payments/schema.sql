@@ -26,9 +26,10 @@ ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 -- ---------------------------------------------------------------------------
 
 -- A tenant is an account of this service.  His name is part of every scope, so that his
--- keys are his own.  Of his bearer token only the hash is kept.
+-- keys are his own, and must leave room in the 255 characters of one.  Of his bearer token
+-- only the hash is kept.
 CREATE TABLE payments.tenant (
-	name       text PRIMARY KEY,
+	name       text PRIMARY KEY CHECK (name ~ '^[[:alnum:]./_-]{1,200}$'),
 	token_hash bytea NOT NULL UNIQUE CHECK (length(token_hash) = 32)
 );
 

@@ -32,16 +32,22 @@ class Problem extends Error {
 	}
 }
 
-const unauthorized = (detail) => new Problem(401, detail, { "WWW-Authenticate": "Bearer" });
+const unauthorized = (detail, challenge) => new Problem(401, detail, { "WWW-Authenticate": challenge });
+
+// badKey is the answer to a key that the database refuses.  The parser says where a header is
+// malformed; all else that it says is for those who call functions.
+const badKey = (detail = "") => new Problem(400, detail.startsWith("At character")
+	? `The header Idempotency-Key is malformed. ${detail}`
+	: "The header Idempotency-Key is needed: a string of 1 to 255 characters, in double quotes.");
 
 // problemOf turns whatever went wrong into an answer.
 function problemOf(error) {
 	if (error instanceof Problem)
 		return error;
 	if (error.code === "IK400")
-		return new Problem(400, `Header Idempotency-Key: ${error.message}. ${error.detail} ${error.hint}`);
+		return badKey(error.detail);
 	if (error.code === "PY401")
-		return unauthorized("The bearer token is unknown.");
+		return unauthorized("The bearer token is unknown.", "Bearer error=\"invalid_token\"");
 	console.error(error instanceof Unavailable ? error.message : error);
 	if (error instanceof Unavailable)
 		return new Problem(503, "Try again with the same key.", { "Retry-After": "1" });
@@ -59,7 +65,7 @@ const json = (body) => ({ status: 200, headers: { "Content-Type": "application/j
 function bearerOf(request) {
 	const match = new RegExp(`^Bearer +(${tokenForm})$`, "i").exec(request.headers.authorization || "");
 	if (!match)
-		throw unauthorized("A bearer token is needed.");
+		throw unauthorized("A bearer token is needed.", "Bearer");
 	return createHash("sha256").update(match[1]).digest();
 }
 

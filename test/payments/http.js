@@ -104,6 +104,15 @@ async function tenants() {
 			isProblem(await ask("GET", `/charges?limit=${limit}`), 400);
 	});
 
+	await check("no tenant has a name that leaves no room in a scope", async () => {
+		const insert = (name) => `INSERT INTO payments.tenant VALUES ('${name}', sha256('long'))`;
+		for (const name of ["", "a b", "a\n", "x".repeat(201)])
+			assert.equal(sqlstate(insert(name)), "23514", name);
+		sql(insert("x".repeat(200)));
+		for (const [where, body] of [["/charges", charge], ["/orders", order]])
+			assert.equal((await post(where, newKey(), body, { token: "long" })).status, 201);
+	});
+
 	await check("who is nobody gets 401", async () => {
 		for (const [method, where] of [["POST", "/charges"], ["POST", "/orders"], ["GET", "/charges"], ["GET", "/charges/1"]])
 			for (const headers of [{}, { Authorization: "Bearer" }, { Authorization: "Bearer wrong" },
@@ -111,7 +120,8 @@ async function tenants() {
 				const body = method === "POST" ? (where === "/orders" ? order : charge) : undefined;
 				const answer = await ask(method, where, { token: null, key: newKey(), body, headers });
 				isProblem(answer, 401);
-				assert.equal(answer.headers["www-authenticate"], "Bearer");
+				assert.equal(answer.headers["www-authenticate"],
+					headers.Authorization === "Bearer wrong" ? "Bearer error=\"invalid_token\"" : "Bearer");
 			}
 	});
 }
@@ -125,9 +135,12 @@ async function header() {
 	for (const where of ["/charges", "/orders"])
 		await check(`${where}: a key that is missing or malformed`, async () => {
 			const body = where === "/orders" ? order : charge;
-			for (const key of [undefined, "", "   ", "\"\"", "8e03978e-40d5", "'a'", "\"a", "a\"", "\"a\"b", "\"a\" \"b\"", "\"a\", \"b\"",
-				"\"\\x\"", "\"\u00e9\"", "?1", "42", ":YQ==:", "(\"a\")", "\"a\";X", "\"a\";x=", `"${"x".repeat(256)}"`, ["\"a\"", "\"b\""]])
-				isProblem(await post(where, key, body), 400);
+			for (const key of [undefined, "", "   ", "\"\"", `"${"x".repeat(256)}"`])
+				assert.match(isProblem(await post(where, key, body), 400).detail, /^The header [\w-]+ is needed: a string of 1 to 255 char/);
+			for (const key of ["8e03978e-40d5", "'a'", "\"a", "a\"", "\"a\"b", "\"a\" \"b\"", "\"a\", \"b\"",
+				"\"\\x\"", "\"\u00e9\"", "?1", "42", ":YQ==:", "(\"a\")", "\"a\";X", "\"a\";x=", ["\"a\"", "\"b\""]])
+				assert.match(isProblem(await post(where, key, body), 400).detail,
+					/^The header Idempotency-Key is malformed\. At character \d+: [^.]+\.$/);
 		});
 	assert.equal(charges(), before);
 
