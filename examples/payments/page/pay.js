@@ -1,6 +1,6 @@
 // The Pay button.
 //
-// One intent, one key: it is made when the button is pressed, and stored with the request
+// One intent, one key: the key is made when the user confirms, and stored with the request
 // before anything is sent.  Whatever happens from then on, a lost answer, a reload, a server
 // that is away, the same request goes out with the same key, until an answer is final.  Only
 // a new payment makes a new key.
@@ -39,6 +39,16 @@ function show(state, text, charge = "") {
 	element("pay").disabled = busy || over;
 	element("amount").disabled = element("card").disabled = busy || over;
 	element("again").hidden = !over;
+}
+
+// fill has the fields say what is being paid, which a reload makes them forget, or begin anew.
+function fill(value) {
+	element("form").reset();
+	if (value === null)
+		return;
+	const { amount, description } = JSON.parse(value.body);
+	element("amount").value = (amount / 100).toFixed(2);
+	element("card").value = description;
 }
 
 // showAnswer shows an answer that is final.
@@ -91,9 +101,22 @@ async function send(value) {
 	resume();
 }
 
+// newKey makes a UUID of version 7, which begins with the time: the server's index likes such
+// ones side by side.  crypto.randomUUID() makes version 4, and is not there on a page that came
+// by plain HTTP.
+function newKey() {
+	const bytes = crypto.getRandomValues(new Uint8Array(10));
+	bytes[0] = 0x70 | bytes[0] & 0x0f;
+	bytes[2] = 0x80 | bytes[2] & 0x3f;
+	const hex = (number, digits) => number.toString(16).padStart(digits, "0");
+	return (hex(Date.now(), 12) + Array.from(bytes, (byte) => hex(byte, 2)).join(""))
+		.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
+}
+
 // resume goes on with what is stored: after a reload, an answer, or what another tab has done.
 function resume() {
 	const value = intent.load();
+	fill(value);
 	if (value === null)
 		show("ready", "");
 	else if (value.answer)
@@ -117,7 +140,7 @@ element("form").addEventListener("submit", (event) => {
 		return;
 	}
 	const value = {
-		key: crypto.randomUUID(),
+		key: newKey(),
 		body: JSON.stringify({
 			amount: Math.round(100 * Number(amount.replace(",", "."))),
 			currency: "EUR",
@@ -131,7 +154,7 @@ element("form").addEventListener("submit", (event) => {
 
 element("again").addEventListener("click", () => {
 	intent.clear();
-	show("ready", "");
+	resume();
 	element("amount").focus();
 });
 
