@@ -309,6 +309,10 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'ALTER SEQUENCE idempotency.token RENAME TO renamed',
 	'ALTER SEQUENCE idempotency.token SET SCHEMA public',
 	'ALTER SEQUENCE idempotency.token SET UNLOGGED',
+	'ALTER SEQUENCE idempotency.token CACHE 20',
+	'ALTER SEQUENCE idempotency.token INCREMENT 2',
+	'ALTER SEQUENCE idempotency.token INCREMENT -1',
+	'ALTER SEQUENCE idempotency.token CYCLE',
 	'ALTER EXTENSION idempotency DROP SEQUENCE idempotency.token; DROP SEQUENCE idempotency.token',
 	'ALTER SEQUENCE idempotency.token RENAME TO renamed; CREATE VIEW idempotency.token AS SELECT 1'
 	]) AS statement;
@@ -326,8 +330,16 @@ SELECT idempotency.claim('store', 'leased', lease => '1 min');
 \echo :SQLSTATE
 ROLLBACK;
 BEGIN;
-ALTER SEQUENCE idempotency.token SET UNLOGGED;
+ALTER SEQUENCE idempotency.token CACHE 20;
 SELECT idempotency.claim('store', 'leased', lease => '1 min');
+\echo :SQLSTATE
+ROLLBACK;
+-- Nor is a token drawn by who gives up a lease with a checkpoint.
+BEGIN;
+SELECT token FROM idempotency.claim('store', 'leased', lease => '1 min') \gset
+SELECT idempotency.checkpoint('store', 'leased', :token, 'here');
+ALTER SEQUENCE idempotency.token CYCLE;
+SELECT idempotency.release('store', 'leased', :token);
 ROLLBACK;
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
 

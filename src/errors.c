@@ -364,6 +364,35 @@ ErrorStoreAltered(const char *table, const char *why, const char *hint)
 }
 
 /*
+ * ErrorSequenceMissing reports that nothing of that name gives out numbers.
+ */
+void
+ErrorSequenceMissing(const char *sequence)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.%s is missing", sequence),
+			 errdetail("It was dropped, renamed or moved."),
+			 errhint("Take that back, or create one that begins above every number that was given "
+					 "out.")));
+}
+
+/*
+ * ErrorSequenceAltered reports that numbers could lie in wait unseen, or come twice.
+ */
+void
+ErrorSequenceAltered(const char *sequence, const char *purpose)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.%s was altered", sequence),
+			 errdetail("%s relies on numbers that are drawn one by one, and never again.", purpose),
+			 errhint("Use ALTER SEQUENCE idempotency.%s INCREMENT 1 CACHE 1 NO CYCLE, and SET "
+					 "LOGGED.",
+					 sequence)));
+}
+
+/*
  * ErrorBadArgument reports an argument out of its range.
  */
 void

@@ -68,6 +68,8 @@ pg_noreturn extern void ErrorTooLarge(const KeyName *name, const char *what, Siz
 pg_noreturn extern void ErrorNotInstalled(void);
 pg_noreturn extern void ErrorNotPreloaded(void);
 pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, const char *hint);
+pg_noreturn extern void ErrorSequenceMissing(const char *sequence);
+pg_noreturn extern void ErrorSequenceAltered(const char *sequence, const char *purpose);
 
 /* 22023 */
 pg_noreturn extern void ErrorBadArgument(const char *message, const char *hint);

@@ -18,12 +18,10 @@
 
 #include "access/relation.h"
 #include "access/xlog.h"
-#include "catalog/namespace.h"
 #include "commands/sequence.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
-#include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
@@ -31,6 +29,7 @@
 #include "guc.h"
 #include "keylock.h"
 #include "lease.h"
+#include "owntable.h"
 #include "stats.h"
 #include "wakeup.h"
 
@@ -44,28 +43,6 @@ PG_FUNCTION_INFO_V1(idempotency_checkpoint);
  * Who owns an operation
  * ----------------------------------------------------------------
  */
-
-/*
- * OpenTokens opens the sequence of the tokens, and locks it as readers do.  The
- * caller has opened the key table, so that the extension is there.  Throws
- * 55000 if the sequence is not as the extension made it.
- */
-static Relation
-OpenTokens(void)
-{
-	Oid schema = get_namespace_oid("idempotency", true);
-	Oid relid = OidIsValid(schema) ? get_relname_relid("token", schema) : InvalidOid;
-	Relation tokens = OidIsValid(relid) ? try_relation_open(relid, AccessShareLock) : NULL;
-
-	if (tokens == NULL || tokens->rd_rel->relkind != RELKIND_SEQUENCE)
-		ErrorStoreAltered("key", "Its sequence token is missing.",
-						  "Rename it back to idempotency.token, or create one that begins above "
-						  "every token that was given out.");
-	if (tokens->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
-		ErrorStoreAltered("key", "Its sequence token is unlogged: a crash would repeat tokens.",
-						  "Use ALTER SEQUENCE idempotency.token SET LOGGED.");
-	return tokens;
-}
 
 /*
  * MakeDurable makes sure that a crash does not set the sequence back behind what
@@ -92,7 +69,7 @@ MakeDurable(Relation tokens)
 static int64
 NewToken(void)
 {
-	Relation tokens = OpenTokens();
+	Relation tokens = OwnSequenceOpen("token", "The fencing of owners");
 	int64 token = nextval_internal(RelationGetRelid(tokens), false);
 
 	MakeDurable(tokens);

@@ -14,20 +14,16 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/pg_class.h"
-#include "catalog/pg_sequence.h"
 #include "commands/sequence.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/json.h"
-#include "utils/lsyscache.h"
 #include "utils/rel.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 #include "utils/xid8.h"
@@ -61,39 +57,14 @@ enum
  */
 
 /*
- * Numbers returns the sequence.  Throws 55000 unless it gives out one number
- * after the other to whoever asks, whatever crashes: one that lies in a session's
- * cache, or comes once more, would be passed by, and its event lost.
- */
-static Oid
-Numbers(void)
-{
-	Oid sequence = OwnRelationByName("outbox_seq");
-	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(sequence));
-	Form_pg_sequence form;
-	bool fits;
-
-	if (!HeapTupleIsValid(tuple))
-		ErrorStoreAltered("outbox_seq", "It is missing.",
-						  "Use ALTER EXTENSION idempotency UPDATE.");
-	form = (Form_pg_sequence) GETSTRUCT(tuple);
-	fits = form->seqcache == 1 && form->seqincrement == 1 && !form->seqcycle &&
-		   get_rel_persistence(sequence) == RELPERSISTENCE_PERMANENT;
-	ReleaseSysCache(tuple);
-	if (!fits)
-		ErrorSequenceAltered();
-	return sequence;
-}
-
-/*
  * Insert inserts the row whose columns are given, all but its number and its
  * transaction.
  */
 static void
 Insert(const Datum *values, const bool *isnull)
 {
-	Oid sequence = Numbers();
 	Relation table = OutboxTableOpen(RowExclusiveLock);
+	Relation numbers = OwnSequenceOpen("outbox_seq", "Delivery");
 	FullTransactionId txid = GetTopFullTransactionId();
 	EState *estate = CreateExecutorState();
 	ResultRelInfo *relinfo = makeNode(ResultRelInfo);
@@ -108,7 +79,8 @@ Insert(const Datum *values, const bool *isnull)
 	memcpy(slot->tts_isnull, isnull, OUTBOX_COLUMNS * sizeof(bool));
 	slot->tts_values[OUT_TXID - 1] = FullTransactionIdGetDatum(txid);
 	InjectionPoint("publish-number");
-	slot->tts_values[OUT_SEQ - 1] = Int64GetDatum(nextval_internal(sequence, false));
+	slot->tts_values[OUT_SEQ - 1] =
+		Int64GetDatum(nextval_internal(RelationGetRelid(numbers), false));
 	InjectionPoint("publish-insert");
 	ExecStoreVirtualTuple(slot);
 	table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, NULL);
@@ -120,6 +92,7 @@ Insert(const Datum *values, const bool *isnull)
 	ExecCloseIndices(relinfo);
 	FreeExecutorState(estate);
 	pfree(relinfo);
+	relation_close(numbers, NoLock);
 	table_close(table, NoLock);
 }
 

@@ -157,20 +157,6 @@ ErrorHasHandler(const text *subscription, const char *handler)
 }
 
 /*
- * ErrorSequenceAltered reports that numbers could lie in wait unseen.
- */
-void
-ErrorSequenceAltered(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("sequence idempotency.outbox_seq was altered"),
-			 errdetail("Delivery relies on numbers that are drawn one by one, and never again."),
-			 errhint("Use ALTER SEQUENCE idempotency.outbox_seq INCREMENT 1 CACHE 1 NO CYCLE, and "
-					 "SET LOGGED.")));
-}
-
-/*
  * ErrorNumbersBehind reports a sequence that did not come along with the positions:
  * events that are published now would count as delivered.
  */

@@ -45,7 +45,6 @@ pg_noreturn extern void ErrorEventHandlerSignature(Oid handler);
 
 /* 55000 */
 pg_noreturn extern void ErrorHasHandler(const text *subscription, const char *handler);
-pg_noreturn extern void ErrorSequenceAltered(void);
 pg_noreturn extern void ErrorNumbersBehind(const text *subscription, int64 passed, int64 last);
 
 /* 55P03 */

@@ -8,27 +8,33 @@
  * partition routing, hence a table that has any of them is refused.  The check
  * is made once, and again after each change of the table's definition.
  *
- * Also, whether logical replication fills them.
+ * Also, whether logical replication fills them; and the sequences whose numbers
+ * stand for an order.
  *
- * Locks: only the table's, which OwnTableOpen() takes for its caller.
+ * Locks: only the table's or the sequence's, which OwnTableOpen() and
+ * OwnSequenceOpen() take for their caller.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_namespace.h"
+#include "catalog/pg_sequence.h"
 #include "catalog/pg_subscription_rel.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 
 #include "errors.h"
 #include "keytable.h"
@@ -231,6 +237,46 @@ OwnTableOpen(OwnTable *own, LOCKMODE lockmode)
 	own->checked = (own->relid == RelationGetRelid(table));
 	LauncherCall();
 	return table;
+}
+
+/*
+ * CountsOneByOne tells whether a sequence gives out one number after the other to
+ * whoever asks, whatever crashes: none lies in a session's cache to come after those
+ * of others, and none comes twice.
+ */
+static bool
+CountsOneByOne(Relation sequence)
+{
+	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(RelationGetRelid(sequence)));
+	Form_pg_sequence form;
+	bool oneByOne;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	form = (Form_pg_sequence) GETSTRUCT(tuple);
+	oneByOne = form->seqcache == 1 && form->seqincrement == 1 && !form->seqcycle &&
+			   sequence->rd_rel->relpersistence == RELPERSISTENCE_PERMANENT;
+	ReleaseSysCache(tuple);
+	return oneByOne;
+}
+
+/*
+ * OwnSequenceOpen opens a sequence of the extension for who is to draw a number, under
+ * the lock of a draw, which he keeps to the end of the transaction: so it stays
+ * as it was looked at.  Throws 55000, and says for what "purpose" the numbers are,
+ * unless they come one by one.
+ */
+Relation
+OwnSequenceOpen(const char *name, const char *purpose)
+{
+	Oid relid = OwnRelationByName(name);
+	Relation sequence = OidIsValid(relid) ? try_relation_open(relid, RowExclusiveLock) : NULL;
+
+	if (sequence == NULL || sequence->rd_rel->relkind != RELKIND_SEQUENCE)
+		ErrorSequenceMissing(name);
+	if (!CountsOneByOne(sequence))
+		ErrorSequenceAltered(name, purpose);
+	return sequence;
 }
 
 /*

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * owntable.h
- *	  Finding a table of the extension that is written past the executor.
+ *	  Finding a table of the extension that is written past the executor, and a
+ *	  sequence whose order matters.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,6 +32,7 @@ extern bool OwnRelationTake(const char *name, LOCKMODE lockmode, bool dontWait);
 extern void OwnTableInit(void);
 extern bool OwnTablesFollow(void);
 extern Relation OwnTableOpen(OwnTable *table, LOCKMODE lockmode);
+extern Relation OwnSequenceOpen(const char *name, const char *purpose);
 extern Oid OwnRelationByName(const char *name);
 
 #endif /* IDEMPOTENCY_OWNTABLE_H */
