@@ -98,9 +98,20 @@ static bool slotMissed = false;
  */
 
 /*
+ * IsReaper tells whether this process is a worker that the launcher has sent.
+ */
+static bool
+IsReaper(void)
+{
+	return MyBgworkerEntry != NULL && strcmp(MyBgworkerEntry->bgw_type, REAPER_TYPE) == 0;
+}
+
+/*
  * LauncherCall says that this session has found the extension in its database,
  * so that the launcher visits it in the next tour.  Does nothing where the
- * library is not preloaded, or too many call at once: then the visit is later.
+ * library is not preloaded, or too many call at once: then the visit is later.  A
+ * worker that the launcher has sent does not call: it would have itself sent again,
+ * in every tour, where it dies.
  */
 void
 LauncherCall(void)
@@ -108,7 +119,7 @@ LauncherCall(void)
 	LauncherState *launcher;
 	int place = 0;
 
-	if (Shared == NULL)
+	if (Shared == NULL || IsReaper())
 		return;
 
 	launcher = &Shared->launcher;

@@ -4,7 +4,8 @@
 # every database with the extension, also one that gets it later; not to
 # templates, closed databases, or those that the settings leave out; and that it
 # keeps nobody waiting: databases are dropped and copied, the extension is dropped,
-# and the server is stopped, in the middle of its work; nor does a worker that hangs.
+# and the server is stopped, in the middle of its work; nor does a worker that hangs,
+# or one that dies.
 # On a standby it sleeps until the promotion.  And that all of it says nothing that
 # would alarm anybody.
 
@@ -393,6 +394,51 @@ is($node->safe_psql('hung', 'SELECT rows_reaped FROM idempotency.reaper'), '20',
 is($node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'}), $launcher,
 	'by the same launcher');
 is_quiet('a worker that hangs');
+
+# ----------------------------------------------------------------
+# A worker that dies of an error
+# ----------------------------------------------------------------
+
+# visits counts how often workers were sent to a database since a point in the log.
+sub visits
+{
+	my ($oid, $from) = @_;
+	return scalar(() = slurp_file($node->logfile, $from) =~ /starting background worker process "idempotency reaper for database $oid"/g);
+}
+
+$node->safe_psql('postgres', 'CREATE DATABASE failing');
+$node->safe_psql('failing', q{
+	CREATE EXTENSION idempotency;
+	CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no books today'; END $$;
+	CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON idempotency.reaper FOR EACH ROW EXECUTE FUNCTION fail()});
+my $failing = $node->safe_psql('postgres', q{SELECT oid FROM pg_database WHERE datname = 'failing'});
+my $first = -s $node->logfile;
+expire('failing', 10);
+$node->wait_for_log(qr/ERROR:  no books today/, $first);
+expire('one', 10);
+gone('one', 'a worker dies: another database is reaped');
+
+# Nobody calls from there any more, so that it is due in every tenth tour.
+tours(2);
+$from = tours(31);
+my $visits = visits($failing, $from);
+cmp_ok($visits, '>=', 2, 'its database is visited again');
+cmp_ok($visits, '<=', 4, 'but seldom');
+reload('idempotency.reaper_naptime' => '0');
+$node->poll_query_until('postgres', q{SELECT setting = '0' FROM pg_settings WHERE name = 'idempotency.reaper_naptime'}) or die;
+$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) or die;
+my @died = slurp_file($node->logfile, $first) =~ /\[(\d+)\] .*ERROR:  no books today/g;
+cmp_ok(scalar(@died), '>', $visits, 'each visit says so');
+is(scalar(keys %{ { map { $_ => 1 } @died } }), scalar(@died), 'once');
+is(left('failing'), '10', 'and leaves all as it was');
+is($node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'}), $launcher,
+	'the launcher is the same');
+$node->safe_psql('failing', 'DROP TRIGGER fail ON idempotency.reaper');
+reload('idempotency.reaper_naptime' => '100ms');
+gone('failing', 'mended, its database is reaped');
+is($node->safe_psql('failing', 'SELECT rows_reaped FROM idempotency.reaper'), '10', 'and the books are right');
+is_quiet('a worker that dies', qr/ERROR:  no books today|LOG:  background worker "idempotency reaper" \(PID \d+\) exited with exit code 1/);
+$node->safe_psql('postgres', 'DROP DATABASE failing');
 
 # ----------------------------------------------------------------
 # Its books, elsewhere
