@@ -63,7 +63,8 @@ sub second_step
 
 # The phases in which the owner is hit: what he has done by then, in his own
 # session, after the claim, and what is left of it.  "left" is the state of the
-# key; "done" are the steps that have committed.
+# key: nothing, a lease that is "leased" or "over", or an outcome that is "stored";
+# "attempt" is that of the lease, and "done" are the steps that have committed.
 my %phases = (
 	'before the claim is committed' => { left => 'nothing', done => 0,
 		reach => sub { my ($s, $key) = @_; token($s->query_safe('BEGIN; ' . sprintf $claim, $key)) } },
@@ -97,6 +98,44 @@ my %phases = (
 			$s->query_safe(first_step($key, $token, 'owner') . '; COMMIT; ' . second_step($key, $token, 'owner'));
 			return $token;
 		} },
+	'after a takeover' => { left => 'leased', attempt => 2, done => 1,
+		reach => sub {
+			my ($s, $key) = @_;
+			my $token = token($s->query_safe(sprintf $claim, $key));
+			$s->query_safe(first_step($key, $token, 'owner') . '; COMMIT; ' . lease_over($key));
+			return token($s->query_safe(sprintf $claim, $key));
+		} },
+	'in a takeover' => { left => 'over', attempt => 2, done => 1,
+		reach => sub {
+			my ($s, $key) = @_;
+			my $token = token($s->query_safe(sprintf $claim, $key));
+			$s->query_safe(first_step($key, $token, 'owner') . '; COMMIT; ' . lease_over($key));
+			token($s->query_safe(sprintf $claim, $key));
+			$s->query_safe(lease_over($key));
+			return token($s->query_safe('BEGIN; ' . sprintf $claim, $key));
+		} },
+	'in release' => { left => 'leased', done => 0,
+		reach => sub {
+			my ($s, $key) = @_;
+			my $token = token($s->query_safe(sprintf $claim, $key));
+			$s->query_safe("BEGIN; INSERT INTO step VALUES ('$key', 1, 'owner'); SELECT idempotency.release('s', '$key', $token)");
+			return $token;
+		} },
+	'in release with a checkpoint' => { left => 'leased', done => 1,
+		reach => sub {
+			my ($s, $key) = @_;
+			my $token = token($s->query_safe(sprintf $claim, $key));
+			$s->query_safe(first_step($key, $token, 'owner') . "; COMMIT; BEGIN; SELECT idempotency.release('s', '$key', $token)");
+			return $token;
+		} },
+	'in fail' => { left => 'leased', done => 1,
+		reach => sub {
+			my ($s, $key) = @_;
+			my $token = token($s->query_safe(sprintf $claim, $key));
+			$s->query_safe(first_step($key, $token, 'owner')
+				. qq{; COMMIT; BEGIN; SELECT idempotency.fail('s', '$key', '{"by": "owner"}', 422, token => $token)});
+			return $token;
+		} },
 	'after complete' => { left => 'stored', done => 2,
 		reach => sub {
 			my ($s, $key) = @_;
@@ -112,12 +151,18 @@ sub steps
 	return $server->safe_psql('postgres', "SELECT string_agg(number || ' ' || by, ', ' ORDER BY number, by) FROM step WHERE key = '$key'");
 }
 
-# lease_ends lets the lease of a key be over.
+# lease_over is the SQL that lets the lease of a key be over; lease_ends does so.
+sub lease_over
+{
+	my ($key) = @_;
+	return qq{UPDATE idempotency.key SET leased_at = now() - interval '2 min',
+		leased_until = now() - interval '1 min' WHERE key::text = '$key'};
+}
+
 sub lease_ends
 {
 	my ($server, $key) = @_;
-	$server->safe_psql('postgres', qq{UPDATE idempotency.key SET leased_at = now() - interval '2 min',
-		leased_until = now() - interval '1 min' WHERE key::text = '$key'});
+	$server->safe_psql('postgres', lease_over($key));
 	return;
 }
 
@@ -143,6 +188,7 @@ sub goes_on
 {
 	my ($server, $phase, $key, $token, $name) = @_;
 	my ($left, $done) = @{ $phases{$phase} }{qw(left done)};
+	my $kept = $left eq 'leased' || $left eq 'over' ? $phases{$phase}->{attempt} // 1 : 0;
 	my $owner = join ', ', map { "$_ owner" } 1 .. $done;
 	my $answer = '201|{"by": "owner"}';
 
@@ -150,7 +196,7 @@ sub goes_on
 	if ($left ne 'stored')
 	{
 		my ($outcome, $attempt) = split /\|/, $server->safe_psql('postgres', "SELECT outcome, attempt FROM idempotency.peek('s', '$key')");
-		is(($outcome // '') . ($attempt // ''), $left eq 'leased' ? 'in_progress1' : '', "$name: what is left of the lease");
+		is(($outcome // '') . ($attempt // ''), $kept ? "in_progress$kept" : '', "$name: what is left of the lease");
 		if ($left eq 'leased')
 		{
 			fails_with($server, sprintf("$claim", $key) =~ s/'1 hour'/'1 hour', wait => '10 ms'/r, 'IK409', "$name: the lease goes on");
@@ -159,7 +205,7 @@ sub goes_on
 		my ($got, $new, $at, $point, $state) = split /\|/, $server->safe_psql('postgres',
 			sprintf $claim =~ s/SELECT token/SELECT outcome, token, attempt, recovery_point, state/r, $key);
 		is(join(' ', $got, $at, grep { length } $point, $state),
-			$left eq 'nothing' ? 'claimed 1' : 'taken_over 2' . ($done ? ' charged {"by" :  "owner"}' : ''),
+			($kept ? 'taken_over ' : 'claimed ') . ($kept + 1) . ($done ? ' charged {"by" :  "owner"}' : ''),
 			"$name: the next owner, and where he begins");
 		token($new, $name);
 		refused($server, $key, $token, $name);
@@ -385,7 +431,7 @@ lease_ends($node, 'kept');
 $node->wait_for_catchup($standby);
 is($standby->safe_psql('postgres', q{SELECT outcome, attempt, retry_after FROM idempotency.peek('s', 'kept')}), 'in_progress|1|00:00:00',
 	'standby: and so is one that is over');
-is($standby->safe_psql('postgres', q{SELECT key, attempt, recovery_point FROM idempotency.zombies}), 'kept|1|here', 'standby: which is a zombie');
+is($standby->safe_psql('postgres', q{SELECT key, attempt, recovery_point FROM idempotency.zombies WHERE key = 'kept'}), 'kept|1|here', 'standby: which is a zombie');
 my %refused = (
 	q{claim('s', 'kept', lease => '1 hour')} => 'claim',
 	q{claim('s', 'new', lease => '1 hour')} => 'claim',
