@@ -149,6 +149,8 @@ CREATE VIEW bench.result AS
 		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value) AS value,
 		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value / nullif(reference.value, 0))
 			FILTER (WHERE n.contestant <> 'floor' OR NOT f.above_floor) AS ratio,
+		min(n.value) AS lowest,
+		max(n.value) AS highest,
 		min(n.value / nullif(reference.value, 0)) AS least,
 		max(n.value / nullif(reference.value, 0)) AS most
 	FROM bench.net AS n
@@ -165,8 +167,9 @@ CREATE VIEW bench.csv AS
 	JOIN bench.result AS m ON m.figure = f.figure AND m.contestant = c.contestant
 	ORDER BY f.position, c.position;
 
--- One line a figure: what the contestants took, the extension's ratio to the reference
--- with its spread over the rounds, and whether that is what it should be.
+-- One line a figure: what the contestants took, the extension's ratio to the reference,
+-- the spread over the rounds of that or, where the figure is absolute, of its value, and
+-- whether it is what it should be.
 CREATE VIEW bench.report AS
 	SELECT f.title AS "median", f.unit,
 		max(v.shown) FILTER (WHERE v.contestant = 'floor') AS floor,
@@ -190,7 +193,10 @@ CREATE VIEW bench.report AS
 		SELECT m.contestant, CASE WHEN f.absolute THEN m.value ELSE m.ratio END AS judged,
 			round(m.value::numeric, CASE WHEN m.value < 100 THEN 2 ELSE 0 END)::text AS shown,
 			round(m.ratio::numeric, p.digits)::text AS ratio,
-			round(m.least::numeric, p.digits) || ' to ' || round(m.most::numeric, p.digits) AS spread
+			CASE
+				WHEN f.absolute THEN round(m.lowest::numeric, 2) || ' to ' || round(m.highest::numeric, 2)
+				ELSE round(m.least::numeric, p.digits) || ' to ' || round(m.most::numeric, p.digits)
+			END AS spread
 		FROM bench.result AS m
 		CROSS JOIN LATERAL (SELECT CASE WHEN m.ratio > 0 AND m.ratio < 0.1 THEN 4 ELSE 2 END) AS p(digits)
 		WHERE m.figure = f.figure AND m.contestant = ANY (f.contestants)
