@@ -5,7 +5,8 @@
  *
  * They live in shared memory, and only there: nothing is counted unless the
  * library is preloaded, and a restart or a crash of the server begins anew.
- * An event counts when it is answered, whatever becomes of the transaction.
+ * An event counts when it is answered, and a row when it is reaped, whatever becomes
+ * of the transaction; what the reaper has committed is in its table (hand.c).
  *
  * Each database that counts has one of STATS_DATABASES places, which a backend
  * looks up at its first event and remembers.  Counting is one atomic addition,
