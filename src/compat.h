@@ -80,7 +80,8 @@ typedef bool TU_UpdateIndexes;
 /*
  * 17: a server that is built for it can be stopped between two steps of ours, at a
  * point that is named after the one that comes (test/tap/t/030_injection_keys.pl,
- * 031_injection_outbox.pl).  Any other server has nothing there.
+ * 031_injection_outbox.pl, 034_injection_subscriptions.pl).  Any other server has
+ * nothing there.
  */
 #ifndef USE_INJECTION_POINTS
 #define InjectionPoint(name) ((void) 0)

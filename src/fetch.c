@@ -20,6 +20,7 @@
 #include "utils/tuplestore.h"
 #include "utils/uuid.h"
 
+#include "compat.h"
 #include "delivery.h"
 #include "errors.h"
 #include "guc.h"
@@ -264,9 +265,12 @@ idempotency_redrive(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.redrive()");
 	subscription = SubscriptionForCaller(name);
+	InjectionPoint("redrive-lock");
 	if (!SubscriptionLock(subscription->name, DefaultWait))
 		ErrorSubscriptionBusy(subscription->name);
+	InjectionPoint("redrive-takeout");
 	count = ParkedRedrive(subscription->name, PG_ARGISNULL(1) ? NULL : PG_GETARG_UUID_P(1));
+	InjectionPoint("redrive-tell");
 	if (count > 0)
 	{
 		WakeupAfterCommit(OutboxChannel());

@@ -218,6 +218,7 @@ GiveUpBatch(const Subscription *subscription, TimestampTz cutoff, Position *posi
 	ParkedHeadsOnly(subscription->name, now);
 	position->start = position->end;
 	position->batch = 0;
+	InjectionPoint("lag-giveup");
 	PositionWrite(subscription->name, position);
 }
 
@@ -258,7 +259,9 @@ PassOver(const Subscription *subscription, TimestampTz cutoff, Position *positio
 	OutboxScanEnd(scan, &position->start);
 	if (young.from != 0)
 		CursorAdd(&position->start, &young);
+	InjectionPoint("lag-pass");
 	PositionWrite(subscription->name, position);
+	InjectionPoint("lag-count");
 	return loss->passed >= BATCH_EVENTS;
 }
 
@@ -273,8 +276,12 @@ MoveOn(const Subscription *subscription, TimestampTz cutoff, bool *more)
 	Position position;
 
 	/* A fetch() that does not wait must not find the lock taken in vain. */
-	if (!ReadIfBehind(subscription, cutoff, &position) || !SubscriptionLock(subscription->name, 0))
+	if (!ReadIfBehind(subscription, cutoff, &position))
 		return false;
+	InjectionPoint("lag-lock");
+	if (!SubscriptionLock(subscription->name, 0))
+		return false;
+	InjectionPoint("lag-look");
 	if (!ReadIfBehind(subscription, cutoff, &position))
 	{
 		SubscriptionUnlock(subscription->name);

@@ -237,6 +237,7 @@ Remove(Reaping *reaping, TupleTableSlot *slot)
 		return true;
 	if (state == ROW_PENDING || IsYoung(reaping, slot))
 		return false;
+	InjectionPoint("events-remove");
 	if (table_tuple_delete(reaping->table, &slot->tts_tid, GetCurrentCommandId(true),
 						   reaping->snapshot, InvalidSnapshot, false, &failure, false) != TM_Ok)
 		return false;
@@ -348,7 +349,9 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 	{
 		row[2] = Int64GetDatum(reaping.reaped);
 		row[3] = Int64GetDatum(reaping.gone);
+		InjectionPoint("events-save");
 		(void) OwnerQueryDo(&saveQuery, row, NULL);
+		InjectionPoint("events-count");
 	}
 	CountEvents(COUNT_EVENTS_REAPED, reaping.reaped);
 	*reaped += reaping.reaped;
@@ -371,8 +374,10 @@ OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped)
 
 	if (OutboxRetention < 0 || maxRows <= 0 || IsolationUsesXactSnapshot())
 		return RUN_ENDED;
+	InjectionPoint("events-lock");
 	if (!OutboxReaperLock(dontWait) || !KeepSubscribersOut())
 		return RUN_BUSY;
+	InjectionPoint("events-look");
 
 	each = AllocSetContextCreate(CurrentMemoryContext, "idempotency events", ALLOCSET_SMALL_SIZES);
 	caller = MemoryContextSwitchTo(each);

@@ -146,9 +146,12 @@ OutboxNow(OutboxCursor *cursor)
 	Snapshot snapshot;
 
 	CursorInit(cursor, LastNumber(table));
+	InjectionPoint("start-await");
 	AwaitPublishers(table);
+	InjectionPoint("start-snapshot");
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	OutboxHorizonInit(&horizon, snapshot);
+	InjectionPoint("start-scan");
 	blocks = RelationGetNumberOfBlocks(table);
 	for (BlockNumber block = 0; block < blocks; block++)
 	{

@@ -17,6 +17,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "ownerquery.h"
 #include "parked.h"
 
@@ -152,6 +153,7 @@ ParkedWait(const text *subscription, const Event *event)
 	bool isnull[9];
 
 	ToCopied(subscription, event, values, isnull);
+	InjectionPoint("parked-wait");
 	(void) OwnerQueryDo(&waitQuery, values, isnull);
 }
 
@@ -167,6 +169,7 @@ ParkedAgain(const text *subscription, const Event *event, TimestampTz retryAt)
 
 	ToCopied(subscription, event, values, isnull);
 	values[9] = TimestampTzGetDatum(retryAt);
+	InjectionPoint("parked-again");
 	(void) OwnerQueryDo(&againQuery, values, isnull);
 }
 
@@ -179,6 +182,7 @@ ParkedHeadsOnly(const text *subscription, TimestampTz retryAt)
 {
 	Datum values[] = {PointerGetDatum(subscription), TimestampTzGetDatum(retryAt)};
 
+	InjectionPoint("parked-order");
 	(void) OwnerQueryDo(&headsOnlyQuery, values, NULL);
 }
 
@@ -199,6 +203,7 @@ ParkedFail(const text *subscription, const Event *event, const text *error, Time
 	values[11] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[12] = TimestampTzGetDatum(retryAt);
 	isnull[12] = retryAt == 0;
+	InjectionPoint("parked-fail");
 	(void) OwnerQueryDo(&failQuery, values, isnull);
 }
 
@@ -212,6 +217,7 @@ ParkedHoldFollowers(const text *subscription, const Event *event)
 	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_AGGREGATE],
 					  event->values[EVENT_SEQ]};
 
+	InjectionPoint("parked-hold");
 	(void) OwnerQueryDo(&holdQuery, values, NULL);
 }
 
@@ -225,6 +231,7 @@ ParkedLetGo(const text *subscription, const text *aggregate)
 	Datum values[] = {PointerGetDatum(subscription), PointerGetDatum(aggregate),
 					  TimestampTzGetDatum(GetCurrentTimestamp())};
 
+	InjectionPoint("parked-letgo");
 	(void) OwnerQueryDo(&letGoQuery, values, NULL);
 }
 
@@ -244,6 +251,7 @@ ParkedDone(const text *subscription, const Position *position)
 	if (position->parkedCount == 0)
 		return;
 	ParkedBatchValues(subscription, position, values);
+	InjectionPoint("parked-done");
 	count = OwnerQueryRun(&doneQuery, values, NULL);
 	for (uint64 row = 0; row < count; row++)
 	{

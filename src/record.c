@@ -13,6 +13,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
+#include "compat.h"
 #include "errors.h"
 #include "guc.h"
 #include "keylock.h"
@@ -66,8 +67,10 @@ idempotency_forget(PG_FUNCTION_ARGS)
 
 	/* Look first, as a claim does, so that both take their locks in one order. */
 	state = KeyStoreProbe(&name, NULL, &seen);
+	InjectionPoint("forget-lock");
 	if (!KeyLockAcquire(&name, DefaultWait))
 		ErrorInProgress(&name);
+	InjectionPoint("forget-probe");
 	if (!KeyStoreUnchanged(&seen))
 		state = KeyStoreProbe(&name, NULL, &seen);
 

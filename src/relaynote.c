@@ -20,6 +20,7 @@
 
 #include "miscadmin.h"
 
+#include "compat.h"
 #include "launcher.h"
 #include "relaybell.h"
 #include "relaynote.h"
@@ -139,9 +140,15 @@ void
 RelayAtCommit(void)
 {
 	if (noteCount > 0)
+	{
+		InjectionPoint("commit-tell");
 		TellRegistry();
+	}
 	if (published)
+	{
+		InjectionPoint("commit-ring");
 		BellRing();
+	}
 	RelayAtAbort();
 }
 

@@ -162,6 +162,7 @@ DeliveryExtend(const Subscription *subscription, int64 batch, const Interval *le
 	LockBatch(subscription, batch, &position);
 	position.leasedAt = GetCurrentTimestamp();
 	position.leasedUntil = LeaseEnd(lease, position.leasedAt);
+	InjectionPoint("extend-write");
 	PositionWrite(subscription->name, &position);
 	return position.leasedUntil;
 }
@@ -263,8 +264,10 @@ Park(const Subscription *subscription, Position *position, const List *events,
 		else
 			ParkedLetGo(subscription->name, EventAggregate(event));
 	}
+	InjectionPoint("event-write");
 	if (changed)
 		PositionWrite(subscription->name, position);
+	InjectionPoint("event-count");
 	CountEvent(COUNT_FAILED);
 	CountEvents(COUNT_DEAD_LETTERS, retryAt == 0 ? 1 : 0);
 	return retryAt;

@@ -58,6 +58,7 @@ WriterOpen(Writer *writer, bool speculative)
 void
 WriterClose(Writer *writer)
 {
+	InjectionPoint("row-close");
 	ExecDropSingleTupleTableSlot(writer->slot);
 	ExecCloseIndices(writer->relinfo);
 	FreeExecutorState(writer->estate);
@@ -232,6 +233,7 @@ KeyStoreDelete(const KeyName *name, const KeyVersion *seen)
 	if (table_tuple_delete(table, &tid, GetCurrentCommandId(true), GetActiveSnapshot(),
 						   InvalidSnapshot, true, &failure, false) != TM_Ok)
 		ErrorConcurrentChange(name);
+	InjectionPoint("row-leave");
 	table_close(table, NoLock);
 	CommandCounterIncrement();
 }

@@ -226,6 +226,7 @@ TellRelay(const text *name)
 {
 	const Subscription *subscription = SubscriptionFind(name);
 
+	InjectionPoint("subscribe-tell");
 	if (subscription->handler != NULL)
 		RelayAfterSubscribe(subscription->number, get_role_oid(subscription->owner, false));
 	else
@@ -248,23 +249,30 @@ idempotency_subscribe(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.subscribe()");
 	Options(fcinfo, name, OwnerFromArg(fcinfo), values, isnull);
+	InjectionPoint("subscribe-lock");
 	LockForChange(name);
+	InjectionPoint("subscribe-look");
 	isNew = SubscriptionFind(name) == NULL;
 	if (!isNew)
 	{
 		(void) SubscriptionForCaller(name);
+		InjectionPoint("subscribe-change");
 		(void) OwnerQueryDo(&updateQuery, values, isnull);
 		TellRelay(name);
 		PG_RETURN_BOOL(false);
 	}
 
 	/* What we are to read from here on must not be removed before we can say so. */
+	InjectionPoint("subscribe-hold");
 	OutboxReaperHoldOff();
+	InjectionPoint("subscribe-note");
 	(void) OwnerQueryDo(&insertQuery, values, isnull);
+	InjectionPoint("subscribe-start");
 	if (beginning)
 		CursorInit(&start, 0);
 	else
 		OutboxNow(&start);
+	InjectionPoint("subscribe-place");
 	PositionCreate(name, &start);
 	TellRelay(name);
 	PG_RETURN_BOOL(true);
@@ -281,13 +289,19 @@ idempotency_unsubscribe(PG_FUNCTION_ARGS)
 	const Subscription *subscription;
 
 	PreventCommandIfReadOnly("idempotency.unsubscribe()");
+	InjectionPoint("unsubscribe-lock");
 	LockForChange(name);
+	InjectionPoint("unsubscribe-look");
 	if (SubscriptionFind(name) == NULL)
 		PG_RETURN_BOOL(false);
 	subscription = SubscriptionForCaller(name);
+	InjectionPoint("unsubscribe-delete");
 	(void) OwnerQueryDo(&deleteQuery, values, NULL);
+	InjectionPoint("unsubscribe-position");
 	PositionDelete(name);
+	InjectionPoint("unsubscribe-parked");
 	ParkedDelete(name);
+	InjectionPoint("unsubscribe-tell");
 	RelayAfterUnsubscribe(subscription->number);
 	PG_RETURN_BOOL(true);
 }

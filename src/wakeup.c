@@ -202,7 +202,9 @@ WakeupAfterCommit(uint64 keyHash)
 
 /*
  * WakeupAtCommit broadcasts what was noted, and forgets it; for
- * XACT_EVENT_COMMIT.  It cannot fail.
+ * XACT_EVENT_COMMIT.  It cannot fail; a test may wait at a point of it, as at one
+ * of RelayAtCommit(), since no LWLock is held and interrupts are put off, but an
+ * error that is injected there would take the server down.
  *
  * The server calls these callbacks when the transaction has left the list of
  * running ones (ProcArrayEndTransaction), so that a waiter who looks now sees
@@ -216,6 +218,7 @@ WakeupAtCommit(void)
 	if (!anyNoted)
 		return;
 
+	InjectionPoint("commit-wake");
 	for (int word = 0; word < NOTED_WORDS; word++)
 	{
 		uint64 bits = noted[word];

@@ -12,12 +12,12 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use IdempotencyTest;
-use OutboxTest qw(backend_pid wait_for_end kill9 restart_after_kill9);
+use OutboxTest qw(outbox_tools backend_pid wait_for_end kill9 restart_after_kill9);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node says stop_at stops_at is_at wake answer_of crashes);
+our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake answer_of crashes);
 
 # injection_node makes a server as new_node() does, or skips the whole script.
 sub injection_node
@@ -33,6 +33,44 @@ sub injection_node
 	my $node = new_node($name, %opt, conf => "restart_after_crash = on\n" . ($opt{conf} // ''));
 	$node->safe_psql('postgres', 'CREATE EXTENSION injection_points');
 	return $node;
+}
+
+# consumer_tools makes a consumer that has its effects in the transaction in which it
+# acknowledges the batch.  take() fetches one and notes it; its events say which have
+# come again, as "2x2".
+sub consumer_tools
+{
+	my ($node) = @_;
+	outbox_tools($node);
+	$node->safe_psql('postgres', q{
+		CREATE TABLE effect (place int8 GENERATED ALWAYS AS IDENTITY, n int);
+		CREATE TABLE batch (number int8);
+		CREATE FUNCTION take(lease interval DEFAULT '1 hour') RETURNS text LANGUAGE sql AS $$
+			WITH event AS MATERIALIZED (SELECT * FROM idempotency.fetch('s', lease => lease)),
+				noted AS (INSERT INTO batch SELECT DISTINCT batch FROM event)
+			SELECT coalesce(string_agg(payload->>'n' || CASE WHEN attempt > 1 THEN 'x' || attempt ELSE '' END, ' ' ORDER BY seq), 'nothing')
+			FROM event $$;
+		CREATE FUNCTION acknowledge() RETURNS text LANGUAGE plpgsql AS $$
+		BEGIN
+			INSERT INTO effect (n) SELECT n FROM generate_series(1, 3) AS n;
+			PERFORM idempotency.ack('s', (SELECT number FROM batch LIMIT 1));
+			RETURN 'acknowledged';
+		END $$;
+		CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS
+			$$INSERT INTO public.effect (n) SELECT (e.payload->>'n')::int$$;
+		CREATE ROLE app LOGIN;
+		SELECT idempotency.grant_client('app');
+		GRANT ALL ON effect TO app});
+	return;
+}
+
+# begin_events makes the subscription s anew, on top of nothing, and runs SQL.
+sub begin_events
+{
+	my ($node, @sql) = @_;
+	$node->safe_psql('postgres', join ';', q{SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscription},
+		q{DELETE FROM idempotency.outbox; TRUNCATE effect, batch; SELECT idempotency.subscribe('s', ARRAY['t'])}, @sql);
+	return;
 }
 
 # says returns what a statement answers, or its SQLSTATE.

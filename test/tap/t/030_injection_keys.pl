@@ -1,6 +1,6 @@
 # 030_injection_keys.pl
 #
-# Stops claims, their ends, leases and the reaper between any two of their steps.
+# Stops claims, their ends, leases, evictions and the reaper between any two of their steps.
 # There they are killed, alone and with the server: nothing is left of them, and
 # the retry has its effect once.  Or others get between, and they go on: there is
 # one effect, and nobody's row is removed or overwritten who has it by right.
@@ -69,6 +69,7 @@ my $renew = q{SELECT idempotency.renew('s', 'k', first_token(), '1 hour') > now(
 my $checkpoint = q{SELECT idempotency.checkpoint('s', 'k', first_token(), 'charged')};
 my $release = q{SELECT idempotency.release('s', 'k', first_token())};
 my $abandoned = q{SELECT count(*) FROM idempotency.claim_abandoned('s', '1 hour')};
+my $forget = q{SELECT idempotency.forget('s', 'k')};
 my $reap = 'SELECT idempotency.reap()';
 my @leased = ($lease);
 my @advanced = ($lease, $checkpoint);
@@ -111,10 +112,11 @@ sub has_effects
 # ----------------------------------------------------------------
 
 my @claim = qw(claim-lock claim-probe);
-my @insert = qw(row-insert row-index);
-my @overwrite = qw(row-overwrite row-reindex);
+my @insert = qw(row-insert row-index row-close);
+my @overwrite = qw(row-overwrite row-reindex row-close);
 my @owner = qw(owner-lock owner-probe);
 my @finish = qw(finish-write finish-close);
+my @delete = qw(row-delete row-leave);
 
 # What is done, on top of what, at which points it is stopped, what the retry of
 # it says, and how many effects the key has in the end.
@@ -128,11 +130,13 @@ my %steps = (
 	'a checkpoint' => [ $checkpoint, \@leased, [ @owner, @overwrite ], '', 1 ],
 	'a completion' => [ $finish, \@leased, [ @owner, @finish, @overwrite ], 'finished', 1 ],
 	'a late completion' => [ $finish, \@lapsed, [ @owner, @finish, @overwrite ], 'finished', 1 ],
-	'a release' => [ $release, \@leased, [ @owner, 'row-delete' ], '', 1 ],
+	'a release' => [ $release, \@leased, [ @owner, @delete ], '', 1 ],
 	'a release with a checkpoint' => [ $release, \@advanced, [ @owner, @overwrite ], '', 1 ],
 	'a message' => [ 'SELECT once()', [], [ @claim, @insert ], 'true', 1 ],
-	'a batch' => [ 'SELECT batch()', [], [qw(once-insert once-index once-confirm)], 'batch', 1 ],
+	'a batch' => [ 'SELECT batch()', [], [qw(once-insert once-index once-confirm row-close)], 'batch', 1 ],
 	'a batch over an expired key' => [ 'SELECT batch()', \@expired, \@overwrite, 'batch', 2 ],
+	'an eviction' => [ $forget, [$charge], [ qw(forget-lock forget-probe), @delete ], 't', 2 ],
+	'an eviction of a lease' => [ $forget, \@advanced, [ qw(forget-lock forget-probe), @delete ], 't', 1 ],
 	'the reaper' => [ $reap, \@expired, [qw(reap-lock reap-delete reap-save reap-forget)], '1', 2 ],
 	'the reaper of zombies' => [ $reap, \@zombie, [qw(reap-lock reap-delete reap-save reap-forget)], '1', 1 ]);
 
@@ -231,6 +235,22 @@ my @pairs = (
 		$reap, \@expired, 'reap-delete', [ 'SELECT batch()', 'batch' ], '0', 2 ],
 	[ 'a zombie is taken over before the reaper has its lock',
 		$reap, \@zombie, 'reap-lock', [ $lease, 'claimed' ], '0', 1 ],
+	[ 'an expired key is claimed before an eviction has its lock',
+		$forget, \@expired, 'forget-lock', [ $charge, 'claimed' ], 't', 3 ],
+	[ 'an expired key is reaped before an eviction has its lock',
+		$forget, \@expired, 'forget-lock', [ $reap, '1' ], 'f', 2 ],
+	[ 'an expired key is in a batch when an eviction has its lock',
+		$forget, \@expired, 'row-delete', [ 'SELECT batch()', 'batch' ], '40001', 2 ],
+	[ 'the owner finishes before an eviction has its lock',
+		$forget, \@leased, 'forget-lock', [ $finish, 'finished' ], 't', 2 ],
+	[ 'two evict', $forget, [$charge], 'forget-lock', [ $forget, 't' ], 'f', 2 ],
+	[ 'an eviction finds the claim', $charge, [], 'claim-mark', [ "$patience$forget", 'IK409' ], 'claimed', 1 ],
+	[ 'a retry finds an eviction at it', $forget, [$charge], 'row-delete', [ $charge, 'replayed' ], 't', 2 ],
+	[ 'a retry finds an eviction done', $forget, [$charge], 'row-leave', [ $charge, 'replayed' ], 't', 2 ],
+	[ 'the reaper finds an eviction at it', $forget, \@expired, 'row-delete', [ $reap, '0' ], 'f', 2 ],
+	[ 'a takeover finds an eviction at it', $forget, \@lapsed, 'row-delete', [ $try, 'in_progress' ], 't', 1 ],
+	[ 'the owner finds an eviction at it', $forget, \@leased, 'forget-probe', [ "$patience$finish", 'IK409' ], 't', 1 ],
+	[ 'the lease is evicted before its owner has the lock', $finish, \@leased, 'owner-lock', [ $forget, 't' ], 'IK410', 1 ],
 	[ 'a claim finds the reaper at it', $reap, \@expired, 'reap-delete', [ $try, 'in_progress' ], '1', 2 ],
 	[ 'a claim finds the reaper done', $reap, \@expired, 'reap-save', [ $try, 'in_progress' ], '1', 2 ]);
 

@@ -18,28 +18,13 @@ use Test::More;
 
 my $node = injection_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
-idempotency.reaper_naptime = '1h'
+idempotency.reaper_naptime = '0'
 idempotency.outbox_retention = '0'
 });
-outbox_tools($node);
+consumer_tools($node);
 my %crashes = crashes($node);
 
-# A consumer has the effects in the transaction that acknowledges the batch.  take()
-# fetches one and notes it; its events say which have come again, as "2x2".
 $node->safe_psql('postgres', q{
-	CREATE TABLE effect (place int8 GENERATED ALWAYS AS IDENTITY, n int);
-	CREATE TABLE batch (number int8);
-	CREATE FUNCTION take(lease interval DEFAULT '1 hour') RETURNS text LANGUAGE sql AS $$
-		WITH event AS MATERIALIZED (SELECT * FROM idempotency.fetch('s', lease => lease)),
-			noted AS (INSERT INTO batch SELECT DISTINCT batch FROM event)
-		SELECT coalesce(string_agg(payload->>'n' || CASE WHEN attempt > 1 THEN 'x' || attempt ELSE '' END, ' ' ORDER BY seq), 'nothing')
-		FROM event $$;
-	CREATE FUNCTION acknowledge() RETURNS text LANGUAGE plpgsql AS $$
-	BEGIN
-		INSERT INTO effect (n) SELECT n FROM generate_series(1, 3) AS n;
-		PERFORM idempotency.ack('s', (SELECT number FROM batch LIMIT 1));
-		RETURN 'acknowledged';
-	END $$;
 	CREATE FUNCTION reject() RETURNS text LANGUAGE plpgsql AS $$
 	BEGIN
 		PERFORM idempotency.nack('s', (SELECT number FROM batch LIMIT 1), id, 'no', '0')
@@ -51,14 +36,6 @@ my $take = 'SELECT take()';
 my $acknowledge = 'SELECT acknowledge()';
 my $reject = 'SELECT reject()';
 my $patience = q{SET idempotency.wait = '50ms'; };
-
-# begin makes the subscription anew, on top of nothing, and runs SQL.
-sub begin
-{
-	$node->safe_psql('postgres', join ';', q{SELECT idempotency.unsubscribe('s') FROM idempotency.subscription WHERE subscription = 's'},
-		q{SELECT idempotency.reap(); TRUNCATE effect, batch; SELECT idempotency.subscribe('s', ARRAY['t'])}, @_);
-	return;
-}
 
 # is_given checks what a consumer gets, now that nothing is in its way.
 sub is_given
@@ -82,7 +59,7 @@ foreach my $point (sort keys %removed)
 	foreach my $end (qw(COMMIT ROLLBACK))
 	{
 		my $name = "$point, $end";
-		begin(publish(0, 't'));
+		begin_events($node, publish(0, 't'));
 		is_given('0', "$name: what was there");
 		my ($session) = stop_at($node, $point, 'BEGIN;' . publish(1, 't') . $end);
 
@@ -98,7 +75,7 @@ foreach my $point (sort keys %removed)
 	}
 
 	# A subscription cannot be made meanwhile: it would not know where it begins.
-	begin();
+	begin_events($node);
 	my ($session) = stop_at($node, $point, publish(1, 't'));
 	is(says($node, qq{$patience SELECT idempotency.subscribe('new', ARRAY['t'])}), '55P03', "$point: nobody subscribes meanwhile");
 	wake($node, $point);
@@ -112,7 +89,7 @@ foreach my $point (sort keys %removed)
 	foreach my $crash (sort keys %crashes)
 	{
 		my $name = "$crash at $point";
-		begin(publish(0, 't'));
+		begin_events($node, publish(0, 't'));
 		my @stopped = stop_at($node, $point, publish(1, 't'));
 		$node->safe_psql('postgres', publish(2, 't'));
 		$crashes{$crash}->(@stopped);
@@ -134,9 +111,9 @@ my @out = (@events, $take);
 my %steps = (
 	'a fetch' => [ $take, \@events, [qw(fetch-collect fetch-note fetch-give)], '1 2 3', '4' ],
 	'an acknowledgement' => [ $acknowledge, \@out, [qw(batch-lock batch-read batch-end batch-wake)], 'acknowledged', '4' ],
-	'a rejection' => [ $reject, \@out, [qw(batch-lock batch-read event-takeout)], 'rejected', '2x2 4' ],
+	'a rejection' => [ $reject, \@out, [qw(batch-lock batch-read parked-fail event-takeout event-write event-count)], 'rejected', '2x2 4' ],
 	'an extension' => [
-		q{SELECT idempotency.extend('s', number, '2 hours') > now() FROM batch}, \@out, [qw(batch-lock batch-read)], 't', '4' ]);
+		q{SELECT idempotency.extend('s', number, '2 hours') > now() FROM batch}, \@out, [qw(batch-lock batch-read extend-write)], 't', '4' ]);
 
 foreach my $step (sort keys %steps)
 {
@@ -146,7 +123,7 @@ foreach my $step (sort keys %steps)
 		foreach my $crash (sort keys %crashes)
 		{
 			my $name = "$step, $crash at $point";
-			begin(@$before);
+			begin_events($node, @$before);
 			$crashes{$crash}->(stop_at($node, $point, $sql));
 			is($node->safe_psql('postgres', 'SELECT count(*) FROM effect'), 0, "$name: nothing is left of it");
 			is(says($node, $sql), $says, "$name: done once more");
@@ -181,7 +158,7 @@ my @pairs = (
 foreach my $pair (@pairs)
 {
 	my ($name, $sql, $before, $point, $meanwhile, $says, $given) = @$pair;
-	begin(@$before);
+	begin_events($node, @$before);
 	my ($session) = stop_at($node, $point, $sql);
 
 	is(says($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
@@ -197,13 +174,6 @@ foreach my $pair (@pairs)
 # ----------------------------------------------------------------
 # The relay
 # ----------------------------------------------------------------
-
-$node->safe_psql('postgres', q{
-	CREATE ROLE app LOGIN;
-	SELECT idempotency.grant_client('app');
-	GRANT ALL ON effect TO app;
-	CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS
-		$$INSERT INTO public.effect (n) SELECT (e.payload->>'n')::int$$});
 
 # The crashes of a worker, in which no session is stopped.
 my %ends = (
