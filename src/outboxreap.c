@@ -293,15 +293,37 @@ RemoveUpTo(Reaping *reaping, int64 upto)
 	RunState state;
 
 	CheckCmdReplicaIdentity(reaping->table, CMD_DELETE);
+	reaping->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	ScanKeyInit(&keys[0], 1, BTGreaterStrategyNumber, F_INT8GT, Int64GetDatum(reaping->gone));
 	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(upto));
 	index_rescan(scan, keys, 2, NULL, 0);
 	state = RemoveScanned(reaping, scan, upto);
 	index_endscan(scan);
 	index_close(index, AccessShareLock);
+	UnregisterSnapshot(reaping->snapshot);
 	if (reaping->reaped > 0)
 		CommandCounterIncrement();
 	return state;
+}
+
+/*
+ * RemoveNotNeeded removes events behind reaping->gone that no subscription needs.
+ * "last" is the last number that was given out, read before.  Where nothing is left up
+ * to what the positions say, it looks at them closely: with no event to come they are
+ * not written again, and what was delivered would stay.
+ */
+static RunState
+RemoveNotNeeded(Reaping *reaping, int64 last)
+{
+	RunState state = RUN_ENDED;
+	int64 upto = OutboxNotNeeded(reaping->table, last, false);
+
+	if (upto > reaping->gone)
+		state = RemoveUpTo(reaping, upto);
+	if (state != RUN_ENDED || reaping->reaped > 0 || reaping->gone < upto)
+		return state;
+	upto = OutboxNotNeeded(reaping->table, last, true);
+	return upto > reaping->gone ? RemoveUpTo(reaping, upto) : RUN_ENDED;
 }
 
 /*
@@ -319,12 +341,12 @@ OutboxLastNumber(void)
 static RunState
 Reap(Relation table, int64 maxRows, int64 *reaped)
 {
-	Reaping reaping = {.table = table, .maxRows = Min(maxRows, BATCH_EVENTS)};
+	Reaping reaping = {
+		.table = table, .maxRows = Min(maxRows, BATCH_EVENTS), .now = GetCurrentTimestamp()};
 	Datum row[4] = {Int64GetDatum((int64) GetSystemIdentifier()),
 					ObjectIdGetDatum(OwnRelationByName("key"))};
 	int64 last = OutboxLastNumber();
 	RunState state;
-	int64 upto;
 
 	/* A restore has not come to the sequence, and positions seem to be ahead of it. */
 	if (last == 0)
@@ -334,16 +356,7 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 	reaping.gone = OneNumber(&loadQuery, row);
 	if (reaping.gone > last)
 		reaping.gone = 0;
-	upto = OutboxNotNeeded(table, last, false);
-	if (upto <= reaping.gone)
-		upto = OutboxNotNeeded(table, last, true);
-	if (upto <= reaping.gone)
-		return RUN_ENDED;
-
-	reaping.now = GetCurrentTimestamp();
-	reaping.snapshot = RegisterSnapshot(GetLatestSnapshot());
-	state = RemoveUpTo(&reaping, upto);
-	UnregisterSnapshot(reaping.snapshot);
+	state = RemoveNotNeeded(&reaping, last);
 
 	if (reaping.reaped > 0 || reaping.entries >= NOTED_ENTRIES)
 	{
