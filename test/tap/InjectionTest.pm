@@ -64,12 +64,13 @@ sub consumer_tools
 	return;
 }
 
-# begin_events makes the subscription s anew, on top of nothing, and runs SQL.
+# begin_events makes the subscription s anew, on top of nothing, and runs SQL.  reap()
+# leaves the events if somebody else is at the tables just then.
 sub begin_events
 {
 	my ($node, @sql) = @_;
 	$node->safe_psql('postgres', join ';', q{SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscription},
-		q{DELETE FROM idempotency.outbox; TRUNCATE effect, batch; SELECT idempotency.subscribe('s', ARRAY['t'])}, @sql);
+		q{SELECT idempotency.reap(); DELETE FROM idempotency.outbox; TRUNCATE effect, batch; SELECT idempotency.subscribe('s', ARRAY['t'])}, @sql);
 	return;
 }
 
