@@ -15,7 +15,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(new_node open_session fails_with session_fails error_is
-  answers_of keys_of);
+  answers_of keys_of synchronous_standby);
 
 # Where a test is to fail, as with a planted bug, one failure is enough.
 if ($ENV{IDEMPOTENCY_STOP_AT_FAILURE})
@@ -119,6 +119,22 @@ sub keys_of
 
 	return $node->safe_psql($dbname // 'postgres',
 		qq{SELECT scope, key, $row FROM idempotency.key AS k ORDER BY scope, key});
+}
+
+# synchronous_standby makes a standby from a base backup of the server, and returns it
+# when commits wait for it.
+sub synchronous_standby
+{
+	my ($node) = @_;
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$node->backup('base');
+	$standby->init_from_backup($node, 'base', has_streaming => 1);
+	$standby->start;
+	$node->safe_psql('postgres', q{ALTER SYSTEM SET synchronous_standby_names = '*'});
+	$node->reload;
+	$node->poll_query_until('postgres', q{SELECT sync_state = 'sync' FROM pg_stat_replication}) or die 'the standby is not synchronous';
+	return $standby;
 }
 
 1;

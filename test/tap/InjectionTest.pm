@@ -17,7 +17,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake answer_of crashes);
+our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake answer_of is_overtaken crashes);
 
 # injection_node makes a server as new_node() does, or skips the whole script.
 sub injection_node
@@ -136,6 +136,22 @@ sub answer_of
 
 	$session->{stderr} = '';
 	return join ' ', grep { length } split(/\s+/, $answer), @states;
+}
+
+# is_overtaken checks what is said where a session is stopped at a point and somebody
+# gets between: [ SQL, answer ] of the other one, the id of an event left out;
+# and the answer of the one who was stopped, once he goes on.
+sub is_overtaken
+{
+	my ($node, $name, $sql, $point, $meanwhile, $says) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($session) = stop_at($node, $point, $sql);
+
+	is(says($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
+	wake($node, $point);
+	is(answer_of($session), $says, "$name: who was stopped");
+	$session->quit;
+	return;
 }
 
 # crashes returns what may befall a server, by name: functions that are given the

@@ -404,13 +404,7 @@ sub lease_ends_elsewhere
 # A standby
 # ----------------------------------------------------------------
 
-$node->backup('base');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($node, 'base', has_streaming => 1);
-$standby->start;
-$node->safe_psql('postgres', q{ALTER SYSTEM SET synchronous_standby_names = '*'});
-$node->reload;
-$node->poll_query_until('postgres', q{SELECT sync_state = 'sync' FROM pg_stat_replication}) or die 'the standby is not synchronous';
+my $standby = synchronous_standby($node);
 
 my (%session, %token);
 foreach my $phase (sort keys %phases)

@@ -159,12 +159,7 @@ foreach my $pair (@pairs)
 {
 	my ($name, $sql, $before, $point, $meanwhile, $says, $given) = @$pair;
 	begin_events($node, @$before);
-	my ($session) = stop_at($node, $point, $sql);
-
-	is(says($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
-	wake($node, $point);
-	is(answer_of($session), $says, "$name: who was stopped");
-	$session->quit;
+	is_overtaken($node, $name, $sql, $point, $meanwhile, $says);
 	$node->safe_psql('postgres', 'DELETE FROM batch WHERE number <> (SELECT batch FROM idempotency.position)') if $given eq 'again';
 	says($node, $acknowledge);
 	is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");

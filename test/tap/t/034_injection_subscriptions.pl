@@ -165,12 +165,7 @@ foreach my $case (@meanwhile)
 {
 	my ($name, $sql, $before, $point, $meanwhile, $says, $given) = @$case;
 	begin_events($node, @$before);
-	my ($session) = stop_at($node, $point, $sql);
-
-	is(says($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
-	wake($node, $point);
-	is(answer_of($session), $says, "$name: who was stopped");
-	$session->quit;
+	is_overtaken($node, $name, $sql, $point, $meanwhile, $says);
 	are_given($given, $name);
 }
 
