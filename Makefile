@@ -12,6 +12,7 @@ OBJS = \
 	src/abandoned.o \
 	src/canonical.o \
 	src/claim.o \
+	src/composite.o \
 	src/cursor.o \
 	src/databases.o \
 	src/deferred.o \

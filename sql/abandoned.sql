@@ -239,4 +239,10 @@ RESET idempotency.scope_prefix;
 -- In the select list it gives the same.
 SELECT (idempotency.claim_abandoned('ABANDONED', '1 min', 10)).key;
 
+-- The type of its rows is the extension's.
+BEGIN;
+ALTER TYPE idempotency.abandoned ALTER ATTRIBUTE key TYPE bigint;
+SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
+ROLLBACK;
+
 DELETE FROM idempotency.key WHERE scope IN ('abandoned', 'abandoned/2', 'abandone', 'ABANDONED', 'many', 'limit', 'becomes', 'locks');

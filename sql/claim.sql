@@ -456,3 +456,13 @@ SELECT idempotency.claim('claim', 'new');
 ROLLBACK TO before;
 SELECT status, response FROM idempotency.peek('claim', 'new');
 COMMIT;
+
+-- The type of the answer is the extension's.
+BEGIN;
+ALTER TYPE idempotency.operation ALTER ATTRIBUTE attempt TYPE text;
+SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''type'')');
+ROLLBACK;
+BEGIN;
+ALTER TYPE idempotency.operation ADD ATTRIBUTE more text;
+SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''type'')');
+ROLLBACK;

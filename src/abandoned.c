@@ -12,6 +12,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -19,6 +20,7 @@
 #include "utils/tuplestore.h"
 
 #include "claim.h"
+#include "composite.h"
 #include "errors.h"
 
 PG_FUNCTION_INFO_V1(idempotency_claim_abandoned);
@@ -31,6 +33,12 @@ enum
 	ABANDONED_REQUEST,
 	ABANDONED_OPERATION,
 	ABANDONED_COLUMNS
+};
+
+static const Oid columnType[ABANDONED_COLUMNS] = {
+	[ABANDONED_SCOPE] = TEXTOID,
+	[ABANDONED_KEY] = TEXTOID,
+	[ABANDONED_REQUEST] = JSONOID,
 };
 
 /*
@@ -98,6 +106,8 @@ idempotency_claim_abandoned(PG_FUNCTION_ARGS)
 		ErrorBadArgument("max must be positive", "Pass how many operations to take over at most.");
 	PreventCommandIfReadOnly("idempotency.claim_abandoned()");
 	InitMaterializedSRF(fcinfo, 0);
+	CompositeCheck(((ReturnSetInfo *) fcinfo->resultinfo)->setDesc, "abandoned", columnType,
+				   ABANDONED_COLUMNS);
 	TakeOver((ReturnSetInfo *) fcinfo->resultinfo, scope, lease, PG_GETARG_INT32(2));
 	return (Datum) 0;
 }

@@ -487,13 +487,13 @@ ErrorHandlerSignature(Oid handler)
 }
 
 /*
- * ErrorOperationType reports that the row type in the catalog is another
- * version's.
+ * ErrorRowType reports that a row type in the catalog is another version's, or
+ * was altered.
  */
 void
-ErrorOperationType(void)
+ErrorRowType(const char *type)
 {
 	ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
-					errmsg("type \"idempotency.operation\" is not as the library expects it"),
+					errmsg("type \"idempotency.%s\" is not as the library expects it", type),
 					errhint("Use ALTER EXTENSION idempotency UPDATE.")));
 }

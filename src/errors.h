@@ -82,6 +82,6 @@ pg_noreturn extern void ErrorTriggerArguments(void);
 pg_noreturn extern void ErrorTriggerInstead(const char *schema, const char *view);
 pg_noreturn extern void ErrorHandlerMissing(Oid handler);
 pg_noreturn extern void ErrorHandlerSignature(Oid handler);
-pg_noreturn extern void ErrorOperationType(void);
+pg_noreturn extern void ErrorRowType(const char *type);
 
 #endif /* IDEMPOTENCY_ERRORS_H */

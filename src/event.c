@@ -18,6 +18,7 @@
 #include "utils/typcache.h"
 
 #include "compat.h"
+#include "composite.h"
 #include "errors.h"
 #include "event.h"
 #include "keyname.h"
@@ -57,8 +58,10 @@ CopyAttribute(int attribute, Datum value)
 		case EVENT_PAYLOAD:
 		case EVENT_HEADERS:
 			return PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
-		default:
+		case EVENT_ATTEMPT:
 			return value;
+		default: /* a server of 32 bits passes these by reference */
+			return Int64GetDatum(DatumGetInt64(value));
 	}
 }
 
@@ -152,12 +155,7 @@ EventType(void)
 void
 EventCheckRow(TupleDesc desc)
 {
-	bool fits = desc->natts == EVENT_COLUMNS;
-
-	for (int i = 0; fits && i < EVENT_COLUMNS; i++)
-		fits = TupleDescAttr(desc, i)->atttypid == attributeType[i];
-	if (!fits)
-		ErrorEventType();
+	CompositeCheck(desc, "event", attributeType, EVENT_COLUMNS);
 }
 
 /*

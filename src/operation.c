@@ -12,13 +12,14 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
 
-#include "errors.h"
+#include "composite.h"
 #include "operation.h"
 
 /* The attributes of idempotency.operation, in order. */
@@ -37,6 +38,13 @@ enum
 	OP_RETRY_AFTER,
 	OP_EXPIRES_AT,
 	OPERATION_COLUMNS
+};
+
+static const Oid attributeType[OPERATION_COLUMNS] = {
+	[OP_OUTCOME] = TEXTOID, [OP_REPLAYED] = BOOLOID,		[OP_TOKEN] = INT8OID,
+	[OP_ATTEMPT] = INT4OID, [OP_RECOVERY_POINT] = TEXTOID,	[OP_STATE] = JSONOID,
+	[OP_STATUS] = INT4OID,	[OP_HEADERS] = JSONOID,			[OP_RESPONSE] = JSONOID,
+	[OP_FAILED] = BOOLOID,	[OP_RETRY_AFTER] = INTERVALOID, [OP_EXPIRES_AT] = TIMESTAMPTZOID,
 };
 
 static const char *const outcomeNames[] = {
@@ -126,9 +134,7 @@ OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
 	Datum result;
 	Row row;
 
-	if (desc->natts != OPERATION_COLUMNS)
-		ErrorOperationType();
-
+	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
 	memset(row.isnull, true, sizeof(row.isnull));
 	Set(&row, OP_OUTCOME, CStringGetTextDatum(outcomeNames[outcome]));
 	Set(&row, OP_REPLAYED, BoolGetDatum(outcome == OUTCOME_REPLAYED));

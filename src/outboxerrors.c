@@ -190,17 +190,6 @@ ErrorSubscriptionBusy(const text *subscription)
 }
 
 /*
- * ErrorEventType reports that the row type in the catalog is another version's.
- */
-void
-ErrorEventType(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
-					errmsg("type \"idempotency.event\" is not as the library expects it"),
-					errhint("Use ALTER EXTENSION idempotency UPDATE.")));
-}
-
-/*
  * ErrorEventHandlerMissing reports a handler that was dropped, or whose arguments
  * were changed.
  */

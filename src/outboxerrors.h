@@ -38,7 +38,6 @@ pg_noreturn extern void ErrorNoSubscription(const text *subscription);
 pg_noreturn extern void ErrorEventHandlerMissing(const char *handler);
 
 /* 42804 */
-pg_noreturn extern void ErrorEventType(void);
 
 /* 42P13 */
 pg_noreturn extern void ErrorEventHandlerSignature(Oid handler);
