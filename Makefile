@@ -42,6 +42,7 @@ OBJS = \
 	src/operation.o \
 	src/outbox.o \
 	src/outboxerrors.o \
+	src/outboxhorizon.o \
 	src/outboxlag.o \
 	src/outboxneed.o \
 	src/outboxreap.o \

@@ -129,8 +129,9 @@ TryFetch(text *name, const FetchPlan *plan, Batch *batch)
 }
 
 /*
- * FetchWithin looks until there is something, for at most "waitMs".  Each look
- * has memory of its own; the last one's stays.
+ * FetchWithin looks until there is something, for at most "waitMs", and no longer once
+ * it has written down how far it has come: then the lock stays to our commit.  Each
+ * look has memory of its own; the last one's stays.
  */
 static void
 FetchWithin(text *name, FetchPlan *plan, int waitMs, Batch *batch)
@@ -149,7 +150,7 @@ FetchWithin(text *name, FetchPlan *plan, int waitMs, Batch *batch)
 		if (!plan->last)
 			WakeupPrepare(OutboxChannel());
 		TryFetch(name, plan, batch);
-		if (batch->events != NIL || (plan->last && !batch->more))
+		if (batch->events != NIL || ((plan->last || batch->wrote) && !batch->more))
 			break;
 		if (batch->more)
 			continue;

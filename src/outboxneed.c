@@ -25,6 +25,7 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
+#include "outboxhorizon.h"
 #include "outboxneed.h"
 #include "outboxscan.h"
 #include "outboxtable.h"

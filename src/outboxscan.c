@@ -20,36 +20,33 @@
  *	 then looks into the hole again, and gives it up if all of them are younger
  *	 than the hole.
  *
+ * - An administrator may UPDATE a row, so that its number has more than one, in any
+ *	 order: the snapshot shows one of them at most.  A number is noted if one of its rows is
+ *	 pending and none was given.
+ *
  * Since one snapshot decides it all, the events of one transaction come in their
  * order, and so do those of transactions that waited for one another.
  *
  * A scan with an end gives the same events again as the scan that made the end:
  * for a batch that is delivered anew.
  *
- * Locks: ACCESS SHARE on the table and its index, to the end of the scan.  A page
- * is locked while a row's visibility is looked up.
+ * Locks: ACCESS SHARE on the table and its index, to the end of the scan.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/heapam.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/transam.h"
-#include "access/xact.h"
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
-#include "storage/bufmgr.h"
-#include "storage/lock.h"
-#include "storage/procarray.h"
-#include "storage/sinvaladt.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
+#include "outboxhorizon.h"
 #include "outboxscan.h"
 #include "outboxtable.h"
 
@@ -80,159 +77,14 @@ struct OutboxScan
 	int stretch;  /* the one being read */
 	int64 behind; /* in it, numbers before this one have been looked at */
 	int64 looked; /* rows, whatever came of them */
+
+	/* Of the number that is being read, which has a row for each UPDATE of the event. */
+	int64 seq;
+	bool wanted;
+	bool given;
+	bool pending;
+	uint64 txid; /* that of the row which is pending */
 };
-
-/* ----------------------------------------------------------------
- * Transactions
- * ----------------------------------------------------------------
- */
-
-/*
- * FullXid returns the 64-bit form of a transaction id of this cluster that is
- * not in the future.
- */
-static uint64
-FullXid(TransactionId xid)
-{
-	FullTransactionId next = ReadNextFullTransactionId();
-	uint32 epoch = EpochFromFullTransactionId(next);
-
-	if (xid > XidFromFullTransactionId(next))
-		epoch--;
-	return U64FromFullTransactionId(FullTransactionIdFromEpochAndXid(epoch, xid));
-}
-
-/*
- * OutboxHorizonInit prepares to tell what was over when the snapshot was made.
- */
-void
-OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot)
-{
-	horizon->snapshot = snapshot;
-	horizon->xmin = FullXid(snapshot->xmin);
-	horizon->xmax = FullXid(snapshot->xmax);
-	horizon->next = horizon->xmax;
-}
-
-/*
- * IsOver tells whether a transaction had ended when the snapshot was made.  Our
- * own has not: it may yet roll back.
- */
-static bool
-IsOver(const OutboxHorizon *horizon, uint64 txid)
-{
-	FullTransactionId mine = GetTopFullTransactionIdIfAny();
-
-	if (FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid)
-		return false;
-	if (txid < horizon->xmin)
-		return true;
-	if (txid >= horizon->xmax)
-		return false;
-	return !XidInMVCCSnapshot((TransactionId) txid, horizon->snapshot);
-}
-
-/*
- * HasBegun tells whether a transaction is one of this cluster's, if only by its
- * number.
- */
-static bool
-HasBegun(OutboxHorizon *horizon, uint64 txid)
-{
-	if (txid >= horizon->next)
-		horizon->next = U64FromFullTransactionId(ReadNextFullTransactionId());
-	return txid < horizon->next;
-}
-
-/*
- * XidOf returns the transaction id of a virtual transaction, or an invalid one.
- */
-static TransactionId
-XidOf(VirtualTransactionId holder)
-{
-	TransactionId xid;
-	TransactionId xmin;
-	int subxids pg_attribute_unused();
-	bool overflowed pg_attribute_unused();
-
-	if (VirtualTransactionIdIsRecoveredPreparedXact(holder))
-		return holder.localTransactionId;
-	VirtualTransactionGetIds(holder, &xid, &xmin, &subxids, &overflowed);
-	return xid;
-}
-
-/*
- * OutboxOldestPublisher returns the oldest transaction that is in the middle of
- * publishing: that holds a lock on an index of the table.  While REINDEX
- * CONCURRENTLY replaces one there are two, and either may be locked.
- */
-uint64
-OutboxOldestPublisher(Relation table)
-{
-	uint64 oldest = PG_UINT64_MAX;
-	ListCell *cell;
-
-	foreach (cell, RelationGetIndexList(table))
-	{
-		VirtualTransactionId *holders;
-		LOCKTAG tag;
-		int count;
-
-		SET_LOCKTAG_RELATION(tag, MyDatabaseId, lfirst_oid(cell));
-		holders = GetLockConflicts(&tag, ShareLock, &count);
-		for (int i = 0; i < count; i++)
-		{
-			TransactionId xid = XidOf(holders[i]);
-
-			/* VACUUM locks indexes as well, and has none. */
-			if (TransactionIdIsNormal(xid))
-				oldest = Min(oldest, FullXid(xid));
-		}
-	}
-	return oldest;
-}
-
-/*
- * OutboxStateOf tells what a row in the slot is to the snapshot.
- */
-OutboxRowState
-OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot)
-{
-	BufferHeapTupleTableSlot *row = (BufferHeapTupleTableSlot *) slot;
-	HeapTuple tuple = row->base.tuple;
-	TransactionId deadAfter;
-	OutboxRowState state;
-
-	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
-		return ROW_PENDING;
-
-	LockBuffer(row->buffer, BUFFER_LOCK_SHARE);
-	if (HeapTupleSatisfiesVisibility(tuple, snapshot, row->buffer))
-		state = ROW_VISIBLE;
-	else
-	{
-		HTSV_Result result = HeapTupleSatisfiesVacuumHorizon(tuple, row->buffer, &deadAfter);
-
-		state =
-			result == HEAPTUPLE_DEAD || result == HEAPTUPLE_RECENTLY_DEAD ? ROW_GONE : ROW_PENDING;
-	}
-	LockBuffer(row->buffer, BUFFER_LOCK_UNLOCK);
-	return state;
-}
-
-/*
- * OutboxNotePending notes in a cursor that a row was not to be seen yet: by the
- * transaction that published it or, if somebody else is inserting it here, by its
- * number.  A restore does so, and logical replication.
- */
-void
-OutboxNotePending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq)
-{
-	if (HasBegun(horizon, txid) && !IsOver(horizon, txid))
-		CursorAddRow(cursor, txid, seq);
-	else
-		CursorAddNumber(cursor, seq);
-}
 
 /* ----------------------------------------------------------------
  * Where to look
@@ -311,6 +163,7 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto)
 	scan->slot = table_slot_create(scan->table, NULL);
 	scan->context = CurrentMemoryContext;
 	scan->upto = upto;
+	scan->seq = PG_INT64_MIN;
 	CursorInit(&scan->from, from->passed);
 	CursorInit(&scan->running, from->passed);
 
@@ -323,8 +176,8 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto)
 	for (int i = 0; i < from->count; i++)
 	{
 		const InFlight *part = &from->inFlight[i];
-		bool over =
-			upto != NULL || part->over || part->txid == 0 || IsOver(&scan->horizon, part->txid);
+		bool over = upto != NULL || part->over || part->txid == 0 ||
+					OutboxIsOver(&scan->horizon, part->txid);
 
 		CursorAdd(over ? &scan->from : &scan->running, part);
 	}
@@ -395,6 +248,35 @@ IsWanted(OutboxScan *scan, int64 seq)
 }
 
 /*
+ * NoteIfPending ends the look at a number, and notes it if its event is yet to be seen.
+ */
+static void
+NoteIfPending(OutboxScan *scan)
+{
+	if (scan->pending && !scan->given && scan->upto == NULL)
+		OutboxNotePending(&scan->running, &scan->horizon, scan->txid, scan->seq);
+	scan->pending = false;
+}
+
+/*
+ * LookAt begins the look at a number, unless the row in the slot is but another one of
+ * the number before.
+ */
+static void
+LookAt(OutboxScan *scan, int64 seq)
+{
+	if (seq == scan->seq)
+		return;
+	NoteIfPending(scan);
+	if (IsLastStretch(scan))
+		NoteHole(scan, scan->behind, seq - 1);
+	scan->behind = seq + 1;
+	scan->seq = seq;
+	scan->wanted = false;
+	scan->given = false;
+}
+
+/*
  * NextEvent puts the next event into the slot.  Returns false if there is none.
  */
 static bool
@@ -408,6 +290,7 @@ NextEvent(OutboxScan *scan)
 		CHECK_FOR_INTERRUPTS();
 		if (!index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
 		{
+			NoteIfPending(scan);
 			if (IsLastStretch(scan))
 				return false;
 			scan->stretch++;
@@ -417,16 +300,21 @@ NextEvent(OutboxScan *scan)
 
 		scan->looked++;
 		seq = OutboxSeq(scan->slot);
-		if (IsLastStretch(scan))
-			NoteHole(scan, scan->behind, seq - 1);
-		scan->behind = seq + 1;
-		if (!IsWanted(scan, seq))
+		LookAt(scan, seq);
+		scan->wanted |= IsWanted(scan, seq);
+		if (!scan->wanted || scan->given)
 			continue;
 		state = OutboxStateOf(scan->slot, scan->snapshot);
 		if (state == ROW_VISIBLE)
+		{
+			scan->given = true;
 			return true;
-		if (state == ROW_PENDING && scan->upto == NULL)
-			OutboxNotePending(&scan->running, &scan->horizon, OutboxTxid(scan->slot), seq);
+		}
+		if (state == ROW_PENDING)
+		{
+			scan->pending = true;
+			scan->txid = OutboxTxid(scan->slot);
+		}
 	}
 }
 

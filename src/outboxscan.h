@@ -9,34 +9,11 @@
 #define IDEMPOTENCY_OUTBOXSCAN_H
 
 #include "executor/tuptable.h"
-#include "utils/relcache.h"
-#include "utils/snapshot.h"
 
 #include "cursor.h"
 
-/* What a row is to a snapshot. */
-typedef enum OutboxRowState
-{
-	ROW_VISIBLE,
-	ROW_PENDING, /* its transaction is at work, or was when the snapshot was made */
-	ROW_GONE
-} OutboxRowState;
-
-/* What was over when a snapshot was made, by 64-bit transaction ids. */
-typedef struct OutboxHorizon
-{
-	Snapshot snapshot;
-	uint64 xmin;
-	uint64 xmax;
-	uint64 next; /* those before it have begun */
-} OutboxHorizon;
-
 typedef struct OutboxScan OutboxScan;
 
-extern uint64 OutboxOldestPublisher(Relation table);
-extern OutboxRowState OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot);
-extern void OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot);
-extern void OutboxNotePending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq);
 extern OutboxScan *OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto);
 extern TupleTableSlot *OutboxScanNext(OutboxScan *scan);
 extern int64 OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached);

@@ -32,7 +32,7 @@
 #include "compat.h"
 #include "guc.h"
 #include "outboxerrors.h"
-#include "outboxscan.h"
+#include "outboxhorizon.h"
 #include "outboxstart.h"
 #include "outboxtable.h"
 
