@@ -26,6 +26,7 @@ class History:
         self.answers = defaultdict(list)
         self.tokens = defaultdict(list)
         self.renewals = defaultdict(list)
+        self.accepted = []  # renewals and checkpoints
         self.releases = defaultdict(list)
         self.completing = {}
         self.refused = []
@@ -48,6 +49,9 @@ class History:
             self.shown.append(record)
         elif what == "renewed":
             self.renewals[record["key"]].append(record)
+            self.accepted.append(record)
+        elif what == "checkpointed":
+            self.accepted.append(record)
         elif what == "releasing":
             self.releases[record["key"]].append(record)
         elif what == "completing":
@@ -101,8 +105,12 @@ def check_effects(history, state):
                     and not any(e["attempt"] == answer["attempt"] for e in effects[key]):
                 yield "effects", f"{key} does not have the effect that was acknowledged: {answer}, {effects[key]}"
     for attempt, record in history.prepared.items():
-        if record["decision"] == "ROLLBACK" and any(e["attempt"] == attempt for e in effects[record["key"]]):
+        there = any(e["attempt"] == attempt for e in effects[record["key"]])
+        if record["decision"] == "ROLLBACK" and there:
             yield "effects", f"{record['key']} has the effect of an attempt that was rolled back: {record}"
+        # Until the round is judged, all that is prepared is decided, as it was meant to be.
+        if record["decision"] == "COMMIT" and not there and history.is_firm(record):
+            yield "effects", f"{record['key']} does not have the effect that was prepared: {record}"
 
 
 def check_answers(history, state):
@@ -149,7 +157,7 @@ def compare_tokens(shown):
 
 
 def check_fencing(history, state):
-    """check_fencing finds owners who finished with a stale token, or were refused with a right one."""
+    """check_fencing finds owners whose stale token was accepted, or who were refused with a right one."""
     effects = {effect["key"]: effect for effect in state["effects"] if effect["token"] is not None}
     epochs = {(r["key"], r["token"], r["attempt"]): r for r in history.shown}
     for key, effect in effects.items():
@@ -160,6 +168,11 @@ def check_fencing(history, state):
         for later in history.tokens[key]:
             if later["token"] > effect["token"] and (later["epoch"] == granted["epoch"] or history.is_firm(later)):
                 yield "fencing", f"{key} was finished with a stale token: {effect}, though there was {later}"
+    for record in history.accepted:
+        for later in history.tokens[record["key"]]:
+            # Who asked before the later token was shown may have been first.
+            if later["token"] > record["token"] and later["i"] < record["since"] and history.together(later, record):
+                yield "fencing", f"a stale token was accepted: {record}, though there was {later}"
     for key, answers in history.answers.items():
         for answer in answers:
             yield from check_after_answer(history, key, answer)

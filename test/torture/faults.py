@@ -12,7 +12,7 @@ import time
 import psycopg2
 
 import plan
-from server import Server, ServerError, wait_for
+from server import PATIENCE, Server, ServerError, wait_for
 from session import Aim
 
 # Keep the history of every row, and write it down if the round fails.
@@ -136,7 +136,7 @@ class Fault:
         """strike_worker waits for a background worker and does it to that."""
         name = "idempotency relay" if aim.phase == "handler" else f"idempotency {aim.phase}"
         sql = PIDS + (BUSY if aim.phase == "handler" else "")
-        end = time.monotonic() + 15
+        end = time.monotonic() + PATIENCE / 4
         while time.monotonic() < end:
             try:
                 rows = self.ask(sql, name)
@@ -185,7 +185,7 @@ class Fault:
         self.world.aim = aim
         if not aim.done.wait(6):
             aim.phase = "any"
-            if not aim.done.wait(60):
+            if not aim.done.wait(PATIENCE):
                 raise ServerError("nobody works any more")
         self.world.aim = None
 
@@ -339,7 +339,7 @@ class Conflict(Fault):
     def inject(self, count):
         errors = self.world.errors
         wait_for(f"there were {count} deadlocks and conflicts",
-                 lambda: self.world.failures or min(errors["40P01"], errors["40001"]) >= count, 60 + count)
+                 lambda: self.world.failures or min(errors["40P01"], errors["40001"]) >= count, PATIENCE + count)
         self.world.counts["faults"] = min(errors["40P01"], errors["40001"])
 
 

@@ -15,6 +15,7 @@ import plan
 from client import Client
 
 LEASE = 0.4  # seconds
+STALL = 1.6 * LEASE  # after which an owner comes back as a zombie, to checkpoint, to renew, or to finish
 TRY_CLAIM = ("SELECT outcome, token, recovery_point, state::text, concat_ws('|', status, headers, response) AS answer"
              " FROM idempotency.try_claim('lease', %s, %s, lease => '400 ms', wait => %s)")
 SWEEP = ("SELECT key, (operation).token, (operation).recovery_point, (operation).state::text"
@@ -76,6 +77,8 @@ def finish(client, key, attempt, token, point, rng):
     """finish works an operation off that is owned by a token."""
     fate = 1.0 if client.calm else rng.random()
     try:
+        if 0.5 <= fate < 0.55:
+            time.sleep(STALL)
         if point is None:
             with_token(client, key, attempt, token, lambda: first_step(client, key, attempt, token))
         if fate < 0.3:
@@ -85,8 +88,10 @@ def finish(client, key, attempt, token, point, rng):
             return False
         elif fate < 0.5:
             return False  # nobody hears of him again
-        elif fate < 0.65:
-            time.sleep(LEASE * 1.6)  # he comes back as a zombie
+        elif 0.55 <= fate < 0.7:
+            time.sleep(STALL)
+            if fate < 0.6:
+                with_token(client, key, attempt, token, lambda: renew(client, key, attempt, token))
         with_token(client, key, attempt, token, lambda: second_step(client, key, attempt, token))
     except Refused:
         return False
@@ -97,11 +102,12 @@ def first_step(client, key, attempt, token):
     """first_step does the first of two steps, and notes that in a checkpoint."""
     session = client.session
     state = '{"by" :  "%s"}' % attempt
+    since = client.note("checkpointing", key=key, attempt=attempt, token=token)
     session.run("BEGIN")
     session.call("write", "INSERT INTO torture.step SELECT %s, %s, %s, %s", key, attempt, token, state)
     session.call("checkpoint", CHECKPOINT, key, token, state)
     session.commit()
-    client.note("checkpointed", key=key, attempt=attempt, token=token)
+    client.note("checkpointed", key=key, attempt=attempt, token=token, since=since)
 
 
 def renew(client, key, attempt, token):

@@ -46,6 +46,11 @@ class Story:
         self.note("token", key=key, attempt=attempt, token=token, outcome=outcome, since=since, lease=0.4, at=0.01,
                   **{"point": None, "state": None, **told})
 
+    def accepted(self, key, attempt, token, intent="renewing", what="renewed"):
+        """accepted is a token that was taken for the right one."""
+        since = self.note(intent, key=key, attempt=attempt, token=token, at=0.01)
+        self.note(what, key=key, attempt=attempt, token=token, since=since, lease=0.4, at=0.01)
+
 
 def right():
     """right tells a story in which all is well."""
@@ -66,38 +71,47 @@ def right():
         story.note("given", subscription="once", events=["event of inbox-3"], since=len(story.records))
     story.note("acked", subscription="once", events=["event of inbox-3"])
 
-    # A lease, a checkpoint, a heartbeat, a takeover, a zombie who is refused, and the end.
+    # A lease, a checkpoint, a heartbeat, another whose answer comes after the takeover, a zombie who is
+    # refused, and the end.
     story.token("lease-4", "4.0.0", 11, "claimed")
     story.state["steps"].append({"key": "lease-4", "attempt": "4.0.0", "token": 11, "state": "{by 4.0.0}"})
-    story.note("checkpointed", key="lease-4", attempt="4.0.0", token=11, at=0.01)
-    since = story.note("renewing", key="lease-4", attempt="4.0.0", token=11, at=0.01)
-    story.note("renewed", key="lease-4", attempt="4.0.0", token=11, since=since, lease=0.4, at=0.01)
+    story.accepted("lease-4", "4.0.0", 11, "checkpointing", "checkpointed")
+    story.accepted("lease-4", "4.0.0", 11)
+    since = story.note("renewing", key="lease-4", attempt="4.0.0", token=11)
     story.token("lease-4", "4.1.0", 12, "taken_over", point="charged", state="{by 4.0.0}")
+    story.note("renewed", key="lease-4", attempt="4.0.0", token=11, since=since, lease=0.4)
     story.note("completing", key="lease-4", attempt="4.0.0", token=11)
     story.note("refused", key="lease-4", attempt="4.0.0", token=11)
     story.note("completing", key="lease-4", attempt="4.1.0", token=12)
     story.note("answer", key="lease-4", attempt="4.1.0", answer=story.stored("lease-4", "4.1.0", 12), how="owner")
     story.token("leash-5.0.0", "5.0.0", 13, "claimed")
 
-    # Two that count, whose events have an order; one that was prepared and rolled back.
+    # Two that count, whose events have an order; one that was prepared and rolled back, and
+    # one that was prepared and committed.
     for number in (6, 7):
         answer = story.stored(f"deadlock-{number}", f"{number}.0.0", aggregate="deadlock 1", n=number - 5)
         story.note("answer", key=f"deadlock-{number}", attempt=f"{number}.0.0", answer=answer, how="owner")
     story.state["counters"].update({"deadlock 1": 2, "deadlock 2": 2})
     story.note("prepared", key="prepared-8", attempt="8.0.0", decision="ROLLBACK")
+    story.note("prepared", key="prepared-8", attempt="8.0.1", decision="COMMIT")
     story.note("answer", key="prepared-8", attempt="8.0.1", answer=story.stored("prepared-8", "8.0.1"), how="owner")
     return story
 
 
 def lossy():
-    """lossy tells of a promotion that lost an answer, and of the retry that had the effect."""
+    """lossy tells of a promotion that lost an answer, a prepared transaction and a takeover, and of who came then."""
     story = right()
+    story.token("lease-11", "11.0.0", 21, "claimed")
     story.note("mark")
+    story.token("lease-11", "11.1.0", 22, "taken_over")
+    story.note("prepared", key="prepared-10", attempt="10.0.0", decision="COMMIT")
     story.note("answer", key="plain-9", attempt="9.0.0", answer='201|{ }|{"attempt" :  "9.0.0"}', how="owner")
     story.note("acked", subscription="once", events=["event of plain-1"])
     story.epoch = 1
     story.note("given", subscription="once", events=["event of plain-1"], since=len(story.records))
     story.note("answer", key="plain-9", attempt="9.1.0", answer=story.stored("plain-9", "9.1.0"), how="owner")
+    story.note("answer", key="prepared-10", attempt="10.1.0", answer=story.stored("prepared-10", "10.1.0"), how="owner")
+    story.accepted("lease-11", "11.0.0", 21)
     return story
 
 
@@ -137,12 +151,17 @@ PLANTS = {
         {"key": "decline-2", "attempt": "2.0.0", "token": None, "event": "event of plain-1"})),
     "an answer of another effect": ("effects", lambda s: effect(s, "plain-1").update(attempt="1.1.0")),
     "an effect that was rolled back": ("effects", lambda s: effect(s, "prepared-8").update(attempt="8.0.0")),
+    "a prepared transaction that was lost, and had anew by another attempt": ("effects", lambda s: s.note(
+        "prepared", key="prepared-8", attempt="8.1.0", decision="COMMIT")),
     "a differing answer": ("answers", lambda s: answer_of(s, "plain-1").update(answer='201|{ }|{"attempt" : "1.0.0"}')),
     "an answer that is not what is stored": ("answers", lambda s: s.state["keys"].update(
         {"plain-1": '201|{ }|{"attempt" :   "1.0.0"}'})),
     "a token that goes back": ("tokens", lambda s: find(s, "token", token=13).update(token=10)),
     "a token that comes twice": ("tokens", lambda s: find(s, "token", token=13).update(token=12)),
     "a stale token that completes": ("fencing", lambda s: effect(s, "lease-4").update(token=11, attempt="4.0.0")),
+    "a stale token that renews": ("fencing", lambda s: s.accepted("lease-4", "4.0.0", 11)),
+    "a stale token that checkpoints": ("fencing", lambda s: s.accepted(
+        "lease-4", "4.0.0", 11, "checkpointing", "checkpointed")),
     "a token out of nowhere": ("fencing", lambda s: effect(s, "lease-4").update(token=99)),
     "a claim after the answer": ("fencing", lambda s: s.token("lease-4", "4.2.0", 14, "taken_over")),
     "a right token that was refused": ("fencing", lambda s: s.note(
@@ -176,6 +195,12 @@ LOSSY_PLANTS = {
     "a key that was lost without its effect": ("effects", lambda s: s.state["keys"].pop("plain-9")),
     "an effect that was lost, and is there as well": ("effects", lambda s: s.state["effects"].append(
         {**effect(s, "plain-9"), "attempt": "9.0.0"})),
+    "a prepared transaction from after the promotion that was lost": ("effects", lambda s: find(
+        s, "prepared", attempt="10.0.0").update(epoch=1)),
+    "a stale token that renews where the greater one was shown": ("fencing", lambda s: find(
+        s, "token", token=22).update(epoch=1)),
+    "a stale token that renews, though the greater one is from before the mark": ("fencing", lambda s: find(
+        s, "mark").update(i=find(s, "token", token=22)["i"] + 1)),
     "two answers after a promotion": ("answers", lambda s: s.note(
         "answer", key="plain-9", attempt="9.2.0", answer="201", how="replay")),
 }

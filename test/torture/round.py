@@ -21,7 +21,7 @@ from client import Client
 from consumer import Consumer
 from journal import Journal, load
 from owner import ATTEMPTS_AT
-from server import ServerError
+from server import PATIENCE, ServerError
 
 # What calls may end in at any time: in progress, lost lease, conflict, deadlock, a
 # subscription in use, and whatever the end of a connection or a server looks like.
@@ -114,6 +114,20 @@ class World:
             self.fail(f"unexpected error {state}: {error}")
 
 
+# What processes are at, and what bars them.
+ACTIVITY = ("SELECT pid, backend_type, state, wait_event_type, wait_event, query, pg_blocking_pids(pid)"
+            " FROM pg_stat_activity WHERE state IS DISTINCT FROM 'idle'")
+
+
+def cpu_of(pid):
+    """cpu_of returns the ticks that a process has used, and where in the kernel it sleeps."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat, open(f"/proc/{pid}/wchan", encoding="ascii") as place:
+            return [*stat.read().rsplit(")", 1)[1].split()[11:13], place.read()]
+    except OSError:
+        return None
+
+
 class Watch(threading.Thread):
     """Cancels what hangs: a clock that was set stops the server's own timeouts."""
 
@@ -121,6 +135,15 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.world = world
         self.sessions = sessions
+        self.described = None
+
+    def describe(self, since):
+        """describe writes down what all are at, once for a statement that no cancel ends."""
+        if self.described == since:
+            return
+        self.described = since
+        rows = self.world.fault.server.query(ACTIVITY)
+        self.world.journal.note("hang", activity=[[*row, cpu_of(row[0])] for row in rows])
 
     def run(self):
         """run looks twice a second."""
@@ -128,6 +151,11 @@ class Watch(threading.Thread):
         while patience and not self.world.stopped.wait(0.5):
             for session in self.sessions:
                 since = session.since
+                if since is not None and time.monotonic() - since > 4 * patience:
+                    try:
+                        self.describe(since)
+                    except psycopg2.Error:
+                        pass
                 if since is not None and time.monotonic() - since > patience:
                     try:
                         session.connection.cancel()
@@ -154,7 +182,7 @@ def settle(world):
 
 def finish(world, finisher, kind, number):
     """finish tries an operation until it has come to its end."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     count = 0
     while not finisher.try_once(kind, number, count):
         count += 1

@@ -40,7 +40,8 @@ SETTINGS = {
     "idempotency.wait": "1s",
 }
 
-PATIENCE = 60  # seconds that a server may take for anything
+# Seconds that a server may take for anything; one that is slow by its nature is given more.
+PATIENCE = max(60, int(os.environ.get("PG_TEST_TIMEOUT_DEFAULT") or 0))
 
 
 LIBC = ctypes.CDLL(None)
