@@ -17,7 +17,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake answer_of is_overtaken crashes);
+our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake cancel answer_of
+  goes_on is_overtaken faults);
 
 # injection_node makes a server as new_node() does, or skips the whole script.
 sub injection_node
@@ -126,16 +127,37 @@ sub wake
 	return;
 }
 
-# answer_of returns what a session that was woken has said, errors by their
-# SQLSTATE, and ends its transaction.
+# cancel cancels whatever a process does at a point, at which nobody is stopped any more.
+# The wait there serves interrupts, unless our code stands where they are put off.
+sub cancel
+{
+	my ($node, $pid, $point) = @_;
+	$node->safe_psql('postgres', "SELECT injection_points_detach('idempotency-$point'), pg_cancel_backend($pid)");
+	return;
+}
+
+# answer_of returns what a session that was woken has said, or what it says to SQL,
+# errors by their SQLSTATE, which come last.
 sub answer_of
 {
-	my ($session) = @_;
-	my $answer = $session->query("\\echo");
+	my ($session, $sql) = @_;
+	my $answer = $session->query($sql // "\\echo");
 	my @states = $session->{stderr} =~ /ERROR:  (\w{5}):/g;
 
 	$session->{stderr} = '';
 	return join ' ', grep { length } split(/\s+/, $answer), @states;
+}
+
+# goes_on returns a function by which a session does some SQL, as its last, and which
+# returns what is said.
+sub goes_on
+{
+	my ($session) = @_;
+	return sub {
+		my $answer = answer_of($session, $_[0]);
+		$session->quit;
+		return $answer;
+	};
 }
 
 # is_overtaken checks what is said where a session is stopped at a point and somebody
@@ -154,26 +176,61 @@ sub is_overtaken
 	return;
 }
 
-# crashes returns what may befall a server, by name: functions that are given the
-# session that is stopped, and its backend's ID, and return when the server is back.
-sub crashes
+# is_cancelled cancels what a session does at a point, and checks that it is told so and
+# has let go of everything, but of what the server keeps to the end of the transaction:
+# its number, and the sequences that it has used.
+sub is_cancelled
+{
+	my ($node, $session, $pid, $point, $name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	cancel($node, $pid, $point);
+	is(answer_of($session), '57014', "$name: it is told so");
+	is( $node->safe_psql('postgres', qq{SELECT count(*) FROM pg_locks WHERE pid = $pid AND locktype NOT IN ('virtualxid', 'transactionid')
+			AND relation NOT IN (SELECT oid FROM pg_class WHERE relkind = 'S') IS NOT FALSE}), 0, "$name: it holds no lock");
+	return;
+}
+
+# faults returns what may befall a session, by name: functions that are given the
+# session that is stopped, its backend's ID, the point, what it does there, what that
+# says, as it is or as a pattern, and the name of the test.  They return when the server
+# is back, with a function by which it is done once more, by another session.
+#
+# Whoever is cancelled goes on: he does it once more, and takes that back; then he is
+# cancelled in a savepoint, and does it once more in the same transaction.  What a mark
+# names that is left of the savepoint would be said as well.
+sub faults
 {
 	my ($node) = @_;
+	my $another = sub { says($node, $_[0]) };
+
 	return (
+		'a cancel' => sub {
+			my ($session, $pid, $point, $sql, $says, $name) = @_;
+			is_cancelled($node, $session, $pid, $point, $name);
+			like(answer_of($session, "BEGIN; $sql; ROLLBACK"), ref $says ? $says : qr/^\Q$says\E$/, "$name: it can do it");
+			stops_at($node, $session, $point, "BEGIN; SAVEPOINT a; $sql");
+			is_cancelled($node, $session, $pid, $point, "$name, in a savepoint");
+			my $again = goes_on($session);
+			return sub { $again->("ROLLBACK TO a; SELECT idempotency.current_key('s'); $_[0]; COMMIT") };
+		},
 		'the end of the backend' => sub {
 			my ($session, $pid) = @_;
 			$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)");
 			wait_for_end($session);
+			return $another;
 		},
 		'kill -9 of the backend' => sub {
 			my ($session, $pid) = @_;
 			kill9($node, $pid);
 			wait_for_end($session);
+			return $another;
 		},
 		'kill -9 of the postmaster' => sub {
 			my ($session) = @_;
 			restart_after_kill9($node);
 			wait_for_end($session);
+			return $another;
 		});
 }
 

@@ -1,9 +1,9 @@
 # 031_injection_outbox.pl
 #
 # Stops publish(), fetch(), ack(), nack() and the relay between any two of their
-# steps.  There they are killed, alone and with the server, or others get between:
-# each event that was committed is given, and has its effect once; none that was
-# not committed is; and who is stopped in the middle of publish() holds nobody
+# steps.  There they are cancelled, or killed, alone and with the server, or others get
+# between: each event that was committed is given, and has its effect once; none that
+# was not committed is; and who is stopped in the middle of publish() holds nobody
 # else's event back, and does not lose his own.
 
 use strict;
@@ -22,7 +22,7 @@ idempotency.reaper_naptime = '0'
 idempotency.outbox_retention = '0'
 });
 consumer_tools($node);
-my %crashes = crashes($node);
+my %faults = faults($node);
 
 $node->safe_psql('postgres', q{
 	CREATE FUNCTION reject() RETURNS text LANGUAGE plpgsql AS $$
@@ -54,6 +54,8 @@ sub is_given
 # is stopped there.  Once it has its number, none that comes later is.
 my %removed = ('publish-number' => 2, 'publish-insert' => 1, 'publish-index' => 1, 'publish-end' => 1);
 
+my $published = qr/^\S{36}$/;
+
 foreach my $point (sort keys %removed)
 {
 	foreach my $end (qw(COMMIT ROLLBACK))
@@ -68,7 +70,7 @@ foreach my $point (sort keys %removed)
 		is(says($node, 'SELECT idempotency.reap()'), $removed{$point}, "$name: and is removed, if it comes after none");
 		is_given('', "$name: nothing more is");
 		wake($node, $point);
-		like(answer_of($session), qr/^\S{36}$/, "$name: it is published");
+		like(answer_of($session), $published, "$name: it is published");
 		$session->quit;
 		$node->safe_psql('postgres', publish(3, 't'));
 		is_given($end eq 'COMMIT' ? '1 3' : '3', "$name: it is given, if it was committed");
@@ -79,28 +81,30 @@ foreach my $point (sort keys %removed)
 	my ($session) = stop_at($node, $point, publish(1, 't'));
 	is(says($node, qq{$patience SELECT idempotency.subscribe('new', ARRAY['t'])}), '55P03', "$point: nobody subscribes meanwhile");
 	wake($node, $point);
-	like(answer_of($session), qr/^\S{36}$/, "$point: it is published then");
+	like(answer_of($session), $published, "$point: it is published then");
 	$session->quit;
 	$node->safe_psql('postgres', q{SELECT idempotency.subscribe('new', ARRAY['t'])});
 	$node->safe_psql('postgres', publish(2, 't'));
 	is_deeply(drained($node, 'postgres', 100, 's', 'new'), { s => '1 2', new => '2' }, "$point: who subscribes after it has what comes after it");
 	$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('new')});
 
-	foreach my $crash (sort keys %crashes)
+	foreach my $fault (sort keys %faults)
 	{
-		my $name = "$crash at $point";
+		my $name = "$fault at $point";
 		begin_events($node, publish(0, 't'));
 		my @stopped = stop_at($node, $point, publish(1, 't'));
 		$node->safe_psql('postgres', publish(2, 't'));
-		$crashes{$crash}->(@stopped);
+		my $again = $faults{$fault}->(@stopped, $point, publish(1, 't'), $published, $name);
+		is_given('0 2', "$name: whatever was committed is given, and nothing else");
+		like($again->(publish(1, 't')), $published, "$name: published once more");
 		$node->safe_psql('postgres', publish(3, 't'));
-		is_given('0 2 3', "$name: whatever was committed is given, and nothing else");
+		is_given('1 3', "$name: it is given then");
 		is($node->safe_psql('postgres', 'SELECT count(*) = count(DISTINCT seq) FROM idempotency.outbox'), 't', "$name: no number came twice");
 	}
 }
 
 # ----------------------------------------------------------------
-# A consumer is killed
+# A consumer is cancelled, or killed
 # ----------------------------------------------------------------
 
 my @events = map { publish($_, 't') } 1 .. 3;
@@ -120,13 +124,13 @@ foreach my $step (sort keys %steps)
 	my ($sql, $before, $points, $says, $given) = @{ $steps{$step} };
 	foreach my $point (@$points)
 	{
-		foreach my $crash (sort keys %crashes)
+		foreach my $fault (sort keys %faults)
 		{
-			my $name = "$step, $crash at $point";
+			my $name = "$step, $fault at $point";
 			begin_events($node, @$before);
-			$crashes{$crash}->(stop_at($node, $point, $sql));
+			my $again = $faults{$fault}->(stop_at($node, $point, $sql), $point, $sql, $says, $name);
 			is($node->safe_psql('postgres', 'SELECT count(*) FROM effect'), 0, "$name: nothing is left of it");
-			is(says($node, $sql), $says, "$name: done once more");
+			is($again->($sql), $says, "$name: done once more");
 			says($node, $acknowledge);
 			is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
 			$node->safe_psql('postgres', publish(4, 't'));
@@ -170,8 +174,10 @@ foreach my $pair (@pairs)
 # The relay
 # ----------------------------------------------------------------
 
-# The crashes of a worker, in which no session is stopped.
+# The faults of a worker, in which no session is stopped.  A cancel fails the event that
+# it hits; elsewhere the worker takes the step back, and comes again.
 my %ends = (
+	'a cancel' => sub { cancel($node, @_) },
 	'kill -9 of the worker' => sub { kill9($node, $_[0]) },
 	'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
 	'the end of the worker' => sub {

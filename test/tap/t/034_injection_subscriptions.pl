@@ -2,9 +2,9 @@
 #
 # Stops subscribe(), unsubscribe(), redrive(), what becomes of failed events, the
 # removal of events, and what is done after a commit between any two of their steps.
-# There they are killed, alone and with the server, or others get between: nothing is
-# left of what did not commit, and what did stays, though nobody was told; each
-# subscription gets each of its events once, and none is removed before.
+# There they are cancelled, or killed, alone and with the server, or others get between:
+# nothing is left of what did not commit, and what did stays, though nobody was told;
+# each subscription gets each of its events once, and none is removed before.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,7 +23,7 @@ idempotency.reaper_naptime = '0'
 idempotency.outbox_retention = '0'
 });
 consumer_tools($node);
-my %crashes = crashes($node);
+my %faults = faults($node);
 
 my @events = map { publish($_, 't') } 1 .. 3;
 my $take = 'SELECT take()';
@@ -118,14 +118,14 @@ foreach my $change (sort keys %changes)
 	my ($sql, $before, $points, $says, $given) = @{ $changes{$change} };
 	foreach my $point (@$points)
 	{
-		foreach my $crash (sort keys %crashes)
+		foreach my $fault (sort keys %faults)
 		{
-			my $name = "$change, $crash at $point";
+			my $name = "$change, $fault at $point";
 			begin_events($node, @$before);
 			my $stored = stored();
-			$crashes{$crash}->(stop_at($node, $point, $sql));
+			my $again = $faults{$fault}->(stop_at($node, $point, $sql), $point, $sql, $says, $name);
 			is(stored(), $stored, "$name: nothing is left of it");
-			is(says($node, $sql), $says, "$name: done once more");
+			is($again->($sql), $says, "$name: done once more");
 			$node->safe_psql('postgres', "$ack AND batch IS NOT NULL;" . publish(4, 't'));
 			are_given($given, $name);
 		}
@@ -173,15 +173,25 @@ foreach my $case (@meanwhile)
 # After the commit
 # ----------------------------------------------------------------
 
-# It is done when others are to be told of it.  There a backend takes no interrupt: it
-# ends when it goes on.
+# It is done when others are to be told of it.  There a backend takes no interrupt, since
+# the server puts them off from before the end in the list of running transactions until
+# the locks are released.  It ends when it goes on; and a cancel comes too late for the
+# statement, and hits none after it.
 my %after = (
-	%crashes,
+	%faults,
+	'a cancel' => sub {
+		my ($session, $pid, $point, $sql, $says, $name) = @_;
+		$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
+		wake($node, $point);
+		unlike(answer_of($session), qr/\b57014$/, "$name: it is not told so");
+		return goes_on($session);
+	},
 	'the end of the backend' => sub {
 		my ($session, $pid, $point) = @_;
 		$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
 		wake($node, $point);
 		wait_for_end($session);
+		return sub { says($node, $_[0]) };
 	});
 
 # Who is stopped, on top of what, where; what others find meanwhile, though the locks
@@ -203,16 +213,17 @@ foreach my $commit (@commits)
 	my ($what, $sql, $before, $points, $meanwhile, $says, $given) = @$commit;
 	foreach my $point (@$points)
 	{
-		foreach my $crash (sort keys %after)
+		foreach my $fault (sort keys %after)
 		{
-			my $name = "$what, $crash at $point";
+			my $name = "$what, $fault at $point";
 			begin_events($node, @$before);
 			my @stopped = stop_at($node, $point, $sql);
 			is(says($node, $meanwhile->[0]), $meanwhile->[1], "$name: others find it done");
 			my $stored = stored();
-			$after{$crash}->(@stopped, $point);
+			my $again = $after{$fault}->(@stopped, $point, $sql, $says, $name);
 			is(stored(), $stored, "$name: it stays done");
-			is(says($node, $sql), $says, "$name: a retry") if defined $says;
+			my $retry = $again->(defined $says ? $sql : 'SELECT');
+			is($retry, $says, "$name: a retry") if defined $says;
 			$node->safe_psql('postgres', "$ack AND batch IS NOT NULL;" . publish(4, 't'));
 			are_given($given, $name);
 		}
@@ -244,12 +255,13 @@ my %untold = (
 foreach my $point (sort keys %untold)
 {
 	my ($sql, @before) = @{ $untold{$point} };
-	foreach my $crash (sort keys %after)
+	foreach my $fault (sort keys %after)
 	{
+		my $name = "the relay is not told, $fault at $point";
 		begin_events($node, @before);
-		$after{$crash}->(stop_at($node, $point, $sql), $point);
-		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 1 FROM effect'), "the relay is not told, $crash at $point: the event is handled");
-		is($node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('h'); SELECT count(*) FROM effect}), "t\n1", "$point, $crash: once");
+		$after{$fault}->(stop_at($node, $point, $sql), $point, $sql, undef, $name)->('SELECT');
+		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 1 FROM effect'), "$name: the event is handled");
+		is($node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('h'); SELECT count(*) FROM effect}), "t\n1", "$name: once");
 	}
 }
 
@@ -260,6 +272,7 @@ foreach my $point (sort keys %untold)
 # It goes on where it is when it is told to end, so that it does not leave before its
 # commit.
 my %ends = (
+	'a cancel' => sub { cancel($node, @_) },
 	'kill -9 of the worker' => sub { kill9($node, $_[0]) },
 	'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
 	'the end of the worker' => sub {
