@@ -28,7 +28,7 @@ SELECT key, state, status, response_size IS NOT NULL AS has_response,
 SELECT k.key, v.created_at = k.created_at AND v.expires_at = k.expires_at AS same_times,
 		v.age BETWEEN '0 s' AND '1 min' AS age,
 		v.expires_in BETWEEN '23:58:00' AND '24:00:00' AS expires_in_a_day,
-		v.expires_in < '0 s' AS in_the_past,
+		v.expires_in <= '0 s' AS over,
 		extract(microseconds FROM v.age)::int % 1000000 AS fraction
 	FROM idempotency.keys v JOIN idempotency.key k USING (scope, key) WHERE scope = 'keys' ORDER BY k.key;
 

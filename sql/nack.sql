@@ -79,7 +79,7 @@ $$;
 
 -- It leaves the batch, whose others go on; it comes again in its own time, before
 -- what is new, and says how often it was tried.
-SELECT idempotency.subscribe('nack', '{nack}');
+SELECT idempotency.subscribe('nack', '{nack}', retry_delay => '1 hour');
 SELECT pg_temp.publish('{1,2,3}');
 SELECT pg_temp.fetch('nack');
 SELECT pg_temp.nack('nack', 2, NULL, 'the "mail" server said: no');

@@ -244,7 +244,7 @@ SQL
 	$token = lease('namesake');
 	my $session = open_session($node);
 	my $pid = pid_of($session);
-	begin_wait($session, $pid, q{SELECT outcome, response FROM idempotency.try_claim('w', 'namesake', lease => '1 hour', wait => '2 s')});
+	begin_wait($session, $pid, q{SELECT outcome, response FROM idempotency.try_claim('w', 'namesake', lease => '1 hour', wait => '5 s')});
 	$node->safe_psql('other', q{SELECT idempotency.complete('w', 'namesake', '"the other one"', token => token) FROM idempotency.key});
 	is(answer($session), 'in_progress|', "$how: an operation of the same name in another database answers nobody");
 
@@ -258,8 +258,8 @@ SQL
 		'in_progress|t', "$how: try_claim says so as a value");
 
 	# lock_timeout is about locks, and nobody waits for one here.
-	begin_wait($session, $pid, q{SET lock_timeout = '10ms'; SELECT outcome FROM idempotency.try_claim('w', 'ends', lease => '1 hour', wait => '500 ms')});
-	is(answer($session), 'in_progress', "$how: lock_timeout does not end a wait for a lease");
+	is($session->query_safe(q{SET lock_timeout = '10ms'; SELECT outcome FROM idempotency.try_claim('w', 'ends', lease => '1 hour', wait => '500 ms')}),
+		'in_progress', "$how: lock_timeout does not end a wait for a lease");
 	$session->query_safe('RESET lock_timeout');
 
 	# Stopped, in a transaction that goes on: everything before the savepoint stays,

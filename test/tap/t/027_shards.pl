@@ -184,13 +184,18 @@ in_mid_call('a call that is terminated at the shard', sub {
 my @clients = map { start_client($_, $router, $dir, qw(acme globex initech umbrella)) } 1 .. 3;
 wait_for_progress($dir, 20);
 
-# kill_some kills a backend of the clients' with SIGKILL, so that its server recovers.
+# kill_some kills a backend of the clients' with SIGKILL, so that its server recovers:
+# the first that is there, since they come and go.
 sub kill_some
 {
 	my ($node) = @_;
-	my $pid = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity
-		WHERE usename = 'app' AND backend_type = 'client backend' ORDER BY random() LIMIT 1});
-	kill9($node, $pid) if $pid;
+	foreach (1 .. 20 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		my $pid = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity
+			WHERE usename = 'app' AND backend_type = 'client backend' ORDER BY random() LIMIT 1});
+		return kill9($node, $pid) if $pid && kill 0, $pid;
+	}
+	die 'no client came to ' . $node->name;
 }
 
 my @faults = (
