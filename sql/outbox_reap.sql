@@ -232,7 +232,18 @@ SELECT lag_events, lag BETWEEN '0' AND '1 min' AS soon FROM idempotency.subscrip
 SELECT idempotency.reap(), pg_temp.left_over();
 SELECT string_agg(seq::text, ' ' ORDER BY seq) FROM idempotency.fetch('restored');
 SELECT pg_temp.acked('restored'), idempotency.reap(), pg_temp.left_over();
+-- One that cannot be true does not say what is needed: until it is mended, or its
+-- subscription gone, no event is removed, nor is a key by the same call.
+SELECT pg_temp.publish(1), count(*) FROM idempotency.once('outbox_reap', ARRAY['expired'], '1 microsecond');
+UPDATE idempotency.position SET passed = 1000, system_identifier = 7;
+SELECT idempotency.reap();
+\echo :SQLSTATE
+UPDATE idempotency.position SET passed = 57, inflight = '{1}';
+SELECT idempotency.reap();
+\echo :SQLSTATE
+SELECT count(*) AS keys, pg_temp.left_over() FROM idempotency.key;
 SELECT idempotency.unsubscribe('restored');
+SELECT idempotency.reap(), pg_temp.left_over();
 
 --
 -- How much of it, and in whose transaction
@@ -300,6 +311,10 @@ SELECT idempotency.subscribe('limited', '{order}', max_lag => '1 hour'), idempot
 SELECT pg_temp.publish(4), pg_temp.publish(2, 'other'), pg_temp.publish(4);
 SELECT idempotency.reap();
 SELECT pg_temp.age(1, 5, '61 min'), pg_temp.age(6, 10, '59 min');
+-- (The log is told at once, be it rolled back then.)
+BEGIN;
+SELECT idempotency.reap();
+ROLLBACK;
 SELECT idempotency.reap();
 SELECT subscription, passed, inflight[2:] FROM idempotency.position ORDER BY subscription;
 SELECT subscription, lag_events, date_trunc('minute', lag) AS lag, max_lag FROM idempotency.subscriptions ORDER BY subscription;

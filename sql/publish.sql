@@ -277,4 +277,11 @@ DROP INDEX idempotency.outbox_mine;
 SELECT idempotency.publish('publish', '9') IS NOT NULL AS published;
 SELECT payload FROM pg_temp.events() WHERE payload::text > '5';
 
+-- lastval() tells of the sequence that was drawn from last, and so of the event's number.
+CREATE TEMP TABLE numbered (n serial, what text);
+INSERT INTO numbered (what) SELECT 'and publishes' FROM idempotency.publish('publish', '10');
+SELECT lastval() = currval('numbered_n_seq') AS mine;
+SELECT idempotency.publish('publish', '11') IS NOT NULL AS published;
+SELECT lastval() = currval('idempotency.outbox_seq') AS of_the_event;
+
 DELETE FROM idempotency.outbox;

@@ -260,6 +260,10 @@ SELECT what, pg_temp.try(statement) AS replica FROM way WHERE n <= 4 ORDER BY n;
 ALTER TABLE charge ENABLE ALWAYS TRIGGER require_claim;
 SELECT what, pg_temp.try(statement) AS replica_always FROM way WHERE n <= 4 ORDER BY n;
 RESET session_replication_role;
+-- One that is disabled stops nobody.
+ALTER TABLE charge DISABLE TRIGGER require_claim;
+SELECT what, pg_temp.try(statement) AS disabled FROM way WHERE n <= 4 ORDER BY n;
+ALTER TABLE charge ENABLE ALWAYS TRIGGER require_claim;
 
 -- A cascade from a table that bears no trigger is a write like any other.
 CREATE TABLE customer (id int PRIMARY KEY);

@@ -138,4 +138,22 @@ SELECT outcome FROM idempotency.try_claim('session', 'styles', '{"n": 0.12345678
 SELECT expires_at - created_at BETWEEN interval '24 hours 59 minutes' AND interval '25 hours' AS a_day_and_an_hour
 	FROM idempotency.key WHERE scope = 'session' AND key = 'styles';
 
-DROP FUNCTION operate, handler, guard;
+-- A variable of a type that was dropped is the server's own limit: the session has to
+-- connect anew.
+CREATE FUNCTION typed() RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	request idempotency.document := '{}';
+BEGIN
+	RETURN request::text;
+END
+$$;
+SELECT typed();
+DROP EXTENSION idempotency;
+CREATE EXTENSION idempotency;
+\set VERBOSITY sqlstate
+SELECT typed();
+\set VERBOSITY default
+\c -
+SELECT typed();
+
+DROP FUNCTION operate, handler, guard, typed;

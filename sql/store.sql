@@ -343,6 +343,13 @@ SELECT idempotency.release('store', 'leased', :token);
 ROLLBACK;
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
 
+-- A sequence that was set back is as good as any: it gives a token out twice.
+BEGIN;
+SELECT token FROM idempotency.claim('store', 'leased', lease => '1 min') \gset
+SELECT setval('idempotency.token', :token, false) = :token AS set_back;
+SELECT token = :token AS given_twice FROM idempotency.claim('store', 'leased, too', lease => '1 min');
+ROLLBACK;
+
 DROP TABLE others, partitioned;
 DROP ACCESS METHOD heap_of_others;
 DROP FUNCTION altered, trigger_of_others, operate;

@@ -77,6 +77,13 @@ SELECT idempotency.nack('subscribe', :batch, :'id', 'no', '0') <= clock_timestam
 SELECT idempotency.subscribe('subscribe', '{other}') AS is_new, pg_temp.publish('{5}', 'other'), pg_temp.fetch('subscribe');
 SELECT idempotency.ack('subscribe', :batch);
 SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
+-- A batch that is given again has what the subscription wants by then.
+SELECT idempotency.subscribe('subscribe', '{subscribe,other}'), pg_temp.publish('{6}'), pg_temp.publish('{7}', 'other');
+SELECT pg_temp.fetch('subscribe');
+SELECT idempotency.subscribe('subscribe', '{other}');
+UPDATE idempotency.position SET leased_at = leased_at - interval '1 day', leased_until = leased_until - interval '1 day'
+	WHERE subscription = 'subscribe';
+SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
 -- What was passed by, since nobody wanted it, does not come back.
 SELECT idempotency.subscribe('subscribe', '{*}'), pg_temp.publish('{6}');
 SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
@@ -268,6 +275,13 @@ ALTER ROLE "regress subscribe ""other""" RENAME TO regress_subscribe_renamed;
 SET ROLE regress_subscribe_renamed;
 SELECT pg_temp.try('SELECT idempotency.fetch(''quoted'')');
 RESET ROLE;
+-- Who gets the name owns it.
+BEGIN;
+CREATE ROLE "regress subscribe ""other""";
+SELECT idempotency.grant_consumer('"regress subscribe ""other"""');
+SET LOCAL ROLE "regress subscribe ""other""";
+SELECT pg_temp.try('SELECT idempotency.fetch(''quoted'')');
+ROLLBACK;
 SELECT idempotency.subscribe('quoted', '{*}', owner => 'regress_subscribe_renamed');
 SET ROLE regress_subscribe_renamed;
 SELECT pg_temp.try('SELECT idempotency.fetch(''quoted'')');

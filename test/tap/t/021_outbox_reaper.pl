@@ -449,7 +449,10 @@ foreach my $change (
 	[ 'ALTER TABLE idempotency.position RENAME COLUMN inflight TO open', 'ALTER TABLE idempotency.position RENAME COLUMN open TO inflight' ],
 	[ 'ALTER TABLE idempotency.subscription RENAME TO subs', 'ALTER TABLE idempotency.subs RENAME TO subscription' ],
 	[ q{UPDATE idempotency.position SET inflight = '{1}' WHERE subscription = 'broken'},
-		q{UPDATE idempotency.position SET inflight = '{}' WHERE subscription = 'broken'} ])
+		q{UPDATE idempotency.position SET inflight = '{}' WHERE subscription = 'broken'} ],
+	[ q{UPDATE idempotency.position SET passed = passed + 1000000, system_identifier = 7 WHERE subscription = 'broken'},
+		q{UPDATE idempotency.position SET passed = passed - 1000000, system_identifier = c.system_identifier
+			FROM pg_control_system() AS c WHERE subscription = 'broken'} ])
 {
 	my ($there, $back) = @$change;
 	$node->safe_psql('postgres', $there);

@@ -159,6 +159,20 @@ foreach my $elsewhere (sort keys %elsewhere)
 $node->safe_psql('postgres', 'VACUUM');
 is_flat('failures', 2000, 1);
 
+# Failures under a snapshot are not flat: the versions of what was parked stay.
+my $snapshot = open_session($node);
+$snapshot->query_safe($elsewhere{'a snapshot'}[0]);
+$node->safe_psql('postgres', q{
+	SELECT idempotency.subscribe('failures under a snapshot', ARRAY['*'], max_attempts => 1000000);
+	SELECT count(idempotency.publish('t', '{}')) FROM generate_series(1, 5 * 600);
+	CALL batches('failures under a snapshot', 600, true)}, timeout => 120);
+is($node->safe_psql('postgres', q{
+	SELECT avg(buffers) FILTER (WHERE batch > 500) > 1.25 * avg(buffers) FILTER (WHERE batch BETWEEN 101 AND 200) + 4
+	FROM (SELECT buffers, row_number() OVER (ORDER BY place) AS batch FROM cost
+		WHERE subscription = 'failures under a snapshot' AND statement = 'fetch') AS c}), 't', 'failures under a snapshot: fetch is not flat');
+$snapshot->query_safe('COMMIT');
+$snapshot->quit;
+
 # What is in flight is looked at once when it is met, and once when it is over,
 # however much it is, and though there is nothing else.
 my $open = open_session($node);
@@ -177,6 +191,14 @@ is($node->safe_psql('postgres', q{SELECT idempotency.ack('few', batch) FROM idem
 $open->query_safe('ROLLBACK');
 $open->quit;
 idle_is_cheap('two events rolled back, and 20,000 between them', 'few');
+
+# Who waits keeps the snapshot of his statement meanwhile.
+my $waiter = open_session($node);
+$waiter->query_until(qr/waits/, "\\echo waits\nSELECT count(*) FROM idempotency.fetch('few', wait => '10 min');\n");
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity
+	WHERE query LIKE '%10 min%' AND wait_event_type = 'Extension' AND backend_xmin IS NOT NULL}), 'a fetch that waits keeps a snapshot');
+$node->safe_psql('postgres', publish(4, 'few'));
+$waiter->quit;
 
 # ----------------------------------------------------------------
 # Memory

@@ -240,6 +240,11 @@ ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42883: handler 
 	'a handler that removes itself is missed by its subscription');
 ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'another handler'}), 'and by no other');
 
+# It is a name: what somebody else who may has put in its place is run.
+$node->safe_psql('postgres', q{GRANT USAGE, CREATE ON SCHEMA app TO friend; SELECT idempotency.grant_consumer('friend');
+	SET ROLE friend; CREATE FUNCTION app.handle(idempotency.event) RETURNS void LANGUAGE sql AS $$ INSERT INTO public.seen (what) VALUES ('in its place') $$});
+ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'in its place' AND who = 'app'}), 'another function is put in its place');
+
 unlike(slurp_file($node->logfile), qr/PANIC:|TRAP:|terminated by signal|ERROR:  .*XX000/, 'nothing alarming in the log');
 $node->stop;
 done_testing();

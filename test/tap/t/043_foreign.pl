@@ -1,0 +1,41 @@
+# 043_foreign.pl
+#
+# Shows a limit that docs/guarantees.md states: postgres_fdw commits on its server before
+# the guard refuses the commit here, so what was written there stays.  Whoever completes
+# his claim has both, or, where he rolls back, neither.
+
+use strict;
+use warnings FATAL => 'all';
+
+use IdempotencyTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('main');
+my $other = new_node('other');
+my ($host, $port) = ($other->host, $other->port);
+
+$other->safe_psql('postgres', 'CREATE TABLE effect (key text)');
+$node->safe_psql('postgres', qq{
+	CREATE EXTENSION postgres_fdw;
+	CREATE SERVER other FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '$host', port '$port', dbname 'postgres');
+	CREATE USER MAPPING FOR CURRENT_USER SERVER other;
+	IMPORT FOREIGN SCHEMA public LIMIT TO (effect) FROM SERVER other INTO public});
+
+sub effects
+{
+	return $other->safe_psql('postgres', q{SELECT string_agg(key, ' ' ORDER BY key) FROM effect});
+}
+
+my $work = q{SELECT idempotency.claim('s', '%1$s'); INSERT INTO effect VALUES ('%1$s')};
+$node->safe_psql('postgres', 'BEGIN; ' . sprintf($work, 'whole') . q{; SELECT idempotency.complete('s', 'whole', '1'); COMMIT});
+is(effects(), 'whole', 'an operation that is completed has its effect there');
+$node->safe_psql('postgres', 'BEGIN; ' . sprintf($work, 'undone') . '; ROLLBACK');
+is(effects(), 'whole', 'one that is rolled back has none');
+
+fails_with($node, 'BEGIN; ' . sprintf($work, 'forgotten') . '; COMMIT', 'IK428', 'one that was not completed is refused');
+is(effects(), 'forgotten whole', 'and its effect there stays: postgres_fdw had committed');
+is($node->safe_psql('postgres', q{SELECT outcome FROM idempotency.try_claim('s', 'forgotten', lease => '1 min')}),
+	'claimed', 'while nothing is stored here');
+
+done_testing();
