@@ -10,16 +10,16 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use IdempotencyTest;
+use LogTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw($handlers $subscribe relay_node reload as_app fails_with_app publish done
-  comes idle pid_of waits_in_handler log_since log_comes is_quiet);
+  comes idle pid_of waits_in_handler);
 
 my $node;
-my $log_from; # where the log begins that was not looked at yet
 
 # What an event's payload tells the handler to do; what it did stands in a table,
 # unless that was rolled back.
@@ -105,7 +105,7 @@ sub relay_node
 		max_prepared_transactions = 10
 		log_statement = none
 	});
-	$log_from = -s $node->logfile;
+	watch_log($node);
 	$node->safe_psql('postgres', q{
 		CREATE ROLE app LOGIN;
 		CREATE ROLE friend;
@@ -197,34 +197,6 @@ sub pid_of
 sub waits_in_handler
 {
 	return pid_of('idempotency relay', q{query LIKE 'serving%' AND wait_event = 'PgSleep'});
-}
-
-# log_since returns what the log has got since it was looked at last.
-sub log_since
-{
-	my $log = slurp_file($node->logfile, $log_from);
-	$log_from += length $log;
-	return $log;
-}
-
-# log_comes waits for a line in the part of the log that was not looked at yet.
-sub log_comes
-{
-	my ($pattern, $name) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return ok($node->wait_for_log($pattern, $log_from), $name);
-}
-
-# is_quiet checks that the log has got nothing that would alarm anybody, but
-# what the pattern allows.
-sub is_quiet
-{
-	my ($name, $allowed) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my @alarms = grep { /(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|(?!parameter).*idempotency)/ } split /\n/, log_since();
-
-	@alarms = grep { $_ !~ $allowed } @alarms if defined $allowed;
-	is(scalar(@alarms), 0, "$name: the log is quiet") or diag(join "\n", @alarms);
 }
 
 1;

@@ -9,10 +9,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use IdempotencyTest;
+use LogTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 # Cluster.pm switches restart_after_crash off, and one test needs it.  The server
 # says in its log when it starts a worker.
@@ -26,42 +26,7 @@ log_min_messages = debug1
 });
 $node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');
 
-# Where the log begins that was not looked at yet.
-my $log_from = -s $node->logfile;
-
-# visits waits until so many workers have been sent from now on, and the last
-# but one has left.
-sub visits
-{
-	my ($count) = @_;
-	my $from = -s $node->logfile;
-	my $sent = 0;
-	for (1 .. 18_000)
-	{
-		$sent = () = slurp_file($node->logfile, $from) =~ /starting background worker process "idempotency reaper/g;
-		return if $sent > $count;
-		usleep(10_000);
-	}
-	die "$sent visits instead of $count";
-}
-
-# log_since returns what the log has got since it was asked last.
-sub log_since
-{
-	my $log = slurp_file($node->logfile, $log_from);
-	$log_from += length($log);
-	return $log;
-}
-
-# is_quiet checks that the log has got nothing that would alarm anybody.
-sub is_quiet
-{
-	my ($name) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my @alarms = grep { /(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|.*idempotency (?:reaper|launcher))/ } split /\n/, log_since();
-
-	is(scalar(@alarms), 0, "$name: the log is quiet") or diag(join "\n", @alarms);
-}
+watch_log($node);
 
 # expire stores so many records that have run out.
 sub expire
@@ -314,7 +279,7 @@ is_quiet('settings');
 # ----------------------------------------------------------------
 
 $node->safe_psql('postgres', 'ALTER TABLE idempotency.key ENABLE ROW LEVEL SECURITY');
-$node->wait_for_log(qr/idempotency reaper leaves database "postgres" alone/, $log_from);
+log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
 visits(2);
 my $log = log_since();
 is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, 'an altered table is said once');
@@ -332,7 +297,7 @@ foreach my $change (['ALTER TABLE idempotency.reaper RENAME COLUMN round_block T
 {
 	my ($there, $back) = @$change;
 	$node->safe_psql('postgres', $there);
-	$node->wait_for_log(qr/idempotency reaper leaves database "postgres" alone/, $log_from);
+	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
 	visits(1);
 	$log = log_since();
 	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, "$there: said once");
@@ -356,7 +321,7 @@ foreach my $change ([ $swallow, 'INSERT', '55000' ], [ $swallow, 'UPDATE', '5500
 	my $name = lc "$kind on $on";
 	$node->safe_psql('postgres', sprintf "CREATE $what", $on);
 	expire('unwritten ', 10);
-	$node->wait_for_log(qr/idempotency reaper leaves database "postgres" alone/, $log_from);
+	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
 	visits(1);
 	$log = log_since();
 	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, "$name: said once");

@@ -13,6 +13,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use IdempotencyTest;
+use LogTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use POSIX qw(SIGTERM);
@@ -29,22 +30,7 @@ wal_level = logical
 });
 $node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');
 
-# Where the log begins that was not looked at yet.
-my $log_from = -s $node->logfile;
-
-# is_quiet checks that the log has got nothing that would alarm anybody, but
-# what the pattern allows.
-sub is_quiet
-{
-	my ($name, $allowed) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my $log = slurp_file($node->logfile, $log_from);
-	my @alarms = grep { /(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|.*idempotency (?:reaper|launcher))/ } split /\n/, $log;
-
-	@alarms = grep { $_ !~ $allowed } @alarms if defined $allowed;
-	$log_from += length $log;
-	is(scalar(@alarms), 0, "$name: the log is quiet") or diag(join "\n", @alarms);
-}
+watch_log($node);
 
 # reload changes settings of the server.
 sub reload
@@ -89,24 +75,6 @@ sub visited
 	return join ' ', sort map { $names{$_} // '-' } keys %oids;
 }
 
-# tours waits until so many tours have begun from now on, by the visits to
-# database postgres, and returns where it began in the log.
-sub tours
-{
-	my ($count) = @_;
-	my $oid = $node->safe_psql('postgres', q{SELECT oid FROM pg_database WHERE datname = 'postgres'});
-	my $from = -s $node->logfile;
-	my $begun = 0;
-
-	for (1 .. 18_000)
-	{
-		$begun = () = slurp_file($node->logfile, $from) =~ /starting background worker process "idempotency reaper for database $oid"/g;
-		return $from if $begun > $count;
-		usleep(10_000);
-	}
-	die "$begun tours instead of $count";
-}
-
 # ----------------------------------------------------------------
 # Who is who
 # ----------------------------------------------------------------
@@ -140,16 +108,16 @@ gone($_, "database $_ is reaped") foreach 'one', 'two', 'Odd, "name"';
 # An extension that comes later is noticed by its first use: long before the next
 # visit that is due anyway, ten tours after the last.
 reload('idempotency.reaper_naptime' => '2s');
-tours(1);
+visits(1);
 $node->safe_psql('postgres', 'CREATE DATABASE later');
-tours(1);
+visits(1);
 my $began = time;
 $node->safe_psql('later', 'CREATE EXTENSION idempotency');
 expire('later', 10);
 gone('later', 'an extension that comes later is noticed');
 cmp_ok(time - $began, '<', 10, 'soon');
 $node->safe_psql('later', 'DROP EXTENSION idempotency');
-tours(2);
+visits(2);
 $began = time;
 $node->safe_psql('later', 'CREATE EXTENSION idempotency');
 expire('later', 10);
@@ -158,16 +126,16 @@ cmp_ok(time - $began, '<', 10, 'soon');
 reload('idempotency.reaper_naptime' => '100ms');
 
 # One without is visited now and then.
-my $from = tours(5);
+my $from = visits(5);
 unlike(visited($from), qr/bare.*bare/, 'a database without the extension is visited seldom');
-like(visited(tours(21)), qr/\bbare\b/, 'but it is');
+like(visited(visits(21)), qr/\bbare\b/, 'but it is');
 
 # Templates and closed databases are not visited, whatever is in them.
 expire($_, 10) foreach 'closed', 'pattern';
 gone($_, "$_ is reaped") foreach 'closed', 'pattern';
 $node->safe_psql('postgres', q{ALTER DATABASE closed ALLOW_CONNECTIONS false; ALTER DATABASE pattern IS_TEMPLATE true});
-tours(2);
-$from = tours(21);
+visits(2);
+$from = visits(21);
 is(visited($from), 'Odd, "name" bare later one postgres two', 'neither templates nor closed databases are visited');
 $node->safe_psql('postgres', q{ALTER DATABASE closed ALLOW_CONNECTIONS true; ALTER DATABASE pattern IS_TEMPLATE false});
 expire($_, 10) foreach 'closed', 'pattern';
@@ -176,10 +144,10 @@ gone($_, "$_ is visited again") foreach 'closed', 'pattern';
 # A database that a failed DROP DATABASE has left behind.
 $node->safe_psql('postgres', 'CREATE DATABASE broken');
 my $broken = $node->psql('postgres', q{UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'broken'});
-tours(2);
-unlike(visited(tours(21)), qr/broken/, 'an invalid database is not visited');
+visits(2);
+unlike(visited(visits(21)), qr/broken/, 'an invalid database is not visited');
 $node->safe_psql('postgres', 'DROP DATABASE broken');
-is_quiet('here and there', qr/exited with exit code 1/);
+is_quiet('here and there', $too_late);
 
 # The settings choose.
 reload('idempotency.databases' => 'one, "Odd, ""name""", nowhere');
@@ -230,9 +198,9 @@ $node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity 
 $query->query_until(qr/begun/, "\\echo begun\nSELECT sum(wait_for_lock(n)) FROM numbers;\n");
 $node->poll_query_until('postgres', q{SELECT count(*) = 4 FROM pg_stat_activity WHERE backend_type = 'parallel worker'}) or die;
 reload('idempotency.reaper_naptime' => '100ms');
-$node->wait_for_log(qr/LOG:  no background worker slot is free for the idempotency reaper/, $log_from);
+log_comes(qr/LOG:  no background worker slot is free for the idempotency reaper/, 'the log says that there is no slot');
 usleep(500_000);
-my $said = () = slurp_file($node->logfile, $log_from) =~ /LOG:  no background worker slot is free/g;
+my $said = () = log_waiting() =~ /LOG:  no background worker slot is free/g;
 is($said, 1, 'a lack of slots is said once');
 $lock->query_safe('SELECT pg_advisory_unlock(1)');
 expire('one', 10);
@@ -270,11 +238,11 @@ foreach my $drop ('DROP DATABASE %s', 'DROP DATABASE %s WITH (FORCE)')
 	$began = time;
 	$node->safe_psql('postgres', sprintf $drop, 'dropped');
 	cmp_ok(time - $began, '<', 5, sprintf("$drop in the middle of the work, in time", 'a database'));
-	tours(2);
+	visits(2);
 	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.stats WHERE datname IS NULL OR datname = 'dropped'}), '0',
 		'nothing is left of it');
 }
-is_quiet('DROP DATABASE', qr/exited with exit code 1/);
+is_quiet('DROP DATABASE', $too_late);
 
 # Over and over, whenever it comes.
 foreach my $round (1 .. 15)
@@ -284,7 +252,7 @@ foreach my $round (1 .. 15)
 	$node->safe_psql('postgres', 'DROP DATABASE brief');
 }
 pass('databases come and go');
-is_quiet('databases that come and go', qr/exited with exit code 1/);
+is_quiet('databases that come and go', $too_late);
 
 busy('original');
 $node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE original');
@@ -293,17 +261,17 @@ gone($_, "$_ is reaped to the end") foreach 'original', 'copy';
 is($node->safe_psql($_, 'SELECT scope, key FROM idempotency.key'), 'live|message', "$_ keeps what lives") foreach 'original', 'copy';
 is($node->safe_psql($_, 'SELECT count(*), sum(rows_reaped) > 0 FROM idempotency.reaper'), '1|t', "$_ goes on where the pattern stood")
   foreach 'original', 'copy';
-is_quiet('CREATE DATABASE TEMPLATE', qr/exited with exit code 1/);
+is_quiet('CREATE DATABASE TEMPLATE', $too_late);
 
 busy('renamed');
 $node->safe_psql('postgres', 'ALTER DATABASE renamed RENAME TO other');
 gone('other', 'a database is renamed in the middle of the work');
-is_quiet('ALTER DATABASE RENAME', qr/exited with exit code 1/);
+is_quiet('ALTER DATABASE RENAME', $too_late);
 
 busy('without');
 $node->safe_psql('without', 'DROP EXTENSION idempotency');
 pass('DROP EXTENSION in the middle of the work');
-tours(2);
+visits(2);
 is($node->safe_psql('without', 'CREATE EXTENSION idempotency; SELECT count(*) FROM idempotency.key'), '0', 'and CREATE EXTENSION');
 expire('without', 10);
 gone('without', 'which is noticed');
@@ -338,7 +306,7 @@ sub told_to_go
 
 # It is stopped while it sleeps in a trigger, where it holds nothing that other
 # processes could need, but the lock on ten keys that have run out.
-is_quiet('before a worker hangs', qr/exited with exit code 1/);
+is_quiet('before a worker hangs', $too_late);
 $node->safe_psql('postgres', 'CREATE DATABASE hung');
 $node->safe_psql('hung', q{
 	CREATE EXTENSION idempotency;
@@ -362,30 +330,30 @@ is(told_to_go($hung), 1, 'the worker has been told to go');
 # From now on it is in nobody's way, and nobody else is sent to its database, be it
 # taken off the list and put on it again meanwhile.
 $began = time;
-$from = tours(10);
+$from = visits(10);
 cmp_ok(time - $began, '<', 40, 'no tour waits for it any more');
 unlike(visited($from), qr/\bhung\b/, 'nobody else is sent');
 expire('one', 10);
 gone('one', 'while it hangs still');
 reload('idempotency.databases' => 'postgres, one');
-tours(3);
-is(visited(tours(3)), 'one postgres', 'its database is taken off the list');
+visits(3);
+is(visited(visits(3)), 'one postgres', 'its database is taken off the list');
 expire('two', 10);
 reload('idempotency.databases' => '');
 gone('two', 'and put on it again');
-unlike(visited(tours(10)), qr/\bhung\b/, 'nor is anybody sent then');
+unlike(visited(visits(10)), qr/\bhung\b/, 'nor is anybody sent then');
 is($node->safe_psql('hung', q{SELECT idempotency.once('live', 'message'), count(*) FROM idempotency.key WHERE scope = 'expired'}), 't|10',
 	'clients of its database go on, and what it has not committed is there');
 is($node->safe_psql('postgres', $asleep), $hung, 'all the time it hangs');
 
 # It goes on, and leaves; its database is visited again, when it is on the list.
 reload('idempotency.databases' => 'postgres, one');
-tours(3);
+visits(3);
 $launcher = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'});
 is(kill('CONT', $hung), 1, 'it goes on');
 $node->poll_query_until('postgres', "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $hung)") or die 'the worker stays';
 is(left('hung'), '0', 'and has done its work');
-tours(3);
+visits(3);
 reload('idempotency.databases' => '');
 $node->safe_psql('hung', 'DROP TRIGGER sleep ON idempotency.reaper');
 expire('hung', 10);
@@ -398,13 +366,6 @@ is_quiet('a worker that hangs');
 # ----------------------------------------------------------------
 # A worker that dies of an error
 # ----------------------------------------------------------------
-
-# visits counts how often workers were sent to a database since a point in the log.
-sub visits
-{
-	my ($oid, $from) = @_;
-	return scalar(() = slurp_file($node->logfile, $from) =~ /starting background worker process "idempotency reaper for database $oid"/g);
-}
 
 $node->safe_psql('postgres', 'CREATE DATABASE failing');
 $node->safe_psql('failing', q{
@@ -419,9 +380,9 @@ expire('one', 10);
 gone('one', 'a worker dies: another database is reaped');
 
 # Nobody calls from there any more, so that it is due in every tenth tour.
-tours(2);
-$from = tours(31);
-my $visits = visits($failing, $from);
+visits(2);
+$from = visits(31);
+my $visits = sent($node, $failing, $from);
 cmp_ok($visits, '>=', 2, 'its database is visited again');
 cmp_ok($visits, '<=', 4, 'but seldom');
 reload('idempotency.reaper_naptime' => '0');
@@ -437,7 +398,7 @@ $node->safe_psql('failing', 'DROP TRIGGER fail ON idempotency.reaper');
 reload('idempotency.reaper_naptime' => '100ms');
 gone('failing', 'mended, its database is reaped');
 is($node->safe_psql('failing', 'SELECT rows_reaped FROM idempotency.reaper'), '10', 'and the books are right');
-is_quiet('a worker that dies', qr/ERROR:  no books today|LOG:  background worker "idempotency reaper" \(PID \d+\) exited with exit code 1/);
+is_quiet('a worker that dies', qr/ERROR:  no books today|$too_late/);
 $node->safe_psql('postgres', 'DROP DATABASE failing');
 
 # ----------------------------------------------------------------

@@ -10,6 +10,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use IdempotencyTest;
+use LogTest;
 use PostgreSQL::Test::Utils;
 use RelayTest;
 use Test::More;

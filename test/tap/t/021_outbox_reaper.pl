@@ -9,10 +9,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use IdempotencyTest;
+use LogTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 my $conf = q{
 shared_preload_libraries = 'idempotency'
@@ -26,45 +26,7 @@ log_min_messages = debug1
 my $node = new_node('main', conf => $conf);
 $node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');
 
-# Where the log begins that was not looked at yet.
-my $log_from = -s $node->logfile;
-
-# visits waits until so many workers have been sent to a database from now on, and
-# the last but one has left.
-sub visits
-{
-	my ($count, $at, $dbname) = @_;
-	$at //= $node;
-	my $oid = $at->safe_psql($dbname // 'postgres', 'SELECT oid FROM pg_database WHERE datname = current_database()');
-	my $from = -s $at->logfile;
-	my $sent = 0;
-	for (1 .. 18_000)
-	{
-		$sent = () = slurp_file($at->logfile, $from) =~ /starting background worker process "idempotency reaper for database $oid"/g;
-		return if $sent > $count;
-		usleep(10_000);
-	}
-	die "$sent visits instead of $count";
-}
-
-# log_since returns what the log has got since it was asked last.
-sub log_since
-{
-	my $log = slurp_file($node->logfile, $log_from);
-	$log_from += length($log);
-	return $log;
-}
-
-# is_quiet checks that the log has got nothing that would alarm anybody.
-sub is_quiet
-{
-	my ($name) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my @alarms = grep { /(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|subscription|.*idempotency (?:reaper|launcher))/ }
-	  split /\n/, log_since();
-
-	is(scalar(@alarms), 0, "$name: the log is quiet") or diag(join "\n", @alarms);
-}
+watch_log($node);
 
 # reload changes a setting of the server.
 sub reload
@@ -174,7 +136,7 @@ is(left(), '6', 'for ever, if they are to');
 reload('idempotency.outbox_retention', 0);
 gone('or for no time, where it may');
 $node->safe_psql('postgres', 'DROP DATABASE brief');
-is_quiet('how old');
+is_quiet('how old', $too_late);
 
 # Nothing to do, nothing written.
 visits(2);
@@ -344,7 +306,7 @@ visits(2, undef, 'hole');
 is($node->safe_psql('hole', 'SELECT events_reaped FROM idempotency.reaper'), '4', 'so that none is forgotten');
 $holder->quit;
 $node->safe_psql('postgres', 'DROP DATABASE hole');
-is_quiet('a hole');
+is_quiet('a hole', $too_late);
 
 # ----------------------------------------------------------------
 # A subscription that nobody reads
@@ -456,7 +418,7 @@ foreach my $change (
 {
 	my ($there, $back) = @$change;
 	$node->safe_psql('postgres', $there);
-	$node->wait_for_log(qr/idempotency reaper leaves database "postgres" alone/, $log_from);
+	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
 	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.once('expired', ARRAY['a', 'b'], '1 microsecond')});
 	ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idempotency.key}), "$there: keys are removed all the same");
 	visits(1);
@@ -499,7 +461,7 @@ $other->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', "$dir/sl
 cmp_ok(scalar(() = slurp_file($other->logfile, $from) =~ /starting background worker process "idempotency reaper for database/g), '>', 10,
 	'while the reaper comes and goes');
 visits(3, $other, 'restored');
-unlike(slurp_file($other->logfile, $from), qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|subscription|.*idempotency (?:reaper|launcher))/, 'and says nothing');
+unlike(slurp_file($other->logfile, $from), $alarm, 'and says nothing');
 is($other->safe_psql('restored', 'SELECT count(*) FROM idempotency.outbox'), '50', 'nothing is removed that somebody needs');
 is($other->safe_psql('restored', "SELECT idempotency.ack('fast', $fast)"), '', 'the batch that is out there is still out');
 is($other->safe_psql('restored', "SELECT drain('slow'), drain('fast')"), '0|30', 'and each goes on where it was');

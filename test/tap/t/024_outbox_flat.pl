@@ -80,7 +80,7 @@ sub is_flat
 	$node->safe_psql('postgres', qq{
 		SELECT idempotency.subscribe('$name', ARRAY['*'], max_attempts => 1000000);
 		SELECT count(idempotency.publish('t', '{}')) FROM generate_series(1, 5 * $count);
-		CALL batches('$name', $count, @{[ $fails ? 'true' : 'false' ]})}, timeout => 120);
+		CALL batches('$name', $count, @{[ $fails ? 'true' : 'false' ]})}, timeout => $PostgreSQL::Test::Utils::timeout_default);
 	foreach (split /\n/, $node->safe_psql('postgres', qq{
 		SELECT statement, min(rows), max(rows), avg(buffers) FILTER (WHERE batch BETWEEN 101 AND 200),
 			avg(buffers) FILTER (WHERE batch > $count - 100)
@@ -165,7 +165,7 @@ $snapshot->query_safe($elsewhere{'a snapshot'}[0]);
 $node->safe_psql('postgres', q{
 	SELECT idempotency.subscribe('failures under a snapshot', ARRAY['*'], max_attempts => 1000000);
 	SELECT count(idempotency.publish('t', '{}')) FROM generate_series(1, 5 * 600);
-	CALL batches('failures under a snapshot', 600, true)}, timeout => 120);
+	CALL batches('failures under a snapshot', 600, true)}, timeout => $PostgreSQL::Test::Utils::timeout_default);
 is($node->safe_psql('postgres', q{
 	SELECT avg(buffers) FILTER (WHERE batch > 500) > 1.25 * avg(buffers) FILTER (WHERE batch BETWEEN 101 AND 200) + 4
 	FROM (SELECT buffers, row_number() OVER (ORDER BY place) AS batch FROM cost
@@ -272,7 +272,7 @@ sub keeps_its_memory
 	$calls[-1] .= "SELECT measure('$procedure', 1);";
 	$node->safe_psql('postgres', "SELECT idempotency.subscribe('$procedure', ARRAY['memory'])");
 	my $before = versions($procedure);
-	$node->safe_psql('postgres', join("\n", @calls), timeout => 300);
+	$node->safe_psql('postgres', join("\n", @calls), timeout => 2 * $PostgreSQL::Test::Utils::timeout_default);
 	my $versions = versions($procedure) - $before;
 	my ($used, $total, $rss) = split /\|/, $node->safe_psql('postgres', qq{
 		SELECT b.used - a.used, b.total - a.total, b.rss - a.rss

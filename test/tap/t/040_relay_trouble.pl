@@ -9,6 +9,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use IdempotencyTest;
+use LogTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use RelayTest;
