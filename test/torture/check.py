@@ -27,10 +27,13 @@ class History:
         self.tokens = defaultdict(list)
         self.renewals = defaultdict(list)
         self.accepted = []  # renewals and checkpoints
+        self.checkpoints = []
         self.releases = defaultdict(list)
         self.completing = {}
         self.refused = []
         self.prepared = {}
+        self.deciding = {}  # the first time
+        self.gone = []
         self.acked = defaultdict(list)  # by subscription and event
         self.given = []
         self.shown = []  # all tokens, as they were shown
@@ -52,6 +55,7 @@ class History:
             self.accepted.append(record)
         elif what == "checkpointed":
             self.accepted.append(record)
+            self.checkpoints.append(record)
         elif what == "releasing":
             self.releases[record["key"]].append(record)
         elif what == "completing":
@@ -60,6 +64,10 @@ class History:
             self.refused.append(record)
         elif what == "prepared":
             self.prepared[record["attempt"]] = record
+        elif what == "deciding":
+            self.deciding.setdefault(record["attempt"], record)
+        elif what == "gone":
+            self.gone.append(record)
         elif what == "acked":
             for event in record["events"]:
                 self.acked[record["subscription"], event].append(record)
@@ -104,13 +112,24 @@ def check_effects(history, state):
             if answer["how"] == "owner" and not answer["answer"].startswith("402|") \
                     and not any(e["attempt"] == answer["attempt"] for e in effects[key]):
                 yield "effects", f"{key} does not have the effect that was acknowledged: {answer}, {effects[key]}"
+
+
+def check_prepared(history, state):
+    """check_prepared finds prepared transactions that were lost, or ended otherwise than it was decided."""
+    effects = {(effect["key"], effect["attempt"]) for effect in state["effects"]}
     for attempt, record in history.prepared.items():
-        there = any(e["attempt"] == attempt for e in effects[record["key"]])
+        there = (record["key"], attempt) in effects
         if record["decision"] == "ROLLBACK" and there:
-            yield "effects", f"{record['key']} has the effect of an attempt that was rolled back: {record}"
+            yield "prepared", f"{record['key']} has the effect of an attempt that was rolled back: {record}"
         # Until the round is judged, all that is prepared is decided, as it was meant to be.
         if record["decision"] == "COMMIT" and not there and history.is_firm(record):
-            yield "effects", f"{record['key']} does not have the effect that was prepared: {record}"
+            yield "prepared", f"{record['key']} does not have the effect that was prepared: {record}"
+    for record in history.gone:
+        prepared = history.prepared.get(record["attempt"])
+        # Whoever asks a second time may have been heard the first time.
+        if prepared is not None and history.together(prepared, record) \
+                and history.deciding[record["attempt"]]["i"] == record["since"]:
+            yield "prepared", f"a prepared transaction was not there to be decided: {prepared}, {record}"
 
 
 def check_answers(history, state):
@@ -218,6 +237,10 @@ def check_steps(history, state):
     for effect in state["effects"]:
         if effect["token"] is not None and not steps[effect["key"]]:
             yield "steps", f"{effect['key']} has its second step and not the first: {effect}"
+    for record in history.checkpoints:
+        if history.is_firm(record) and not any((s["attempt"], s["token"]) == (record["attempt"], record["token"])
+                                               for s in steps[record["key"]]):
+            yield "steps", f"{record['key']} does not have the step of a checkpoint: {record}, {steps[record['key']]}"
     for record in history.shown:
         found = steps[record["key"]]
         if record.get("point") is None or not history.is_firm(record):
@@ -264,7 +287,7 @@ def check_counters(history, state):
             yield "counters", f"{effects} effects of {kind}, and a count of {count}"
 
 
-CHECKS = (check_effects, check_answers, check_tokens, check_fencing, check_leases, check_steps,
+CHECKS = (check_effects, check_prepared, check_answers, check_tokens, check_fencing, check_leases, check_steps,
           check_events, check_counters)
 
 

@@ -205,6 +205,7 @@ class Client(threading.Thread):
     def decide_prepared(self):
         """decide_prepared ends transactions that were prepared, or may have been."""
         for gid, (decision, key, answer, attempt, _) in list(self.prepared.items()):
+            since = self.note("deciding", key=key, attempt=attempt)
             try:
                 self.session.call("decide", f"{decision} PREPARED '{gid}'")
                 if decision == "COMMIT":
@@ -213,6 +214,7 @@ class Client(threading.Thread):
                 if error.pgcode != "42704":  # it was decided before, or never prepared
                     raise
                 self.session.recover(error)
+                self.note("gone", key=key, attempt=attempt, since=since)
             del self.prepared[gid]
 
     def two_phases(self, keys, attempt, rng):

@@ -86,13 +86,16 @@ def right():
     story.note("answer", key="lease-4", attempt="4.1.0", answer=story.stored("lease-4", "4.1.0", 12), how="owner")
     story.token("leash-5.0.0", "5.0.0", 13, "claimed")
 
-    # Two that count, whose events have an order; one that was prepared and rolled back, and
-    # one that was prepared and committed.
+    # Two that count, whose events have an order; one that was prepared and rolled back, by
+    # somebody who got no answer and asked again; and one that was prepared and committed.
     for number in (6, 7):
         answer = story.stored(f"deadlock-{number}", f"{number}.0.0", aggregate="deadlock 1", n=number - 5)
         story.note("answer", key=f"deadlock-{number}", attempt=f"{number}.0.0", answer=answer, how="owner")
     story.state["counters"].update({"deadlock 1": 2, "deadlock 2": 2})
     story.note("prepared", key="prepared-8", attempt="8.0.0", decision="ROLLBACK")
+    story.note("deciding", key="prepared-8", attempt="8.0.0")
+    since = story.note("deciding", key="prepared-8", attempt="8.0.0")
+    story.note("gone", key="prepared-8", attempt="8.0.0", since=since)
     story.note("prepared", key="prepared-8", attempt="8.0.1", decision="COMMIT")
     story.note("answer", key="prepared-8", attempt="8.0.1", answer=story.stored("prepared-8", "8.0.1"), how="owner")
     return story
@@ -150,9 +153,11 @@ PLANTS = {
     "an effect of what was declined": ("effects", lambda s: s.state["effects"].append(
         {"key": "decline-2", "attempt": "2.0.0", "token": None, "event": "event of plain-1"})),
     "an answer of another effect": ("effects", lambda s: effect(s, "plain-1").update(attempt="1.1.0")),
-    "an effect that was rolled back": ("effects", lambda s: effect(s, "prepared-8").update(attempt="8.0.0")),
-    "a prepared transaction that was lost, and had anew by another attempt": ("effects", lambda s: s.note(
+    "an effect that was rolled back": ("prepared", lambda s: effect(s, "prepared-8").update(attempt="8.0.0")),
+    "a prepared transaction that was lost, and had anew by another attempt": ("prepared", lambda s: s.note(
         "prepared", key="prepared-8", attempt="8.1.0", decision="COMMIT")),
+    "a prepared transaction that was lost, and was to be rolled back": ("prepared", lambda s: find(
+        s, "deciding", attempt="8.0.0").update(attempt="8.0.1")),
     "a differing answer": ("answers", lambda s: answer_of(s, "plain-1").update(answer='201|{ }|{"attempt" : "1.0.0"}')),
     "an answer that is not what is stored": ("answers", lambda s: s.state["keys"].update(
         {"plain-1": '201|{ }|{"attempt" :   "1.0.0"}'})),
@@ -173,6 +178,9 @@ PLANTS = {
     "a step done twice": ("steps", lambda s: s.state["steps"].append(
         {"key": "lease-4", "attempt": "4.1.0", "token": 12, "state": "{by 4.1.0}"})),
     "a step that was left out": ("steps", lambda s: s.state["steps"].clear()),
+    "a checkpoint that was lost, and the step done anew by the next owner": ("steps", lambda s: (
+        s.state["steps"][0].update(attempt="4.1.0", token=12, state="{by 4.1.0}"),
+        find(s, "token", token=12).update(point=None, state=None))),
     "a checkpoint with another state": ("steps", lambda s: find(s, "token", token=12).update(state="{by 4.0.1}")),
     "a lost event": ("events", lambda s: without(s.state["handled"], event="event of plain-1", subscription="relayed")),
     "a doubled effect of an event": ("events", lambda s: s.state["handled"].append(
@@ -195,7 +203,7 @@ LOSSY_PLANTS = {
     "a key that was lost without its effect": ("effects", lambda s: s.state["keys"].pop("plain-9")),
     "an effect that was lost, and is there as well": ("effects", lambda s: s.state["effects"].append(
         {**effect(s, "plain-9"), "attempt": "9.0.0"})),
-    "a prepared transaction from after the promotion that was lost": ("effects", lambda s: find(
+    "a prepared transaction from after the promotion that was lost": ("prepared", lambda s: find(
         s, "prepared", attempt="10.0.0").update(epoch=1)),
     "a stale token that renews where the greater one was shown": ("fencing", lambda s: find(
         s, "token", token=22).update(epoch=1)),

@@ -124,8 +124,11 @@ class Session:
         self.connection = None
 
     def pid(self):
-        """pid returns the process ID of the session's backend."""
-        return self.connection.info.backend_pid
+        """pid returns the process ID of the session's backend, which it must have."""
+        pid = self.connection.info.backend_pid
+        if pid == 0:  # nobody, to libpq; to kill(), everybody of our group
+            raise ProcessLookupError("the connection is lost")
+        return pid
 
     def run(self, sql, arguments=()):
         """run runs one statement and returns its rows."""
