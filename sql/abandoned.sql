@@ -244,5 +244,9 @@ BEGIN;
 ALTER TYPE idempotency.abandoned ALTER ATTRIBUTE key TYPE bigint;
 SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
 ROLLBACK;
+BEGIN;
+ALTER TYPE idempotency.abandoned DROP ATTRIBUTE operation;
+SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
+ROLLBACK;
 
 DELETE FROM idempotency.key WHERE scope IN ('abandoned', 'abandoned/2', 'abandone', 'ABANDONED', 'many', 'limit', 'becomes', 'locks');

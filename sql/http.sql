@@ -64,3 +64,9 @@ BEGIN;
 SELECT outcome FROM idempotency.try_claim('http', 'twice');
 SELECT idempotency.problem(idempotency.try_claim('http', 'twice'));
 ROLLBACK;
+
+-- whose type is the extension's
+BEGIN;
+ALTER TYPE idempotency.operation ALTER ATTRIBUTE outcome TYPE bigint;
+SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation);
+ROLLBACK;

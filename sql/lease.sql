@@ -971,5 +971,9 @@ SELECT outcome, attempt, token FROM idempotency.peek('lease', 'running');
 COMMIT;
 SELECT idempotency.complete('lease', 'running', token => :running);
 
+-- lastval() tells of the token from then on.
+SELECT outcome FROM idempotency.claim('lease', 'last value', lease => '1 min');
+SELECT lastval() = currval('idempotency.token') AS of_the_token;
+
 DROP TABLE effect;
 DELETE FROM idempotency.key WHERE scope = 'lease';

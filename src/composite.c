@@ -23,7 +23,8 @@ CompositeCheck(TupleDesc desc, const char *type, const Oid *attributes, int coun
 	bool fits = desc->natts == count;
 
 	for (int i = 0; fits && i < count; i++)
-		fits = !OidIsValid(attributes[i]) || TupleDescAttr(desc, i)->atttypid == attributes[i];
+		fits = !TupleDescAttr(desc, i)->attisdropped &&
+			   (!OidIsValid(attributes[i]) || TupleDescAttr(desc, i)->atttypid == attributes[i]);
 	if (!fits)
 		ErrorRowType(type);
 }

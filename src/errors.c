@@ -495,5 +495,6 @@ ErrorRowType(const char *type)
 {
 	ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
 					errmsg("type \"idempotency.%s\" is not as the library expects it", type),
-					errhint("Use ALTER EXTENSION idempotency UPDATE.")));
+					errhint("Use ALTER EXTENSION idempotency UPDATE, or take back what was done to "
+							"it with ALTER TYPE.")));
 }

@@ -22,7 +22,6 @@
 #include "errors.h"
 #include "event.h"
 #include "keyname.h"
-#include "outboxerrors.h"
 #include "outboxtable.h"
 
 /* Where each attribute stands in a row of the outbox; 0: not there. */
@@ -98,6 +97,16 @@ EventFromOutbox(TupleTableSlot *slot, int64 batch)
 	values[EVENT_BATCH] = Int64GetDatum(batch);
 	values[EVENT_ATTEMPT] = Int32GetDatum(1);
 	return EventCopy(values, isnull);
+}
+
+/*
+ * EventMayLack tells whether an event may be without an attribute.
+ */
+bool
+EventMayLack(int attribute)
+{
+	return attribute == EVENT_AGGREGATE || attribute == EVENT_TYPE || attribute == EVENT_PAYLOAD ||
+		   attribute == EVENT_HEADERS;
 }
 
 int64

@@ -35,6 +35,7 @@ typedef struct Event
 
 extern Event *EventFromOutbox(TupleTableSlot *slot, int64 batch);
 extern Event *EventCopy(const Datum *values, const bool *isnull);
+extern bool EventMayLack(int attribute);
 extern int64 EventSeq(const Event *event);
 extern bool EventHasId(const Event *event, const pg_uuid_t *id);
 extern const text *EventAggregate(const Event *event);

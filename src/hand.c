@@ -43,6 +43,7 @@ static OwnerQuery loadQuery = {
 			" AND relation OPERATOR(pg_catalog.=) $2",
 	.parameters = 2,
 	.types = {INT8OID, OIDOID},
+	.results = {INT8OID, INT8OID, TIMESTAMPTZOID, INTERVALOID},
 };
 
 static OwnerQuery saveQuery = {
@@ -93,9 +94,7 @@ HandLock(bool dontWait)
 static int64
 ResultInt64(int column)
 {
-	bool isnull;
-
-	return DatumGetInt64(OwnerQueryValue(0, column, &isnull));
+	return DatumGetInt64(OwnerQueryValue(&loadQuery, 0, column, NULL));
 }
 
 static BlockNumber
@@ -119,7 +118,7 @@ HandLoad(Oid keyTable, Hand *hand)
 	if (OwnerQueryRun(&loadQuery, values, NULL) > 0)
 	{
 		bool isnull;
-		Datum lastRound = OwnerQueryValue(0, 4, &isnull);
+		Datum lastRound = OwnerQueryValue(&loadQuery, 0, 4, &isnull);
 
 		hand->hand = ResultBlock(1);
 		hand->round = ResultBlock(2);

@@ -15,7 +15,6 @@
  */
 #include "postgres.h"
 
-#include "executor/executor.h"
 #include "fmgr.h"
 #include "lib/stringinfo.h"
 #include "utils/builtins.h"
@@ -24,6 +23,7 @@
 #include "compat.h"
 #include "errors.h"
 #include "http.h"
+#include "operation.h"
 
 PG_FUNCTION_INFO_V1(idempotency_parse_header);
 PG_FUNCTION_INFO_V1(idempotency_problem);
@@ -293,14 +293,10 @@ ProblemDocument(int status, const char *title, const char *detail)
 Datum
 idempotency_problem(PG_FUNCTION_ARGS)
 {
-	bool isnull;
-	Datum value = GetAttributeByName(PG_GETARG_HEAPTUPLEHEADER(0), "outcome", &isnull);
-	char *outcome;
+	const char *outcome = OperationOutcome(PG_GETARG_HEAPTUPLEHEADER(0));
 
-	if (isnull)
+	if (outcome == NULL)
 		PG_RETURN_NULL();
-	outcome = TextDatumGetCString(value);
-
 	if (strcmp(outcome, "in_progress") == 0)
 		PG_RETURN_TEXT_P(ProblemDocument(STATUS_CONFLICT, "Conflict",
 										 "An operation with this idempotency key is in progress. "

@@ -152,6 +152,23 @@ OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
 }
 
 /*
+ * OperationOutcome returns the outcome that a composite bears, or NULL.
+ */
+const char *
+OperationOutcome(HeapTupleHeader operation)
+{
+	TupleDesc desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(operation),
+											HeapTupleHeaderGetTypMod(operation));
+	Datum outcome;
+	bool isnull;
+
+	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
+	ReleaseTupleDesc(desc);
+	outcome = GetAttributeByNum(operation, OP_OUTCOME + 1, &isnull);
+	return isnull ? NULL : TextDatumGetCString(outcome);
+}
+
+/*
  * ResultType returns the type that the calling SQL function is declared to
  * return.
  */

@@ -8,6 +8,7 @@
 #ifndef IDEMPOTENCY_OPERATION_H
 #define IDEMPOTENCY_OPERATION_H
 
+#include "access/htup.h"
 #include "fmgr.h"
 
 #include "store.h"
@@ -22,6 +23,7 @@ typedef enum Outcome
 } Outcome;
 
 extern Datum OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored);
+extern const char *OperationOutcome(HeapTupleHeader operation);
 extern Oid ResultType(FunctionCallInfo fcinfo);
 
 #endif /* IDEMPOTENCY_OPERATION_H */

@@ -37,8 +37,6 @@ pg_noreturn extern void ErrorNoSubscription(const text *subscription);
 /* 42883 */
 pg_noreturn extern void ErrorEventHandlerMissing(const char *handler);
 
-/* 42804 */
-
 /* 42P13 */
 pg_noreturn extern void ErrorEventHandlerSignature(Oid handler);
 

@@ -70,11 +70,13 @@ static OwnerQuery nextQuery = {
 			" ORDER BY number LIMIT 1",
 	.parameters = 2,
 	.types = {INT8OID, INT8OID},
+	.results = {INT8OID, INTERVALOID},
 };
 
 static OwnerQuery highestQuery = {
 	.table = "subscription",
-	.text = "SELECT coalesce(pg_catalog.max(number), 0) FROM idempotency.subscription",
+	.text = "SELECT coalesce(pg_catalog.max(number), 0) AS number FROM idempotency.subscription",
+	.results = {INT8OID},
 };
 
 /*
@@ -95,15 +97,13 @@ Before(const Interval *length)
 static void
 Begin(LagRun *run, bool anywhere)
 {
-	bool isnull;
-
 	run->begun = true;
 	run->upto = PG_INT64_MAX;
 	if (!anywhere)
 		return;
 	(void) OwnerQueryRun(&highestQuery, NULL, NULL);
 	run->from = pg_prng_uint64_range(&pg_global_prng_state, 0,
-									 DatumGetInt64(OwnerQueryValue(0, 1, &isnull)));
+									 DatumGetInt64(OwnerQueryValue(&highestQuery, 0, 1, NULL)));
 	OwnerQueryEnd();
 	run->after = run->from;
 }
@@ -123,10 +123,8 @@ NextLimited(LagRun *run, int64 *number, TimestampTz *cutoff)
 
 		if (found)
 		{
-			bool isnull;
-
-			*number = DatumGetInt64(OwnerQueryValue(0, 1, &isnull));
-			*cutoff = Before(DatumGetIntervalP(OwnerQueryValue(0, 2, &isnull)));
+			*number = DatumGetInt64(OwnerQueryValue(&nextQuery, 0, 1, NULL));
+			*cutoff = Before(DatumGetIntervalP(OwnerQueryValue(&nextQuery, 0, 2, NULL)));
 		}
 		OwnerQueryEnd();
 		if (found || run->upto == run->from)

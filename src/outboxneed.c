@@ -40,6 +40,7 @@
 static OwnerQuery namesQuery = {
 	.table = "subscription",
 	.text = "SELECT subscription FROM idempotency.subscription",
+	.results = {TEXTOID},
 };
 
 /*
@@ -52,10 +53,9 @@ Subscriptions(void)
 	uint64 count = OwnerQueryRun(&namesQuery, NULL, NULL);
 	MemoryContext spi = MemoryContextSwitchTo(caller);
 	List *names = NIL;
-	bool isnull;
 
 	for (uint64 row = 0; row < count; row++)
-		names = lappend(names, DatumGetTextPCopy(OwnerQueryValue(row, 1, &isnull)));
+		names = lappend(names, DatumGetTextPCopy(OwnerQueryValue(&namesQuery, row, 1, NULL)));
 	MemoryContextSwitchTo(spi);
 	OwnerQueryEnd();
 	return names;

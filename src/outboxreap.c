@@ -108,6 +108,7 @@ typedef struct Reaping
 static OwnerQuery lastQuery = {
 	.table = "outbox_seq",
 	.text = "SELECT coalesce(pg_catalog.pg_sequence_last_value('idempotency.outbox_seq'), 0)",
+	.results = {INT8OID},
 };
 
 static OwnerQuery loadQuery = {
@@ -117,6 +118,7 @@ static OwnerQuery loadQuery = {
 			" AND relation OPERATOR(pg_catalog.=) $2",
 	.parameters = 2,
 	.types = {INT8OID, OIDOID},
+	.results = {INT8OID},
 };
 
 static OwnerQuery saveQuery = {
@@ -196,11 +198,10 @@ KeepSubscribersOut(void)
 static int64
 OneNumber(OwnerQuery *query, Datum *values)
 {
-	bool isnull;
 	int64 number = 0;
 
 	if (OwnerQueryRun(query, values, NULL) > 0)
-		number = DatumGetInt64(OwnerQueryValue(0, 1, &isnull));
+		number = DatumGetInt64(OwnerQueryValue(query, 0, 1, NULL));
 	OwnerQueryEnd();
 	return number;
 }

@@ -8,7 +8,8 @@
  * have added to a table (a trigger AFTER a write, say) runs as a security-restricted
  * operation under a pinned search path, so that neither the caller nor the trigger's
  * author gets what the other has.  A table with anything that could keep a row from
- * being written, or change it, is refused: an event would be lost.
+ * being written, or change it, is refused: an event would be lost.  So is one that
+ * has other values than the caller takes them for, since somebody has altered a column.
  *
  * Each query is planned once a session, for its index: a plan for a table that was
  * small must not stay when the table has grown, or holds dead rows that a snapshot
@@ -24,6 +25,7 @@
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
@@ -101,6 +103,25 @@ CheckUnaltered(OwnerQuery *query)
 }
 
 /*
+ * CheckResult throws 55000 unless the result has the types that the caller reads.
+ */
+static void
+CheckResult(const OwnerQuery *query)
+{
+	for (int i = 0; OidIsValid(query->results[i]); i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(SPI_tuptable->tupdesc, i);
+
+		if (column->atttypid != query->results[i])
+			ErrorStoreAltered(query->table,
+							  psprintf("Its \"%s\" is of type %s instead of %s.",
+									   NameStr(column->attname), format_type_be(column->atttypid),
+									   format_type_be(query->results[i])),
+							  "Use ALTER TABLE to give the column its type again.");
+	}
+}
+
+/*
  * Failed reports an error of SPI itself.
  */
 pg_noreturn static void
@@ -160,18 +181,32 @@ OwnerQueryRun(OwnerQuery *query, Datum *values, const bool *isnull)
 		Failed(query, result);
 	if (result != SPI_OK_SELECT)
 		CheckUnaltered(query);
+	CheckResult(query);
 	SetUserIdAndSecContext(caller, context);
 	AtEOXact_GUC(false, nest);
 	return SPI_processed;
 }
 
 /*
- * OwnerQueryValue returns a column (from 1) of a row (from 0) of the result.
+ * OwnerQueryValue returns a column (from 1) of a row (from 0) of the result.  If
+ * "isnull" is NULL, nothing there may be: throws 55000 then.
  */
 Datum
-OwnerQueryValue(uint64 row, int column, bool *isnull)
+OwnerQueryValue(const OwnerQuery *query, uint64 row, int column, bool *isnull)
 {
-	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column, isnull);
+	TupleDesc desc = SPI_tuptable->tupdesc;
+	bool missing;
+	Datum value = SPI_getbinval(SPI_tuptable->vals[row], desc, column, &missing);
+
+	Assert(OidIsValid(query->results[column - 1]));
+	if (isnull != NULL)
+		*isnull = missing;
+	else if (missing)
+		ErrorStoreAltered(query->table,
+						  psprintf("Its \"%s\" is NULL in a row.",
+								   NameStr(TupleDescAttr(desc, column - 1)->attname)),
+						  "Give the row a value, and the column its NOT NULL again.");
+	return value;
 }
 
 /*

@@ -11,6 +11,7 @@
 #include "executor/spi.h"
 
 #define OWNER_QUERY_PARAMETERS 20
+#define OWNER_QUERY_RESULTS 15
 
 /* Qualified operators: the queries have to read the same under any search path. */
 #define EQ " OPERATOR(pg_catalog.=) "
@@ -27,12 +28,13 @@ typedef struct OwnerQuery
 	const char *text;
 	int parameters;
 	Oid types[OWNER_QUERY_PARAMETERS];
+	Oid results[OWNER_QUERY_RESULTS]; /* of what is read of its result */
 	SPIPlanPtr plan;
 } OwnerQuery;
 
 extern uint64 OwnerQueryRun(OwnerQuery *query, Datum *values, const bool *isnull);
 extern uint64 OwnerQueryDo(OwnerQuery *query, Datum *values, const bool *isnull);
-extern Datum OwnerQueryValue(uint64 row, int column, bool *isnull);
+extern Datum OwnerQueryValue(const OwnerQuery *query, uint64 row, int column, bool *isnull);
 extern void OwnerQueryEnd(void);
 
 #endif /* IDEMPOTENCY_OWNERQUERY_H */

@@ -33,18 +33,25 @@
 /* An event's attributes as they are in a parked row; the first is the batch. */
 #define EVENT_SELECTION                                                                            \
 	"SELECT $2, seq, id, aggregatetype, aggregateid, type, payload, headers, attempts" PLUS        \
-	"1, published_at FROM idempotency.parked"
+	"1 AS attempts, published_at FROM idempotency.parked"
+
+#define EVENT_RESULTS                                                                              \
+	{                                                                                              \
+		INT8OID, INT8OID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID, JSONOID, INT4OID,           \
+			TIMESTAMPTZOID                                                                         \
+	}
 
 static OwnerQuery summaryQuery = {
 	.table = "parked",
 	.text =
 		"SELECT (SELECT pg_catalog.min(retry_at) FROM idempotency.parked"
-		" WHERE subscription" EQ "$1 AND retry_at IS NOT NULL),"
+		" WHERE subscription" EQ "$1 AND retry_at IS NOT NULL) AS retry_at,"
 		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND dead_at IS NULL),"
 		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" GT
 		"$2 AND seq" LE "$3)",
 	.parameters = 3,
 	.types = {TEXTOID, INT8OID, INT8OID},
+	.results = {TIMESTAMPTZOID, BOOLOID, BOOLOID},
 };
 
 static OwnerQuery aheadQuery = {
@@ -53,6 +60,7 @@ static OwnerQuery aheadQuery = {
 			"$2 ORDER BY seq",
 	.parameters = 2,
 	.types = {TEXTOID, INT8OID},
+	.results = {INT8OID},
 };
 
 static OwnerQuery dueQuery = {
@@ -61,6 +69,7 @@ static OwnerQuery dueQuery = {
 							" ORDER BY retry_at, seq LIMIT $4",
 	.parameters = 4,
 	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, INT4OID},
+	.results = EVENT_RESULTS,
 };
 
 static OwnerQuery batchQuery = {
@@ -68,6 +77,7 @@ static OwnerQuery batchQuery = {
 	.text = EVENT_SELECTION OF_BATCH " ORDER BY retry_at, seq",
 	.parameters = 5,
 	.types = {TEXTOID, INT8OID, INT8ARRAYOID, INT8OID, INT8OID},
+	.results = EVENT_RESULTS,
 };
 
 static OwnerQuery hasQuery = {
@@ -91,6 +101,7 @@ static OwnerQuery hasErrorQuery = {
 			"ANY ($2) AND error" EQ "$3)",
 	.parameters = 3,
 	.types = {TEXTOID, INT8ARRAYOID, TEXTOID},
+	.results = {BOOLOID},
 };
 
 /*
@@ -106,11 +117,7 @@ ReadAhead(const text *subscription, ParkedSummary *summary)
 	summary->ahead = MemoryContextAllocHuge(caller, Max(1, count) * sizeof(int64));
 	summary->aheadCount = (int) count;
 	for (uint64 row = 0; row < count; row++)
-	{
-		bool isnull;
-
-		summary->ahead[row] = DatumGetInt64(OwnerQueryValue(row, 1, &isnull));
-	}
+		summary->ahead[row] = DatumGetInt64(OwnerQueryValue(&aheadQuery, row, 1, NULL));
 	OwnerQueryEnd();
 }
 
@@ -128,10 +135,10 @@ ParkedSummarize(const text *subscription, const OutboxCursor *cursor, ParkedSumm
 
 	summary->passed = cursor->passed;
 	(void) OwnerQueryRun(&summaryQuery, values, NULL);
-	next = OwnerQueryValue(0, 1, &isnull);
+	next = OwnerQueryValue(&summaryQuery, 0, 1, &isnull);
 	summary->next = isnull ? 0 : DatumGetTimestampTz(next);
-	summary->live = DatumGetBool(OwnerQueryValue(0, 2, &isnull));
-	summary->behind = DatumGetBool(OwnerQueryValue(0, 3, &isnull));
+	summary->live = DatumGetBool(OwnerQueryValue(&summaryQuery, 0, 2, NULL));
+	summary->behind = DatumGetBool(OwnerQueryValue(&summaryQuery, 0, 3, NULL));
 	OwnerQueryEnd();
 	ReadAhead(subscription, summary);
 }
@@ -151,10 +158,10 @@ EventsOf(OwnerQuery *query, Datum *values)
 	for (uint64 row = 0; row < count; row++)
 	{
 		Datum columns[EVENT_COLUMNS];
-		bool isnull[EVENT_COLUMNS];
+		bool isnull[EVENT_COLUMNS] = {false};
 
 		for (int i = 0; i < EVENT_COLUMNS; i++)
-			columns[i] = OwnerQueryValue(row, i + 1, &isnull[i]);
+			columns[i] = OwnerQueryValue(query, row, i + 1, EventMayLack(i) ? &isnull[i] : NULL);
 		events = lappend(events, EventCopy(columns, isnull));
 	}
 	MemoryContextSwitchTo(spi);
@@ -256,7 +263,6 @@ ParkedHasError(const text *subscription, const List *events, const text *error)
 	int64 *retried = palloc(Max(1, list_length(events)) * sizeof(int64));
 	Datum values[] = {PointerGetDatum(subscription), 0, PointerGetDatum(error)};
 	int count = 0;
-	bool isnull;
 	ListCell *cell;
 	bool has;
 
@@ -271,7 +277,7 @@ ParkedHasError(const text *subscription, const List *events, const text *error)
 		return false;
 	values[1] = PointerGetDatum(NumbersToArray(retried, count));
 	(void) OwnerQueryRun(&hasErrorQuery, values, NULL);
-	has = DatumGetBool(OwnerQueryValue(0, 1, &isnull));
+	has = DatumGetBool(OwnerQueryValue(&hasErrorQuery, 0, 1, NULL));
 	OwnerQueryEnd();
 	return has;
 }

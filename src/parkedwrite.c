@@ -88,6 +88,7 @@ static OwnerQuery doneQuery = {
 	.text = "DELETE FROM idempotency.parked" OF_BATCH " RETURNING aggregateid",
 	.parameters = 5,
 	.types = {TEXTOID, INT8OID, INT8ARRAYOID, INT8OID, INT8OID},
+	.results = {TEXTOID},
 };
 
 static OwnerQuery redriveQuery = {
@@ -256,7 +257,7 @@ ParkedDone(const text *subscription, const Position *position)
 	for (uint64 row = 0; row < count; row++)
 	{
 		bool isnull;
-		Datum aggregate = OwnerQueryValue(row, 1, &isnull);
+		Datum aggregate = OwnerQueryValue(&doneQuery, row, 1, &isnull);
 		MemoryContext spi = MemoryContextSwitchTo(caller);
 
 		if (!isnull)

@@ -65,12 +65,14 @@ static OwnerQuery readQuery = {
 			" WHERE subscription OPERATOR(pg_catalog.=) $1 ORDER BY version DESC LIMIT 1",
 	.parameters = 1,
 	.types = {TEXTOID},
+	.results = POSITION_TYPES,
 };
 
 static OwnerQuery lastNumberQuery = {
 	.table = "outbox",
 	.text = "SELECT last_value OPERATOR(pg_catalog.-) CASE WHEN is_called THEN 0 ELSE 1 END"
 			" FROM idempotency.outbox_seq",
+	.results = {INT8OID},
 };
 
 static OwnerQuery createQuery = {
@@ -146,11 +148,10 @@ static void
 CheckNumbers(const text *subscription, const Position *position)
 {
 	int64 ahead = Max(position->start.passed, position->batch != 0 ? position->end.passed : 0);
-	bool isnull;
 	int64 last;
 
 	(void) OwnerQueryRun(&lastNumberQuery, NULL, NULL);
-	last = DatumGetInt64(OwnerQueryValue(0, 1, &isnull));
+	last = DatumGetInt64(OwnerQueryValue(&lastNumberQuery, 0, 1, NULL));
 	OwnerQueryEnd();
 	if (ahead > last)
 		ErrorNumbersBehind(subscription, ahead, last);
@@ -166,7 +167,7 @@ PositionRead(const text *subscription, Position *position)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	Datum values[POSITION_COLUMNS] = {PointerGetDatum(subscription)};
-	bool isnull[POSITION_COLUMNS];
+	bool idle = false; /* no batch is out */
 	bool found = OwnerQueryRun(&readQuery, values, NULL) > 0;
 	bool ours = true;
 
@@ -175,13 +176,21 @@ PositionRead(const text *subscription, Position *position)
 		MemoryContext spi = MemoryContextSwitchTo(caller);
 
 		for (int i = 0; i < POSITION_COLUMNS; i++)
-			values[i] = OwnerQueryValue(0, i + 1, &isnull[i]);
+		{
+			bool ofBatch = i >= P_BATCH && i <= P_LEASED_UNTIL;
+			bool isnull;
+
+			values[i] = OwnerQueryValue(&readQuery, 0, i + 1,
+										i == P_BATCH || (ofBatch && idle) ? &isnull : NULL);
+			if (i == P_BATCH)
+				idle = isnull;
+		}
 		memset(position, 0, sizeof(Position));
 		position->version = DatumGetInt64(values[P_VERSION]);
 		position->singles = DatumGetInt32(values[P_SINGLES]);
 		CursorFromArray(&position->start, DatumGetInt64(values[P_PASSED]),
 						DatumGetArrayTypePCopy(values[P_INFLIGHT]));
-		if (!isnull[P_BATCH])
+		if (!idle)
 		{
 			position->batch = DatumGetInt64(values[P_BATCH]);
 			position->leasedAt = DatumGetTimestampTz(values[P_LEASED_AT]);

@@ -35,14 +35,15 @@ static OwnerQuery surveyQuery = {
 	.text = "SELECT s.number, s.owner, p.batch IS NOT NULL"
 			" OR p.inflight OPERATOR(pg_catalog.<>) '{}'"
 			" OR p.passed OPERATOR(pg_catalog.<)"
-			" (SELECT coalesce(pg_catalog.max(seq), 0) FROM idempotency.outbox),"
+			" (SELECT coalesce(pg_catalog.max(seq), 0) FROM idempotency.outbox) AS due,"
 			" (SELECT pg_catalog.min(k.retry_at) FROM idempotency.parked AS k"
 			" WHERE k.subscription OPERATOR(pg_catalog.=) s.subscription"
-			" AND k.retry_at IS NOT NULL),"
+			" AND k.retry_at IS NOT NULL) AS retry_at,"
 			" s.last_error"
 			" FROM idempotency.subscription AS s, LATERAL (SELECT * FROM idempotency.position AS v"
 			" WHERE v.subscription OPERATOR(pg_catalog.=) s.subscription"
 			" ORDER BY v.version DESC LIMIT 1) AS p WHERE s.handler IS NOT NULL",
+	.results = {INT8OID, NAMEOID, BOOLOID, TIMESTAMPTZOID, TEXTOID},
 };
 
 /*
@@ -85,12 +86,11 @@ Survey(uint64 row)
 {
 	bool noNext;
 	bool noError;
-	bool isnull;
-	int64 number = DatumGetInt64(OwnerQueryValue(row, 1, &isnull));
-	const char *owner = NameStr(*DatumGetName(OwnerQueryValue(row, 2, &isnull)));
-	bool due = DatumGetBool(OwnerQueryValue(row, 3, &isnull));
-	Datum next = OwnerQueryValue(row, 4, &noNext);
-	Datum error = OwnerQueryValue(row, 5, &noError);
+	int64 number = DatumGetInt64(OwnerQueryValue(&surveyQuery, row, 1, NULL));
+	const char *owner = NameStr(*DatumGetName(OwnerQueryValue(&surveyQuery, row, 2, NULL)));
+	bool due = DatumGetBool(OwnerQueryValue(&surveyQuery, row, 3, NULL));
+	Datum next = OwnerQueryValue(&surveyQuery, row, 4, &noNext);
+	Datum error = OwnerQueryValue(&surveyQuery, row, 5, &noError);
 	Oid role = get_role_oid(owner, true);
 
 	if (OidIsValid(role))

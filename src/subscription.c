@@ -41,11 +41,17 @@
 	"SELECT subscription, number, owner, topics, handler, max_attempts, retry_delay,"              \
 	" max_retry_delay FROM idempotency.subscription WHERE "
 
+#define SUBSCRIPTION_RESULTS                                                                       \
+	{                                                                                              \
+		TEXTOID, INT8OID, NAMEOID, TEXTARRAYOID, TEXTOID, INT4OID, INTERVALOID, INTERVALOID        \
+	}
+
 static OwnerQuery findQuery = {
 	.table = "subscription",
 	.text = SUBSCRIPTION_SELECTION "subscription OPERATOR(pg_catalog.=) $1",
 	.parameters = 1,
 	.types = {TEXTOID},
+	.results = SUBSCRIPTION_RESULTS,
 };
 
 static OwnerQuery findNumberQuery = {
@@ -53,6 +59,7 @@ static OwnerQuery findNumberQuery = {
 	.text = SUBSCRIPTION_SELECTION "number OPERATOR(pg_catalog.=) $1",
 	.parameters = 1,
 	.types = {INT8OID},
+	.results = SUBSCRIPTION_RESULTS,
 };
 
 static OwnerQuery noteErrorQuery = {
@@ -69,22 +76,22 @@ static OwnerQuery noteErrorQuery = {
  * memory context.
  */
 static Subscription *
-FromRow(void)
+FromRow(const OwnerQuery *query)
 {
 	Subscription *subscription = palloc0(sizeof(Subscription));
 	bool isnull;
 	Datum handler;
 
-	subscription->name = DatumGetTextPCopy(OwnerQueryValue(0, 1, &isnull));
-	subscription->number = DatumGetInt64(OwnerQueryValue(0, 2, &isnull));
-	subscription->owner = pstrdup(NameStr(*DatumGetName(OwnerQueryValue(0, 3, &isnull))));
+	subscription->name = DatumGetTextPCopy(OwnerQueryValue(query, 0, 1, NULL));
+	subscription->number = DatumGetInt64(OwnerQueryValue(query, 0, 2, NULL));
+	subscription->owner = pstrdup(NameStr(*DatumGetName(OwnerQueryValue(query, 0, 3, NULL))));
 	TopicPatternsFromArray(&subscription->topics,
-						   DatumGetArrayTypePCopy(OwnerQueryValue(0, 4, &isnull)));
-	handler = OwnerQueryValue(0, 5, &isnull);
+						   DatumGetArrayTypePCopy(OwnerQueryValue(query, 0, 4, NULL)));
+	handler = OwnerQueryValue(query, 0, 5, &isnull);
 	subscription->handler = isnull ? NULL : TextDatumGetCString(handler);
-	subscription->maxAttempts = DatumGetInt32(OwnerQueryValue(0, 6, &isnull));
-	subscription->retryDelay = *DatumGetIntervalP(OwnerQueryValue(0, 7, &isnull));
-	subscription->maxRetryDelay = *DatumGetIntervalP(OwnerQueryValue(0, 8, &isnull));
+	subscription->maxAttempts = DatumGetInt32(OwnerQueryValue(query, 0, 6, NULL));
+	subscription->retryDelay = *DatumGetIntervalP(OwnerQueryValue(query, 0, 7, NULL));
+	subscription->maxRetryDelay = *DatumGetIntervalP(OwnerQueryValue(query, 0, 8, NULL));
 	return subscription;
 }
 
@@ -98,7 +105,7 @@ Find(OwnerQuery *query, Datum value)
 	{
 		MemoryContext spi = MemoryContextSwitchTo(caller);
 
-		subscription = FromRow();
+		subscription = FromRow(query);
 		MemoryContextSwitchTo(spi);
 	}
 	OwnerQueryEnd();

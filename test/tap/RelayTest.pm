@@ -104,6 +104,7 @@ sub relay_node
 		restart_after_crash = on
 		max_prepared_transactions = 10
 		log_statement = none
+		log_line_prefix = '%m [%p] %e %q%a '
 	});
 	watch_log($node);
 	$node->safe_psql('postgres', q{

@@ -236,7 +236,7 @@ def read_log(world):
     for path in world.fault.logs():
         with open(path, encoding="utf-8", errors="replace") as log:
             for line in log:
-                alarm = re.search(r"PANIC|TRAP|terminated by signal (4|6|7|8|11)\b", line)
+                alarm = re.search(r"PANIC|TRAP|terminated by signal (4|6|7|8|11)\b|\] XX\d{3} ", line)
                 if alarm and not world.fault.is_expected(line):
                     world.fail(f"server log: {line.strip()}")
 

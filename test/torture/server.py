@@ -30,7 +30,7 @@ SETTINGS = {
     "max_wal_senders": "4",
     "autovacuum_naptime": "2s",
     "deadlock_timeout": "50ms",
-    "log_line_prefix": "%m [%p] %q%a ",
+    "log_line_prefix": "%m [%p] %e %q%a ",
     "log_checkpoints": "off",
     "log_min_error_statement": "panic",
     "shared_preload_libraries": "idempotency",

@@ -40,7 +40,8 @@ sub is_refused
 	  foreach q{claim('a', 'new')}, q{claim('a', 'old')}, q{try_claim('a', 'new')}, q{once('a', 'new')},
 	  q{once('a', array['new'])}, q{forget('a', 'old')}, q{run('a', 'new', '1', 'handler(json)')},
 	  q{claim('a', 'new', lease => '1 min')}, q{renew('a', 'old', 1, '1 min')}, q{checkpoint('a', 'old', 1, 'here')},
-	  q{complete('a', 'old', token => 1)}, q{claim_abandoned('a', '1 min', 1)}, q{reap()};
+	  q{complete('a', 'old', token => 1)}, q{fail('a', 'old', NULL, 400, token => 1)}, q{release('a', 'old', 1)},
+	  q{claim_abandoned('a', '1 min', 1)}, q{reap()};
 	fails_with($node, q{SELECT idempotency.claim('a', 'new')}, '55000', "$what: a new session");
 }
 

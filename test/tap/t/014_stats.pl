@@ -240,6 +240,13 @@ is($node->safe_psql('postgres', q{SELECT claims, completions, replays, waits, wa
 is($node->safe_psql('postgres', q{BEGIN READ ONLY; SELECT count(*) FROM idempotency.stats; SELECT idempotency.stats_reset()}),
 	"2\n", 'all in a read-only transaction');
 
+# What max_lag has dropped is counted at once, be it rolled back then.
+$node->safe_psql('postgres', q{SELECT idempotency.subscribe('late', '{*}', max_lag => '1 ms'), idempotency.publish('t', '1')});
+$node->safe_psql('postgres', q{SELECT pg_sleep(0.01); BEGIN; SELECT idempotency.reap(); ROLLBACK});
+is($node->safe_psql('postgres', q{SELECT events_dropped FROM idempotency.stats WHERE datname = 'postgres'}), '1', 'events that are dropped count at once');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.fetch('late'); SELECT idempotency.unsubscribe('late')}), "1\nt",
+	'though that was rolled back, and they come');
+
 # A rename, and a copy.
 $node->safe_psql('other', $complete->('k2'));
 $node->safe_psql('postgres', 'ALTER DATABASE other RENAME TO renamed');

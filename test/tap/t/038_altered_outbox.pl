@@ -249,6 +249,18 @@ foreach my $table (qw(position parked))
 	$node->safe_psql('postgres', 'DELETE FROM idempotency.parked');
 }
 
+# Where it cannot even note that, the log says why, now and then.
+my $from = -s $node->logfile;
+$node->safe_psql('postgres', join ';', 'DELETE FROM done',
+	map { "CREATE TRIGGER x BEFORE INSERT OR UPDATE ON idempotency.$_ FOR EACH ROW EXECUTE FUNCTION nothing()" } qw(position subscription));
+as_reader(q{SELECT idempotency.publish('t', n::text) FROM unnest(ARRAY[1, 3]) AS n});
+ok($node->wait_for_log(qr/"idempotency\.subscription" is not as the extension made it/, $from), 'the log says that subscription was altered');
+sleep 3;
+cmp_ok(scalar(() = slurp_file($node->logfile, $from) =~ /is not as the extension made it/g), '<', 30, 'and does not say it all the time');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM done'), '0', 'nothing was handled that could not be noted');
+$node->safe_psql('postgres', join ';', map { "DROP TRIGGER x ON idempotency.$_" } qw(position subscription));
+ok($node->poll_query_until('postgres', 'SELECT count(*) = 2 FROM done'), 'the triggers are dropped: it goes on');
+
 $session->quit;
 unlike(slurp_file($node->logfile), qr/PANIC:|TRAP:|terminated by signal/, 'nothing has crashed');
 $node->stop;

@@ -2,7 +2,8 @@
 #
 # Shows a limit that docs/guarantees.md states: postgres_fdw commits on its server before
 # the guard refuses the commit here, so what was written there stays.  Whoever completes
-# his claim has both, or, where he rolls back, neither.
+# his claim has both, or, where he rolls back, neither.  And a guard that stands on the
+# foreign table sees what is written through that, and nothing else.
 
 use strict;
 use warnings FATAL => 'all';
@@ -37,5 +38,10 @@ fails_with($node, 'BEGIN; ' . sprintf($work, 'forgotten') . '; COMMIT', 'IK428',
 is(effects(), 'forgotten whole', 'and its effect there stays: postgres_fdw had committed');
 is($node->safe_psql('postgres', q{SELECT outcome FROM idempotency.try_claim('s', 'forgotten', lease => '1 min')}),
 	'claimed', 'while nothing is stored here');
+
+$node->safe_psql('postgres', q{CREATE TRIGGER guard BEFORE INSERT ON effect FOR EACH ROW EXECUTE FUNCTION idempotency.require_claim('s')});
+fails_with($node, q{INSERT INTO effect VALUES ('unclaimed')}, 'IK403', 'a guard on the foreign table stops who writes through it');
+$other->safe_psql('postgres', q{INSERT INTO effect VALUES ('past it')});
+is(effects(), 'forgotten past it whole', 'and nobody who writes there');
 
 done_testing();

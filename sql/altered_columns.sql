@@ -1,0 +1,102 @@
+--
+-- Tables of the outbox and of the reaper whose columns somebody has altered: with any
+-- column of another type, or without a value, whoever calls gets an error, or an answer,
+-- and no server dies of it.
+--
+\set SHOW_CONTEXT never
+
+-- Two events have failed and are out in a batch again, a third is to come, and the
+-- reaper has been there.
+SELECT idempotency.subscribe('altered', '{*}', max_lag => '1 hour');
+SELECT count(idempotency.publish('t', to_json(n), 'a' || n, event_id => lpad(n::text, 32, '0')::uuid)) FROM generate_series(1, 2) AS n;
+SELECT count(*), max(batch) AS batch FROM idempotency.fetch('altered') \gset
+SELECT count(idempotency.nack('altered', :batch, lpad(n::text, 32, '0')::uuid, 'no', '0')) FROM generate_series(1, :count) AS n;
+SELECT idempotency.ack('altered', :batch);
+SELECT payload, attempt FROM idempotency.fetch('altered');
+SELECT idempotency.publish('t', '3') IS NOT NULL AS published;
+SELECT count(*) FROM idempotency.once('altered', ARRAY['expired'], '1 microsecond');
+SELECT idempotency.reap();
+UPDATE idempotency.reaper SET last_round = '1 minute' WHERE relation = 'idempotency.key'::regclass;
+
+-- The SQLSTATEs of whatever reads the tables, each once; "-" where there is no error.
+CREATE FUNCTION states() RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	batch text := (SELECT coalesce(max(p.batch::text), '1') FROM idempotency.position AS p);
+	call text;
+	states text[] := '{}';
+BEGIN
+	FOREACH call IN ARRAY ARRAY[
+		$q$fetch('altered')$q$,
+		format($q$extend('altered', %s, '1 minute')$q$, batch),
+		format($q$nack('altered', %s, '00000000-0000-0000-0000-000000000001', 'no', '0')$q$, batch),
+		format($q$nack('altered', %s, NULL)$q$, batch),
+		format($q$ack('altered', %s)$q$, batch),
+		$q$fetch('altered', 1)$q$,
+		$q$redrive('altered')$q$,
+		$q$reap()$q$,
+		$q$subscribe('altered', '{*}')$q$,
+		$q$subscribe('another', '{*}')$q$,
+		$q$unsubscribe('altered')$q$]
+	LOOP
+		BEGIN
+			EXECUTE 'SELECT idempotency.' || call;
+			states := states || '-'::text;
+		EXCEPTION WHEN OTHERS THEN
+			states := states || CASE WHEN SQLSTATE = '55000' THEN '55000' WHEN SQLSTATE ~ '^(22|23|42)' THEN 'refused' ELSE SQLSTATE END;
+		END;
+	END LOOP;
+	RETURN (SELECT string_agg(DISTINCT s, ' ' ORDER BY s) FROM unnest(states) AS s);
+END
+$$;
+
+-- What comes of a change to a table, which is taken back.  Views that use the column
+-- are in its way, and are out of ours here.
+CREATE FUNCTION changed(VARIADIC changes text[] DEFAULT '{}') RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	change text;
+BEGIN
+	ALTER EXTENSION idempotency DROP VIEW idempotency.subscriptions;
+	ALTER EXTENSION idempotency DROP VIEW idempotency.dead_letters;
+	DROP VIEW idempotency.subscriptions, idempotency.dead_letters;
+	FOREACH change IN ARRAY changes LOOP
+		EXECUTE change;
+	END LOOP;
+	RAISE SQLSTATE 'Z0001' USING MESSAGE = states();
+EXCEPTION WHEN SQLSTATE 'Z0001' THEN
+	RETURN SQLERRM;
+END
+$$;
+
+SELECT changed() AS untouched;
+
+-- A pointer becomes a small number, and a number a pointer.
+SELECT c.relname, a.attname, changed(format('ALTER TABLE %s ALTER %I DROP DEFAULT, ALTER %2$I TYPE %s', c.oid::regclass, a.attname,
+		CASE WHEN t.typbyval THEN format('text USING %I::text', a.attname) ELSE 'bigint USING 5' END)) AS retyped
+	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid JOIN pg_type AS t ON t.oid = a.atttypid
+	WHERE c.oid = ANY ('{idempotency.subscription,idempotency.position,idempotency.parked,idempotency.reaper}'::regclass[])
+		AND a.attnum > 0 ORDER BY c.relname, a.attname;
+
+-- Nothing is where there was always something.
+SELECT c.relname, a.attname, changed(format('ALTER TABLE %s ALTER %I DROP NOT NULL', c.oid::regclass, a.attname),
+		format('UPDATE %s SET %I = NULL', c.oid::regclass, a.attname)) AS emptied
+	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+	WHERE c.oid = ANY ('{idempotency.subscription,idempotency.position,idempotency.parked,idempotency.reaper}'::regclass[])
+		AND a.attnum > 0 AND a.attnotnull
+		AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary AND a.attnum = ANY (i.indkey))
+	ORDER BY c.relname, a.attname;
+
+-- The error says what it is about.
+BEGIN;
+ALTER TABLE idempotency.subscription ALTER retry_delay TYPE bigint USING 5;
+SELECT idempotency.fetch('altered');
+ROLLBACK;
+BEGIN;
+ALTER TABLE idempotency.position ALTER inflight DROP NOT NULL;
+UPDATE idempotency.position SET inflight = NULL;
+SELECT idempotency.fetch('altered');
+ROLLBACK;
+
+SELECT idempotency.unsubscribe('altered');
+DROP FUNCTION states, changed;
+DELETE FROM idempotency.outbox;
+DELETE FROM idempotency.reaper;
