@@ -265,7 +265,7 @@ IsHeld(const Event *event, const List *failed)
  * was, which then is why it failed, and no event's fault.
  */
 static void
-CheckFailure(const Subscription *subscription, const EventHandler *handler, const text *error)
+CheckFailure(const Subscription *subscription, EventHandler *handler, const text *error)
 {
 	EventHandler now;
 
@@ -277,7 +277,7 @@ CheckFailure(const Subscription *subscription, const EventHandler *handler, cons
 	}
 	AcceptInvalidationMessages();
 	EventHandlerFind(subscription, handler->owner, &now);
-	if (now.function.fn_oid != handler->function.fn_oid)
+	if (EventHandlerReplaced(handler, &now))
 		ErrorEventHandlerReplaced(subscription->handler);
 }
 

@@ -29,6 +29,7 @@
 
 #include <signal.h>
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
@@ -44,6 +45,7 @@
 #include "utils/portal.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timeout.h"
 
 #include "compat.h"
@@ -75,14 +77,32 @@ void
 EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *handler)
 {
 	Oid function = EventHandlerOid(subscription->handler);
+	HeapTuple definition = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
 
-	if (!OidIsValid(function))
+	if (!HeapTupleIsValid(definition))
 		ErrorEventHandlerMissing(subscription->handler);
+	handler->definer = HeapTupleHeaderGetRawXmin(definition->t_data);
+	handler->definition = definition->t_self;
+	ReleaseSysCache(definition);
 	EventHandlerCheck(function, owner);
 	EventTypeCheck();
 	InvokeFunctionExecuteHook(function);
 	fmgr_info(function, &handler->function);
 	handler->owner = owner;
+}
+
+/*
+ * EventHandlerReplaced tells whether somebody has replaced the handler since it was
+ * looked up, "now" being what is found by its name.  What a handler does to itself is its
+ * own affair.
+ */
+bool
+EventHandlerReplaced(EventHandler *handler, EventHandler *now)
+{
+	return handler->function.fn_oid != now->function.fn_oid ||
+		   ((handler->definer != now->definer ||
+			 !ItemPointerEquals(&handler->definition, &now->definition)) &&
+			!TransactionIdIsCurrentTransactionId(now->definer));
 }
 
 /*

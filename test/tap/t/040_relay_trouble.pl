@@ -89,6 +89,24 @@ as_app($again);
 comes(q{SELECT count(*) = 4 FROM done WHERE topic = 'other' AND what IN ('first', 'stay', 'second', 'third')}, 'all are given to the new one');
 is($node->safe_psql('postgres', q{SELECT max(attempt) FROM done WHERE topic = 'other'}), '1', 'at their first attempt');
 
+# One that is replaced in the middle of a batch, by one in another language: as a worker
+# knows it, it can be called no more.
+$node->safe_psql('postgres', q{DELETE FROM done WHERE topic = 'other'});
+idle();
+as_app(q{CREATE OR REPLACE FUNCTION other(e idempotency.event) RETURNS void LANGUAGE plpgsql AS
+	$$ BEGIN INSERT INTO done (topic, seq, what, attempt) VALUES ('other', e.seq, e.payload ->> 'do', e.attempt);
+		IF e.payload ->> 'do' = 'hold' THEN PERFORM pg_advisory_xact_lock(8); PERFORM FROM pg_am; END IF; END $$}); # the worker learns of it
+$session = open_session($node);
+$session->query_safe('BEGIN; SELECT pg_advisory_xact_lock(8)');
+publish('unfit', [ 'hold', 'next' ]);
+$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 8 AND NOT granted}) or die;
+as_app(q{CREATE OR REPLACE FUNCTION other(e idempotency.event) RETURNS void LANGUAGE sql AS
+	$$ INSERT INTO done (topic, seq, what, attempt) VALUES ('other', e.seq, e.payload ->> 'do', e.attempt) $$});
+$session->query_safe('COMMIT');
+$session->quit;
+comes(q{SELECT count(*) = 2 FROM done WHERE topic = 'other'}, 'a handler is replaced in the middle of a batch');
+is($node->safe_psql('postgres', q{SELECT string_agg(what || attempt, ' ' ORDER BY n) FROM done WHERE topic = 'other'}), 'hold1 next1', 'no event has failed');
+
 # Another owner, and none: to fetch, and gone.
 idle();
 as_app(q{SELECT idempotency.subscribe('other', ARRAY['unfit'], 'other(idempotency.event)')});
