@@ -77,7 +77,8 @@ class FullDisk(Fault):
         self.server.start()  # if it has ended
 
     def is_expected(self, line):
-        return re.search(r"No space left on device|was terminated by signal 6", line)
+        # (the last is what the server says of the same, where it says no reason)
+        return re.search(r"No space left on device|was terminated by signal 6|could not write init file", line)
 
 
 class KillPooler(Fault):
