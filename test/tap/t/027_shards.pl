@@ -82,6 +82,25 @@ sub insist
 	return ($code, $stderr);
 }
 
+# mover_dies lets a mover die in step 2, when all has arrived but the tenant itself.
+sub mover_dies
+{
+	my ($tenant, $from, $to, @steps) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $new = $shard{$to};
+	my $holder = open_session($new);
+	my $waits = q{FROM pg_stat_activity WHERE usename = 'mover' AND wait_event_type = 'Lock'};
+
+	$holder->query_safe('BEGIN; LOCK TABLE shard.tenant IN SHARE MODE');
+	my $mover = in_background(sub { insist($tenant, $from, $to, @steps) });
+	$new->poll_query_until('postgres', "SELECT count(*) = 1 $waits") or die 'the mover does not wait';
+	kill9($new, $new->safe_psql('postgres', "SELECT pid $waits"));
+	waitpid $mover, 0;
+	isnt($?, 0, "the mover of $tenant has died when all had arrived but the tenant itself");
+	eval { $holder->quit };
+	return;
+}
+
 sub moves
 {
 	my ($name, @arguments) = @_;
@@ -115,6 +134,15 @@ sub answer
 	}
 	die $stderr;
 }
+
+# at runs one transaction of a tenant's at a shard.
+sub at
+{
+	my ($node, $tenant, $sql) = @_;
+	return $node->safe_psql('postgres', qq{BEGIN; DO \$\$ BEGIN PERFORM shard.enter('$tenant'); END \$\$; $sql; COMMIT});
+}
+
+my $claim = q{SELECT token FROM idempotency.claim('%s/pay', '%s', '{"n": 1}', lease => '%s')};
 
 add_shard($_) foreach sort keys %shard;
 add_tenant('acme', 'shard1');
@@ -214,13 +242,32 @@ foreach my $i (0 .. $#faults)
 
 $shard{shard4} = make_server('shard4', 'on every shard', $conf);
 add_shard('shard4');
+
+# Two leases go along: one whose owner lives, and one that was abandoned.  The first
+# mover dies when all but the tenant itself has arrived.
+my ($owned, $left) = map { at($shard{shard1}, 'acme', sprintf $claim, 'acme', @$_) } [ 'owned', '1 hour' ], [ 'left', '1 millisecond' ];
+sub goes_along
+{
+	my ($home) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is(at($shard{$home}, 'acme', "SELECT idempotency.renew('acme/pay', 'owned', $owned, '1 hour') IS NOT NULL"), 't',
+		"$home: a lease goes along, and its owner goes on");
+}
+mover_dies('acme', 'shard1', 'shard4', 1, 2);
 moves('a tenant moves under load', 'acme', 'shard1', 'shard4');
+goes_along('shard4');
+is(at($shard{shard4}, 'acme', q{SELECT outcome, attempt, token > } . $left . q{ FROM idempotency.claim('acme/pay', 'left', '{"n": 1}', lease => '1 hour')}),
+	'taken_over|2|t', 'what was abandoned is taken over');
 wait_for_progress($dir, 15, 'acme');
 kill_some($shard{shard4});
 wait_for_progress($dir, 15, 'acme');
 moves('it moves on', 'acme', 'shard4', 'shard2');
+goes_along('shard2');
 wait_for_progress($dir, 15, 'acme');
 moves('and back', 'acme', 'shard2', 'shard1');
+goes_along('shard1');
+fails_with($shard{shard1}, qq{BEGIN; SELECT shard.enter('acme'); SELECT idempotency.renew('acme/pay', 'left', $left, '1 hour'); COMMIT},
+	'IK410', 'where it lived before, the former owner is fenced out');
 moves('a move that was made can be repeated', 'acme', 'shard2', 'shard1');
 is((move('acme', 'shard2', 'shard3'))[0], 3, 'from where it does not live a tenant cannot be moved');
 wait_for_progress($dir, 15, 'acme');
@@ -233,18 +280,10 @@ finish_clients($dir, @clients);
 
 my ($old, $new) = @shard{qw(shard1 shard4)};
 
-# at runs one transaction of a tenant's at a shard.
-sub at
-{
-	my ($node, $tenant, $sql) = @_;
-	return $node->safe_psql('postgres', qq{BEGIN; DO \$\$ BEGIN PERFORM shard.enter('$tenant'); END \$\$; $sql; COMMIT});
-}
-
 # Keys of every kind.  Tokens run ahead in this home: the other one has drawn few.
-my $claim = q{SELECT token FROM idempotency.claim('globex/pay', '%s', '{"n": 1}', lease => '%s')};
 my $complete = q{SELECT idempotency.complete('globex/pay', '%s', '{"n" :  1}', 201, '{"A" : 1}', token => %s)};
 $old->safe_psql('postgres', q{SELECT setval('idempotency.token', nextval('idempotency.token') + 1000000000)});
-my ($live, $dead, $given_up, $done) = map { at($old, 'globex', sprintf $claim, @$_) }
+my ($live, $dead, $given_up, $done) = map { at($old, 'globex', sprintf $claim, 'globex', @$_) }
   [ 'live', '1 hour' ], [ 'dead', '1 millisecond' ], [ 'given up', '1 hour' ], [ 'done', '1 hour' ];
 at($old, 'globex', qq{SELECT idempotency.checkpoint('globex/pay', 'dead', $dead, 'half', '{"s" :  1}');
 	SELECT idempotency.release('globex/pay', 'given up', $given_up)});
@@ -303,15 +342,7 @@ fails_with($router, call('globex', 'late'), 'SH503', 'it stays closed over a cra
 $late = open_session($old);
 
 # 2. Take along: all or nothing.
-my $holder = open_session($new);
-$holder->query_safe('BEGIN; LOCK TABLE shard.tenant IN SHARE MODE');
-$mover = in_background(sub { move('globex', 'shard1', 'shard4', 2) });
-$new->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'mover' AND wait_event_type = 'Lock'})
-  or die 'the mover does not wait';
-kill9($new, $new->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE usename = 'mover'}));
-waitpid $mover, 0;
-isnt($?, 0, 'the mover has died when all had arrived but the tenant itself');
-eval { $holder->quit };
+mover_dies('globex', 'shard1', 'shard4', 2);
 my $keys_of = q{SELECT scope, key, encode(convert_to(k::text, 'UTF8'), 'hex') FROM idempotency.key AS k
 	WHERE scope ^@ 'globex/' ORDER BY scope, key};
 is($new->safe_psql('postgres', $keys_of), '', 'then nothing has arrived');
@@ -336,7 +367,7 @@ is($old->safe_psql('postgres', $keys_of), '', 'the old home has forgotten it');
 # Leases go on, and tokens have only grown.
 fails_with($new, qq{BEGIN; SELECT shard.enter('globex'); } . sprintf($complete, 'given up', $given_up) . '; COMMIT',
 	'IK410', 'a former owner is fenced out in the new home');
-my $taken = at($new, 'globex', sprintf $claim, 'given up', '1 hour');
+my $taken = at($new, 'globex', sprintf $claim, 'globex', 'given up', '1 hour');
 cmp_ok($taken, '>', $done, 'a token is greater than all of the old home');
 is( at($new, 'globex', q{SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('globex/pay', 'dead', lease => '1 hour')}),
 	'taken_over|2|half|{"s" :  1}', 'an abandoned operation is taken over, at its recovery point');
