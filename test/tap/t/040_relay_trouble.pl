@@ -105,7 +105,7 @@ as_app(q{CREATE OR REPLACE FUNCTION other(e idempotency.event) RETURNS void LANG
 $session->query_safe('COMMIT');
 $session->quit;
 comes(q{SELECT count(*) = 2 FROM done WHERE topic = 'other'}, 'a handler is replaced in the middle of a batch');
-is($node->safe_psql('postgres', q{SELECT string_agg(what || attempt, ' ' ORDER BY n) FROM done WHERE topic = 'other'}), 'hold1 next1', 'no event has failed');
+is($node->safe_psql('postgres', q{SELECT string_agg(what || attempt, ' ' ORDER BY n) FROM done WHERE topic = 'other'}), 'hold1 next1', 'which fails no event');
 
 # Another owner, and none: to fetch, and gone.
 idle();
