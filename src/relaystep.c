@@ -298,8 +298,8 @@ RelayStepDo(const RelayTask *task, bool last, RelayEnd *end, TimestampTz *nextDu
 		RelayBatchBlame();
 		InjectionPoint("relay-commit");
 		CommitTransactionCommand();
-		InjectionPoint("relay-putout");
 		SetUserIdAndSecContext(user, context);
+		InjectionPoint("relay-putout");
 		RelayBatchPutOut(task, &next);
 		if (step == STEP_NOTHING)
 			*nextDue = next.next;
