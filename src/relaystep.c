@@ -299,8 +299,12 @@ RelayStepDo(const RelayTask *task, bool last, RelayEnd *end, TimestampTz *nextDu
 		InjectionPoint("relay-commit");
 		CommitTransactionCommand();
 		SetUserIdAndSecContext(user, context);
+
+		/* What has committed is put out, whoever cancels us now. */
+		HOLD_INTERRUPTS();
 		InjectionPoint("relay-putout");
 		RelayBatchPutOut(task, &next);
+		RESUME_INTERRUPTS();
 		if (step == STEP_NOTHING)
 			*nextDue = next.next;
 	}

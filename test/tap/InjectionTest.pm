@@ -17,8 +17,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake cancel answer_of
-  goes_on is_overtaken faults);
+our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake interrupt answer_of
+  goes_on is_overtaken faults late_faults worker_faults late_worker_faults);
 
 # injection_node makes a server as new_node() does, or skips the whole script.
 sub injection_node
@@ -136,6 +136,16 @@ sub cancel
 	return;
 }
 
+# interrupt cancels or ends whoever waits at a point where interrupts are put off, and lets
+# him go on: he takes it afterwards.
+sub interrupt
+{
+	my ($node, $pid, $point, $what) = @_;
+	$node->safe_psql('postgres', "SELECT pg_${what}_backend($pid)");
+	wake($node, $point);
+	return;
+}
+
 # answer_of returns what a session that was woken has said, or what it says to SQL,
 # errors by their SQLSTATE, which come last.
 sub answer_of
@@ -232,6 +242,66 @@ sub faults
 			wait_for_end($session);
 			return $another;
 		});
+}
+
+# late_faults returns what may befall a session behind the commit.  There a backend takes
+# no interrupt, since the server puts them off from before the end in the list of running
+# transactions until the locks are released.  It ends when it goes on; and a cancel comes
+# too late for the statement, and hits none after it.
+sub late_faults
+{
+	my ($node) = @_;
+	my $another = sub { says($node, $_[0]) };
+
+	return (
+		faults($node),
+		'a cancel' => sub {
+			my ($session, $pid, $point, $sql, $says, $name) = @_;
+			interrupt($node, $pid, $point, 'cancel');
+			unlike(answer_of($session), qr/\b57014$/, "$name: it is not told so");
+			return goes_on($session);
+		},
+		'the end of the backend' => sub {
+			my ($session, $pid, $point) = @_;
+			interrupt($node, $pid, $point, 'terminate');
+			wait_for_end($session);
+			return $another;
+		},
+		'kill -9 of the postmaster' => sub {
+			my ($session, $pid) = @_;
+			restart_after_kill9($node, $pid);
+			wait_for_end($session);
+			return $another;
+		});
+}
+
+# worker_faults returns what may befall a worker, by name: functions that are given its
+# ID, and the point at which it is stopped.
+sub worker_faults
+{
+	my ($node) = @_;
+
+	return (
+		'a cancel' => sub { cancel($node, @_) },
+		'kill -9 of the worker' => sub { kill9($node, $_[0]) },
+		'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
+		'the end of the worker' => sub {
+			my ($pid, $point) = @_;
+			$node->safe_psql('postgres', "SELECT injection_points_detach('idempotency-$point'), pg_terminate_backend($pid)");
+		},
+		'nothing' => sub { wake($node, $_[1]) });
+}
+
+# late_worker_faults returns those of a worker that takes no interrupt there.
+sub late_worker_faults
+{
+	my ($node) = @_;
+
+	return (
+		worker_faults($node),
+		'a cancel' => sub { interrupt($node, @_, 'cancel') },
+		'kill -9 of the postmaster' => sub { restart_after_kill9($node, $_[0]) },
+		'the end of the worker' => sub { interrupt($node, @_, 'terminate') });
 }
 
 1;

@@ -136,13 +136,16 @@ sub kill9
 }
 
 # restart_after_kill9 kills the postmaster, and starts the server again as soon
-# as its backends have let go of the shared memory.
+# as its backends have let go of the shared memory.  Who is stopped where our code
+# never sleeps, and so never finds the postmaster gone, is killed with it.
 sub restart_after_kill9
 {
-	my ($node) = @_;
+	my ($node, @pids) = @_;
 	my $postmaster = slurp_file($node->data_dir . '/postmaster.pid') =~ s/\n.*//sr;
 
+	kill 'STOP', @pids;
 	$node->kill9;
+	kill 9, @pids;
 	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	{
 		return if !kill(0, $postmaster) && $node->start(fail_ok => 1);

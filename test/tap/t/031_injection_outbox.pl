@@ -174,17 +174,10 @@ foreach my $pair (@pairs)
 # The relay
 # ----------------------------------------------------------------
 
-# The faults of a worker, in which no session is stopped.  A cancel fails the event that
-# it hits; elsewhere the worker takes the step back, and comes again.
-my %ends = (
-	'a cancel' => sub { cancel($node, @_) },
-	'kill -9 of the worker' => sub { kill9($node, $_[0]) },
-	'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
-	'the end of the worker' => sub {
-		my ($pid, $point) = @_;
-		$node->safe_psql('postgres', "SELECT injection_points_detach('idempotency-$point'), pg_terminate_backend($pid)");
-	},
-	'nothing' => sub { wake($node, $_[1]) });
+# A cancel fails the event that it hits; elsewhere the worker takes the step back, and
+# comes again.  What has committed is put out before it takes an interrupt.
+my %ends = worker_faults($node);
+my %late_ends = late_worker_faults($node);
 
 foreach my $point (
 	qw(fetch-collect fetch-note fetch-give relay-handle event-call event-check event-keep
@@ -206,7 +199,7 @@ foreach my $point (
 		$node->safe_psql('postgres', publish(4, 'h', 'A'));
 		is(says($node, qq{$patience SELECT idempotency.unsubscribe('h')}), '55P03', "$name: nobody takes the subscription away")
 		  if $point ne 'relay-putout';
-		$ends{$end}->($pid, $point);
+		($point eq 'relay-putout' ? $late_ends{$end} : $ends{$end})->($pid, $point);
 		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 4 FROM effect'), "$name: the events are handled");
 		$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'})
 		  or die 'workers stay';

@@ -173,26 +173,8 @@ foreach my $case (@meanwhile)
 # After the commit
 # ----------------------------------------------------------------
 
-# It is done when others are to be told of it.  There a backend takes no interrupt, since
-# the server puts them off from before the end in the list of running transactions until
-# the locks are released.  It ends when it goes on; and a cancel comes too late for the
-# statement, and hits none after it.
-my %after = (
-	%faults,
-	'a cancel' => sub {
-		my ($session, $pid, $point, $sql, $says, $name) = @_;
-		$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
-		wake($node, $point);
-		unlike(answer_of($session), qr/\b57014$/, "$name: it is not told so");
-		return goes_on($session);
-	},
-	'the end of the backend' => sub {
-		my ($session, $pid, $point) = @_;
-		$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
-		wake($node, $point);
-		wait_for_end($session);
-		return sub { says($node, $_[0]) };
-	});
+# It is done when others are to be told of it.
+my %after = late_faults($node);
 
 # Who is stopped, on top of what, where; what others find meanwhile, though the locks
 # are still held; what a retry says; and what is given then.
@@ -271,16 +253,7 @@ foreach my $point (sort keys %untold)
 
 # It goes on where it is when it is told to end, so that it does not leave before its
 # commit.
-my %ends = (
-	'a cancel' => sub { cancel($node, @_) },
-	'kill -9 of the worker' => sub { kill9($node, $_[0]) },
-	'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
-	'the end of the worker' => sub {
-		my ($pid, $point) = @_;
-		$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
-		wake($node, $point);
-	},
-	'nothing' => sub { wake($node, $_[1]) });
+my %ends = (worker_faults($node), 'the end of the worker' => sub { interrupt($node, @_, 'terminate') });
 my $reaped = q{SELECT coalesce(sum(rows_reaped), 0), coalesce(sum(events_reaped), 0) FROM idempotency.reaper};
 
 # nap sets how often the reaper comes; '0' is never.
