@@ -300,7 +300,7 @@ RelayStepDo(const RelayTask *task, bool last, RelayEnd *end, TimestampTz *nextDu
 		CommitTransactionCommand();
 		SetUserIdAndSecContext(user, context);
 
-		/* What has committed is put out, whoever cancels us now. */
+		/* What has committed is put out before a cancel, or SIGTERM, is taken. */
 		HOLD_INTERRUPTS();
 		InjectionPoint("relay-putout");
 		RelayBatchPutOut(task, &next);

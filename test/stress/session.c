@@ -39,9 +39,6 @@
 	"-c deadlock_timeout=5ms -c log_min_messages=fatal -c log_min_error_statement=fatal "          \
 	"-c client_min_messages=error"
 
-/* An error of PostgreSQL's own. */
-#define STALE_TOAST "no valid index found for toast relation"
-
 /* How long a server may take to come back; 0: it must be there. */
 int serverPatience = 0;
 
@@ -299,20 +296,6 @@ MayMeet(const Session *session)
 }
 
 /*
- * HasStaleToast tells whether the error is the server's own that a session meets, until it
- * ends, which wrote while REINDEX CONCURRENTLY replaced the index of the TOAST table
- * (docs/guarantees.md).
- */
-static bool
-HasStaleToast(const Session *session)
-{
-	const char *message = PQresultErrorField(session->result, PG_DIAG_MESSAGE_PRIMARY);
-
-	return strcmp(session->state, "XX000") == 0 && message != NULL &&
-		   strncmp(message, STALE_TOAST, strlen(STALE_TOAST)) == 0;
-}
-
-/*
  * Judge counts the error in the session's result, if it is one, and reports it
  * if it was not to be expected.  "expected" names the SQLSTATEs that the
  * question itself provokes, or is NULL.
@@ -328,9 +311,7 @@ Judge(Session *session, const char *expected, const char *sql)
 	state = PQresultErrorField(session->result, PG_DIAG_SQLSTATE);
 	snprintf(session->state, sizeof(session->state), "%s", state ? state : "XX000");
 	CountError(session->state);
-	if (HasStaleToast(session))
-		SessionDrop(session);
-	else if (!(expected != NULL && strstr(expected, session->state) != NULL) && !MayMeet(session))
+	if (!(expected != NULL && strstr(expected, session->state) != NULL) && !MayMeet(session))
 		Violation(
 			"[errors] unexpected error: %s  in: %.400s",
 			PQresultVerboseErrorMessage(session->result, PQERRORS_VERBOSE, PQSHOW_CONTEXT_NEVER),

@@ -41,7 +41,6 @@
 	X(CANCELLED, "57014 cancelled", 1)                                                             \
 	X(LOCK_TIMEOUT, "55P03 lock_timeout", 1)                                                       \
 	X(TRANSIENT, "ST001 transient failure", 1)                                                     \
-	X(STALE_TOAST, "XX000 stale TOAST index", 0)                                                   \
 	X(CANCELS, "cancels sent", 1)                                                                  \
 	X(DROPPED, "connections dropped", 1)                                                           \
 	X(TERMINATIONS, "terminations sent", 1)                                                        \

@@ -136,12 +136,14 @@ sub cancel
 	return;
 }
 
-# interrupt cancels or ends whoever waits at a point where interrupts are put off, and lets
-# him go on: he takes it afterwards.
+# interrupt cancels or ends whoever waits at a point where that is not taken, and lets him
+# go on when it is seen that he does not.
 sub interrupt
 {
 	my ($node, $pid, $point, $what) = @_;
-	$node->safe_psql('postgres', "SELECT pg_${what}_backend($pid)");
+
+	$node->safe_psql('postgres', "SELECT pg_${what}_backend($pid), pg_sleep(0.1)");
+	is_at($node, $point, $pid);
 	wake($node, $point);
 	return;
 }

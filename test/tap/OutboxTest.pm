@@ -136,8 +136,9 @@ sub kill9
 }
 
 # restart_after_kill9 kills the postmaster, and starts the server again as soon
-# as its backends have let go of the shared memory.  Who is stopped where our code
-# never sleeps, and so never finds the postmaster gone, is killed with it.
+# as its backends have let go of the shared memory.  With it are killed processes that
+# are stopped at a point where our code does not sleep: it is the wait at the point, and
+# nothing else, that would find the postmaster gone there.
 sub restart_after_kill9
 {
 	my ($node, @pids) = @_;
