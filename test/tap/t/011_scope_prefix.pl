@@ -24,8 +24,14 @@ sub session
 	my ($sql, %opt) = @_;
 	my $connstr = $node->connstr($opt{dbname} // 'postgres');
 	$connstr .= " options='$opt{options}'" if defined $opt{options};
-	my (undef, $out, $err) = $node->psql('postgres', "\\set ON_ERROR_ROLLBACK on\n$sql", on_error_stop => 0,
-		extra_params => [ '-d', $connstr, '-U', $opt{role} // 'tenant' ]);
+	my (undef, $out, $err) = eval {
+		$node->psql('postgres', "\\set ON_ERROR_ROLLBACK on\n$sql", on_error_stop => 0,
+			extra_params => [ '-d', $connstr, '-U', $opt{role} // 'tenant' ]);
+	};
+
+	# Who is not let in may be gone before he has been sent anything.
+	return 'no connection' if $@ =~ /Broken pipe/;
+	die $@ if $@;
 	note($err) if $err;
 	return 'no connection' if $err =~ /connection to server .* failed/;
 	return $out =~ /^tried\n(.*)\z/ms ? $1 : "did not get there: $out $err";
