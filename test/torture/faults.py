@@ -7,6 +7,7 @@ faults.py
 
 import os
 import signal
+import struct
 import time
 
 import psycopg2
@@ -358,16 +359,16 @@ class ClockJump(Fault):
         self.last = "0"
 
     def set_clock(self, jump):
-        """set_clock sets the server's clock; the file is replaced as a whole."""
-        with open(self.clock + ".new", "w", encoding="ascii") as file:
-            file.write(f"{self.jumps[jump]:+d}\n")
-        os.rename(self.clock + ".new", self.clock)
+        """set_clock sets the server's clock, in place."""
+        with open(self.clock, "r+b") as file:
+            file.write(struct.pack("=qq", self.jumps[jump], 0))
 
     def make_server(self):
-        self.set_clock("0")
+        with open(self.clock, "wb") as file:
+            file.write(struct.pack("=qq", 0, 0))
         server = super().make_server()
-        server.environment.update(LD_PRELOAD=os.environ["FAKETIME_LIBRARY"], FAKETIME_TIMESTAMP_FILE=self.clock,
-                                  FAKETIME_NO_CACHE="1", FAKETIME_DONT_FAKE_MONOTONIC="1", NO_FAKE_STAT="1")
+        preloaded = [os.environ["CLOCK_LIBRARY"], os.environ.get("LD_PRELOAD", "")]
+        server.environment.update(LD_PRELOAD=" ".join(preloaded), CLOCK_FILE=self.clock)
         return server
 
     def set_up(self):

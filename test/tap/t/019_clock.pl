@@ -7,8 +7,8 @@
 # may not, one who was not may.  A clock that is set back in between makes a lease
 # longer, and an outcome is remembered for longer, never for less.
 #
-# The server runs under libfaketime, which reads from a file by how much its clock
-# is off.  Nobody sleeps here: hours pass in no time.
+# The server runs with test/clock/clock.c, which reads from a file by how much its
+# clock is off.  Nobody sleeps here: hours pass in no time.
 
 use strict;
 use warnings FATAL => 'all';
@@ -18,24 +18,18 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# The program knows where its library lies.
-my $library = `faketime -f +0 printenv LD_PRELOAD 2>/dev/null`;
-chomp $library;
-if (!$library)
-{
-	die 'faketime is not installed' if $ENV{IDEMPOTENCY_SKIP_NOTHING};
-	plan skip_all => 'faketime is not installed';
-}
-
 my $clock = PostgreSQL::Test::Utils::tempdir . '/clock';
+my $library = "$clock.so";
+system_or_bail('cc', '-shared', '-fPIC', '-o', $library, "$ENV{TESTDIR}/../clock/clock.c");
+append_to_file($clock, pack 'q2', 0, 0);
 
-# write_clock says what the server's clock is.  The file is replaced as a whole, so
-# that nobody reads half of it.
+# write_clock writes the two numbers of the server's clock, in place.
 sub write_clock
 {
-	my ($time) = @_;
-	append_to_file("$clock.new", "$time\n");
-	rename "$clock.new", $clock or die "$clock: $!";
+	my ($offset, $standstill) = @_;
+	open my $file, '+<:raw', $clock or die "$clock: $!";
+	syswrite($file, pack 'q2', $offset, $standstill) == 16 or die "$clock: $!";
+	close $file;
 	return;
 }
 
@@ -43,7 +37,7 @@ sub write_clock
 sub set_clock
 {
 	my ($seconds) = @_;
-	write_clock(sprintf '%+d', $seconds);
+	write_clock($seconds, 0);
 	return;
 }
 
@@ -51,7 +45,7 @@ sub set_clock
 sub stop_clock
 {
 	my ($seconds) = @_;
-	write_clock(sprintf '2100-01-01 %02d:%02d:%02d', $seconds / 3600, $seconds / 60 % 60, $seconds % 60);
+	write_clock(0, 4_102_444_800 + $seconds);    # 2100-01-01
 	return;
 }
 
@@ -62,11 +56,8 @@ $node->append_conf('postgresql.conf', "autovacuum = off\n");
 {
 	# Only the server is faked, not the programs that talk to it.
 	local %ENV = (%ENV,
-		LD_PRELOAD => $library,
-		FAKETIME_TIMESTAMP_FILE => $clock,
-		FAKETIME_NO_CACHE => 1,
-		FAKETIME_DONT_FAKE_MONOTONIC => 1,
-		NO_FAKE_STAT => 1);
+		LD_PRELOAD => join(' ', grep { defined } $library, $ENV{LD_PRELOAD}),
+		CLOCK_FILE => $clock);
 	$node->start;
 }
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency; CREATE TABLE charge (key text, by text)');
