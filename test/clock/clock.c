@@ -72,6 +72,7 @@ static void __attribute__((constructor)) set_up(void)
 int
 clock_gettime(clockid_t id, struct timespec *now)
 {
+	int64_t standstill;
 	int result;
 
 	if (real_clock_gettime == NULL)
@@ -79,8 +80,9 @@ clock_gettime(clockid_t id, struct timespec *now)
 	result = real_clock_gettime(id, now);
 	if (result != 0 || setting == NULL || (id != CLOCK_REALTIME && id != CLOCK_REALTIME_COARSE))
 		return result;
-	if (setting->standstill != 0)
-		*now = (struct timespec){.tv_sec = setting->standstill};
+	standstill = setting->standstill;
+	if (standstill != 0)
+		*now = (struct timespec){.tv_sec = standstill};
 	else
 		now->tv_sec += setting->offset;
 	return 0;
