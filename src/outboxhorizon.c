@@ -135,29 +135,41 @@ OutboxOldestPublisher(Relation table)
 }
 
 /*
+ * OutboxTupleState tells what a tuple is to the snapshot.  The caller has locked its page.
+ *
+ * A row that came too late for the snapshot is pending even if another one has taken its
+ * place by now: that one may lie where the reader has been already.
+ */
+OutboxRowState
+OutboxTupleState(HeapTuple tuple, Buffer buffer, Snapshot snapshot)
+{
+	HeapTupleHeader header = tuple->t_data;
+	TransactionId deadAfter;
+
+	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(header)))
+		return ROW_PENDING;
+	if (HeapTupleSatisfiesVisibility(tuple, snapshot, buffer))
+		return ROW_VISIBLE;
+	if (HeapTupleHeaderXminFrozen(header) ||
+		!XidInMVCCSnapshot(HeapTupleHeaderGetRawXmin(header), snapshot))
+		return ROW_GONE;
+	/* it is dead only if it was never there */
+	if (HeapTupleSatisfiesVacuumHorizon(tuple, buffer, &deadAfter) == HEAPTUPLE_DEAD)
+		return ROW_GONE;
+	return ROW_PENDING;
+}
+
+/*
  * OutboxStateOf tells what a row in the slot is to the snapshot.
  */
 OutboxRowState
 OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot)
 {
 	BufferHeapTupleTableSlot *row = (BufferHeapTupleTableSlot *) slot;
-	HeapTuple tuple = row->base.tuple;
-	TransactionId deadAfter;
 	OutboxRowState state;
 
-	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
-		return ROW_PENDING;
-
 	LockBuffer(row->buffer, BUFFER_LOCK_SHARE);
-	if (HeapTupleSatisfiesVisibility(tuple, snapshot, row->buffer))
-		state = ROW_VISIBLE;
-	else
-	{
-		HTSV_Result result = HeapTupleSatisfiesVacuumHorizon(tuple, row->buffer, &deadAfter);
-
-		state =
-			result == HEAPTUPLE_DEAD || result == HEAPTUPLE_RECENTLY_DEAD ? ROW_GONE : ROW_PENDING;
-	}
+	state = OutboxTupleState(row->base.tuple, row->buffer, snapshot);
 	LockBuffer(row->buffer, BUFFER_LOCK_UNLOCK);
 	return state;
 }

@@ -8,7 +8,9 @@
 #ifndef IDEMPOTENCY_OUTBOXHORIZON_H
 #define IDEMPOTENCY_OUTBOXHORIZON_H
 
+#include "access/htup.h"
 #include "executor/tuptable.h"
+#include "storage/buf.h"
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
 
@@ -34,6 +36,7 @@ typedef struct OutboxHorizon
 extern void OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot);
 extern bool OutboxIsOver(const OutboxHorizon *horizon, uint64 txid);
 extern uint64 OutboxOldestPublisher(Relation table);
+extern OutboxRowState OutboxTupleState(HeapTuple tuple, Buffer buffer, Snapshot snapshot);
 extern OutboxRowState OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot);
 extern void OutboxNotePending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq);
 

@@ -304,6 +304,7 @@ NextEvent(OutboxScan *scan)
 		scan->wanted |= IsWanted(scan, seq);
 		if (!scan->wanted || scan->given)
 			continue;
+		InjectionPoint("scan-row");
 		state = OutboxStateOf(scan->slot, scan->snapshot);
 		if (state == ROW_VISIBLE)
 		{

@@ -113,7 +113,7 @@ my @out = (@events, $take);
 # What is done, on top of what, at which points it is stopped, what the retry of it
 # says, and what is given then.
 my %steps = (
-	'a fetch' => [ $take, \@events, [qw(fetch-collect fetch-note fetch-give)], '1 2 3', '4' ],
+	'a fetch' => [ $take, \@events, [qw(scan-row fetch-collect fetch-note fetch-give)], '1 2 3', '4' ],
 	'an acknowledgement' => [ $acknowledge, \@out, [qw(batch-lock batch-read batch-end batch-wake)], 'acknowledged', '4' ],
 	'a rejection' => [ $reject, \@out, [qw(batch-lock batch-read parked-fail event-takeout event-write event-count)], 'rejected', '2x2 4' ],
 	'an extension' => [
@@ -168,6 +168,25 @@ foreach my $pair (@pairs)
 	says($node, $acknowledge);
 	is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
 	is_given($given eq 'again' ? '' : $given, "$name: what is given then");
+}
+
+# An event was in flight, and is changed when a fetch has read the index: it sees the old
+# row alone.  The other index has the new row get an entry of its own.
+{
+	my $name = 'an event that was in flight is changed';
+	my $publisher = open_session($node);
+
+	begin_events($node, publish(1, 't'), 'CREATE INDEX by_time ON idempotency.outbox (published_at)');
+	$publisher->query_safe('BEGIN;' . publish(2, 't'));
+	my ($session) = stop_at($node, 'scan-row', $take);
+	$publisher->query_safe('COMMIT');
+	$node->safe_psql('postgres', q{UPDATE idempotency.outbox SET published_at = published_at + '1 s' WHERE payload->>'n' = '2'});
+	wake($node, 'scan-row');
+	is(answer_of($session), '1', "$name: who was stopped");
+	$_->quit foreach $publisher, $session;
+	says($node, $acknowledge);
+	is_given('2', "$name: it is given then");
+	$node->safe_psql('postgres', 'DROP INDEX idempotency.by_time');
 }
 
 # ----------------------------------------------------------------
