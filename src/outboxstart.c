@@ -24,6 +24,7 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
+#include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/xid8.h"
 #include "utils/snapmgr.h"
@@ -39,18 +40,29 @@
 /* How long we sleep between two looks at who is publishing, in microseconds. */
 #define PUBLISHER_SLEEP_US 500
 
+/* A row that took the place of another one of its event, and who published that. */
+typedef struct ChangedRow
+{
+	uint64 txid;
+	int64 seq;
+} ChangedRow;
+
 /*
- * LastNumber returns the last number in the index, whoever wrote it, or 0.
+ * LastNumber returns the last number in the index between two, of those whose row the
+ * snapshot sees, or 0.
  */
 static int64
-LastNumber(Relation table)
+LastNumber(Relation table, Snapshot snapshot, int64 from, int64 upto)
 {
 	Relation index = index_open(OutboxTableIndex(table), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
-	IndexScanDesc scan = index_beginscan_compat(table, index, SnapshotAny, 0);
+	IndexScanDesc scan = index_beginscan_compat(table, index, snapshot, 2);
+	ScanKeyData keys[2];
 	int64 last = 0;
 
-	index_rescan(scan, NULL, 0, NULL, 0);
+	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
+	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(upto));
+	index_rescan(scan, keys, 2, NULL, 0);
 	if (index_getnext_slot(scan, BackwardScanDirection, slot))
 		last = OutboxSeq(slot);
 	index_endscan(scan);
@@ -81,29 +93,32 @@ AwaitPublishers(Relation table)
 }
 
 /*
- * IsPending tells whether a tuple on a page that the caller has locked is not
- * to be seen by the snapshot, and may be later.
+ * NoteChanged notes the events of some new rows, unless the snapshot sees another row
+ * of the event: it was there before it was changed.
  */
-static bool
-IsPending(HeapTuple tuple, Snapshot snapshot, Buffer buffer)
+static void
+NoteChanged(Relation table, const ChangedRow *rows, int count, OutboxHorizon *horizon,
+			OutboxCursor *cursor)
 {
-	TransactionId deadAfter;
-	HTSV_Result result;
+	for (int i = 0; i < count; i++)
+	{
+		int64 seq = rows[i].seq;
 
-	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data)))
-		return true; /* what we have published commits with the subscription */
-	if (HeapTupleSatisfiesVisibility(tuple, snapshot, buffer))
-		return false;
-	result = HeapTupleSatisfiesVacuumHorizon(tuple, buffer, &deadAfter);
-	return result != HEAPTUPLE_DEAD && result != HEAPTUPLE_RECENTLY_DEAD;
+		if (LastNumber(table, horizon->snapshot, seq, seq) != seq)
+			OutboxNotePending(cursor, horizon, rows[i].txid, seq);
+	}
 }
 
 /*
- * NotePending notes the rows of a page that are in flight.
+ * NotePending notes the events of a page that are in flight.  Of our own rows those are
+ * that we have published, and commit with the subscription.
  */
 static void
 NotePending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCursor *cursor)
 {
+	ChangedRow changed[MaxHeapTuplesPerPage];
+	int count = 0;
+	uint64 mine = U64FromFullTransactionId(GetTopFullTransactionIdIfAny());
 	Buffer buffer = ReadBuffer(table, block);
 	Page page = BufferGetPage(buffer);
 
@@ -114,6 +129,7 @@ NotePending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCur
 		HeapTupleData tuple;
 		bool isnull;
 		int64 seq;
+		uint64 txid;
 
 		if (!ItemIdIsNormal(item))
 			continue;
@@ -122,13 +138,24 @@ NotePending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCur
 		tuple.t_tableOid = RelationGetRelid(table);
 		ItemPointerSet(&tuple.t_self, block, i);
 		seq = DatumGetInt64(heap_getattr(&tuple, OUT_SEQ, RelationGetDescr(table), &isnull));
-		if (seq <= cursor->passed && IsPending(&tuple, horizon->snapshot, buffer))
-			OutboxNotePending(cursor, horizon,
-							  U64FromFullTransactionId(DatumGetFullTransactionId(heap_getattr(
-								  &tuple, OUT_TXID, RelationGetDescr(table), &isnull))),
-							  seq);
+		if (seq > cursor->passed ||
+			OutboxTupleState(&tuple, buffer, horizon->snapshot) != ROW_PENDING)
+			continue;
+
+		txid = U64FromFullTransactionId(DatumGetFullTransactionId(
+			heap_getattr(&tuple, OUT_TXID, RelationGetDescr(table), &isnull)));
+		if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple.t_data)))
+		{
+			if (txid == mine)
+				OutboxNotePending(cursor, horizon, txid, seq);
+		}
+		else if ((tuple.t_data->t_infomask & HEAP_UPDATED) == 0)
+			OutboxNotePending(cursor, horizon, txid, seq);
+		else
+			changed[count++] = (ChangedRow){txid, seq};
 	}
 	UnlockReleaseBuffer(buffer);
+	NoteChanged(table, changed, count, horizon, cursor);
 }
 
 /*
@@ -145,14 +172,14 @@ OutboxNow(OutboxCursor *cursor)
 	OutboxHorizon horizon;
 	Snapshot snapshot;
 
-	CursorInit(cursor, LastNumber(table));
+	CursorInit(cursor, LastNumber(table, SnapshotAny, PG_INT64_MIN, PG_INT64_MAX));
 	InjectionPoint("start-await");
 	AwaitPublishers(table);
 	InjectionPoint("start-snapshot");
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	OutboxHorizonInit(&horizon, snapshot);
-	InjectionPoint("start-scan");
 	blocks = RelationGetNumberOfBlocks(table);
+	InjectionPoint("start-scan");
 	for (BlockNumber block = 0; block < blocks; block++)
 	{
 		CHECK_FOR_INTERRUPTS();

@@ -141,6 +141,9 @@ my @meanwhile = (
 	[ 'an event comes before a subscription begins', $subscribe, \@events, 'subscribe-start', [ $four, '4' ], 't', { s => '1 2 3 4', new => '' } ],
 	(map { [ "an event comes to a subscription at $_", $subscribe, \@events, $_, [ $four, '4' ], 't', { s => '1 2 3 4', new => '4' } ] }
 		qw(start-await start-snapshot start-scan subscribe-place subscribe-tell)),
+	(map { [ "an old event is changed when a subscription is at $_", $subscribe, \@events, $_,
+		[ "UPDATE idempotency.outbox SET payload = payload WHERE payload->>'n' = '2'", '' ], 't', { s => '1 2 3', new => '' } ] }
+		qw(start-await start-snapshot start-scan subscribe-place)),
 	[ 'events are removed before a subscription holds them', $beginning, \@had, 'subscribe-hold', [ $reap, '3' ], 't', { s => '', new => '' } ],
 	(map { [ "events are to be removed from a subscription at $_", $beginning, \@had, $_, [ $reap, '0' ], 't', { s => '', new => '1 2 3' } ] }
 		qw(subscribe-note subscribe-start subscribe-place subscribe-tell)),
@@ -167,6 +170,26 @@ foreach my $case (@meanwhile)
 	begin_events($node, @$before);
 	is_overtaken($node, $name, $sql, $point, $meanwhile, $says);
 	are_given($given, $name);
+}
+
+# An event was in flight, and is changed when a subscription knows how far to look: its
+# new row lies behind that.
+{
+	my $name = 'an event that was in flight is changed';
+	my @wide = map { "SELECT idempotency.publish('t', json_build_object('n', $_, 'wide', repeat('w', 1900)))" } 1 .. 4;
+	my $publisher = open_session($node);
+
+	$node->safe_psql('postgres', 'TRUNCATE idempotency.outbox');
+	begin_events($node, @wide[ 0 .. 2 ]);
+	$publisher->query_safe("BEGIN; $wide[3]");
+	my ($session) = stop_at($node, 'start-scan', $subscribe);
+	$publisher->query_safe('COMMIT');
+	is( $node->safe_psql('postgres', q{UPDATE idempotency.outbox SET published_at = now() WHERE payload->>'n' = '4'
+			RETURNING ctid >= '(1,0)'}), 't', "$name: its page was full");
+	wake($node, 'start-scan');
+	is(answer_of($session), 't', "$name: who was stopped");
+	$_->quit foreach $publisher, $session;
+	are_given({ s => '1 2 3 4', new => '4' }, $name);
 }
 
 # ----------------------------------------------------------------
