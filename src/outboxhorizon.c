@@ -25,6 +25,7 @@
 
 #include "compat.h"
 #include "outboxhorizon.h"
+#include "outboxtable.h"
 
 /*
  * FullXid returns the 64-bit form of a transaction id of this cluster that is
@@ -135,18 +136,21 @@ OutboxOldestPublisher(Relation table)
 }
 
 /*
- * OutboxTupleState tells what a tuple is to the snapshot.  The caller has locked its page.
+ * OutboxTupleState tells what a tuple is to the snapshot, the row of an event that "txid"
+ * published.  The caller has locked its page.
  *
- * A row that came too late for the snapshot is pending even if another one has taken its
- * place by now: that one may lie where the reader has been already.
+ * What we have published is pending, though we see it.  So is a row that came too late
+ * for the snapshot, even if another one has taken its place by now: that one may lie where
+ * the reader has been already.
  */
 OutboxRowState
-OutboxTupleState(HeapTuple tuple, Buffer buffer, Snapshot snapshot)
+OutboxTupleState(HeapTuple tuple, uint64 txid, Buffer buffer, Snapshot snapshot)
 {
 	HeapTupleHeader header = tuple->t_data;
 	TransactionId deadAfter;
 
-	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(header)))
+	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(header)) &&
+		txid == U64FromFullTransactionId(GetTopFullTransactionIdIfAny()))
 		return ROW_PENDING;
 	if (HeapTupleSatisfiesVisibility(tuple, snapshot, buffer))
 		return ROW_VISIBLE;
@@ -166,10 +170,11 @@ OutboxRowState
 OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot)
 {
 	BufferHeapTupleTableSlot *row = (BufferHeapTupleTableSlot *) slot;
+	uint64 txid = OutboxTxid(slot);
 	OutboxRowState state;
 
 	LockBuffer(row->buffer, BUFFER_LOCK_SHARE);
-	state = OutboxTupleState(row->base.tuple, row->buffer, snapshot);
+	state = OutboxTupleState(row->base.tuple, txid, row->buffer, snapshot);
 	LockBuffer(row->buffer, BUFFER_LOCK_UNLOCK);
 	return state;
 }

@@ -9,9 +9,9 @@
  * cursor that it leaves behind what is there but not to be seen.  So nobody
  * waits for a transaction that stays open, and nobody's events are passed over:
  *
- * - A row that is in the index and not visible, and whose transaction has not
- *	 failed, is noted by its transaction (cursor.c).  Once the transaction is over
- *	 as of a later scan's snapshot, that scan reads its range again.
+ * - A row that is in the index and came too late for the snapshot is noted by its
+ *	 transaction (cursor.c), unless that has failed.  Once the transaction is over as of
+ *	 a later scan's snapshot, that scan reads its range again.
  *
  * - A number without a row is a hole.  Either it is nobody's: its transaction
  *	 failed and VACUUM came, or a crash skipped it.  Or a publisher has drawn it and

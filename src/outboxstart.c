@@ -21,7 +21,6 @@
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "access/visibilitymap.h"
-#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/fmgroids.h"
@@ -48,23 +47,26 @@ typedef struct ChangedRow
 } ChangedRow;
 
 /*
- * LastNumber returns the last number in the index between two, of those whose row the
- * snapshot sees, or 0.
+ * LastNumber returns the last number in the index between two, whoever wrote it or, with
+ * a snapshot, of those whose row that sees; or 0.
  */
 static int64
-LastNumber(Relation table, Snapshot snapshot, int64 from, int64 upto)
+LastNumber(Relation table, int64 from, int64 upto, Snapshot snapshot)
 {
 	Relation index = index_open(OutboxTableIndex(table), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
-	IndexScanDesc scan = index_beginscan_compat(table, index, snapshot, 2);
+	IndexScanDesc scan = index_beginscan_compat(table, index, SnapshotAny, 2);
 	ScanKeyData keys[2];
 	int64 last = 0;
 
 	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
 	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(upto));
 	index_rescan(scan, keys, 2, NULL, 0);
-	if (index_getnext_slot(scan, BackwardScanDirection, slot))
-		last = OutboxSeq(slot);
+	while (last == 0 && index_getnext_slot(scan, BackwardScanDirection, slot))
+	{
+		if (snapshot == NULL || OutboxStateOf(slot, snapshot) == ROW_VISIBLE)
+			last = OutboxSeq(slot);
+	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, AccessShareLock);
@@ -104,21 +106,20 @@ NoteChanged(Relation table, const ChangedRow *rows, int count, OutboxHorizon *ho
 	{
 		int64 seq = rows[i].seq;
 
-		if (LastNumber(table, horizon->snapshot, seq, seq) != seq)
+		if (LastNumber(table, seq, seq, horizon->snapshot) != seq)
 			OutboxNotePending(cursor, horizon, rows[i].txid, seq);
 	}
 }
 
 /*
- * NotePending notes the events of a page that are in flight.  Of our own rows those are
- * that we have published, and commit with the subscription.
+ * NotePending notes the events of a page that are in flight.  What we have published is:
+ * it commits with the subscription.
  */
 static void
 NotePending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCursor *cursor)
 {
 	ChangedRow changed[MaxHeapTuplesPerPage];
 	int count = 0;
-	uint64 mine = U64FromFullTransactionId(GetTopFullTransactionIdIfAny());
 	Buffer buffer = ReadBuffer(table, block);
 	Page page = BufferGetPage(buffer);
 
@@ -138,18 +139,12 @@ NotePending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCur
 		tuple.t_tableOid = RelationGetRelid(table);
 		ItemPointerSet(&tuple.t_self, block, i);
 		seq = DatumGetInt64(heap_getattr(&tuple, OUT_SEQ, RelationGetDescr(table), &isnull));
-		if (seq > cursor->passed ||
-			OutboxTupleState(&tuple, buffer, horizon->snapshot) != ROW_PENDING)
-			continue;
-
 		txid = U64FromFullTransactionId(DatumGetFullTransactionId(
 			heap_getattr(&tuple, OUT_TXID, RelationGetDescr(table), &isnull)));
-		if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple.t_data)))
-		{
-			if (txid == mine)
-				OutboxNotePending(cursor, horizon, txid, seq);
-		}
-		else if ((tuple.t_data->t_infomask & HEAP_UPDATED) == 0)
+		if (seq > cursor->passed ||
+			OutboxTupleState(&tuple, txid, buffer, horizon->snapshot) != ROW_PENDING)
+			continue;
+		if ((tuple.t_data->t_infomask & HEAP_UPDATED) == 0)
 			OutboxNotePending(cursor, horizon, txid, seq);
 		else
 			changed[count++] = (ChangedRow){txid, seq};
@@ -172,7 +167,7 @@ OutboxNow(OutboxCursor *cursor)
 	OutboxHorizon horizon;
 	Snapshot snapshot;
 
-	CursorInit(cursor, LastNumber(table, SnapshotAny, PG_INT64_MIN, PG_INT64_MAX));
+	CursorInit(cursor, LastNumber(table, PG_INT64_MIN, PG_INT64_MAX, NULL));
 	InjectionPoint("start-await");
 	AwaitPublishers(table);
 	InjectionPoint("start-snapshot");
