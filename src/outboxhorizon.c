@@ -55,15 +55,24 @@ OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot)
 }
 
 /*
+ * IsOurs tells whether that is the transaction that we are in.
+ */
+static bool
+IsOurs(uint64 txid)
+{
+	FullTransactionId mine = GetTopFullTransactionIdIfAny();
+
+	return FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid;
+}
+
+/*
  * OutboxIsOver tells whether a transaction had ended when the snapshot was made.  Our
  * own has not: it may yet roll back.
  */
 bool
 OutboxIsOver(const OutboxHorizon *horizon, uint64 txid)
 {
-	FullTransactionId mine = GetTopFullTransactionIdIfAny();
-
-	if (FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid)
+	if (IsOurs(txid))
 		return false;
 	if (txid < horizon->xmin)
 		return true;
@@ -149,8 +158,7 @@ OutboxTupleState(HeapTuple tuple, uint64 txid, Buffer buffer, Snapshot snapshot)
 	HeapTupleHeader header = tuple->t_data;
 	TransactionId deadAfter;
 
-	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(header)) &&
-		txid == U64FromFullTransactionId(GetTopFullTransactionIdIfAny()))
+	if (TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(header)) && IsOurs(txid))
 		return ROW_PENDING;
 	if (HeapTupleSatisfiesVisibility(tuple, snapshot, buffer))
 		return ROW_VISIBLE;

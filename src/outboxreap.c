@@ -64,7 +64,6 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -290,14 +289,11 @@ RemoveUpTo(Reaping *reaping, int64 upto)
 {
 	Relation index = index_open(OutboxTableIndex(reaping->table), AccessShareLock);
 	IndexScanDesc scan = index_beginscan_compat(reaping->table, index, SnapshotAny, 2);
-	ScanKeyData keys[2];
 	RunState state;
 
 	CheckCmdReplicaIdentity(reaping->table, CMD_DELETE);
 	reaping->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	ScanKeyInit(&keys[0], 1, BTGreaterStrategyNumber, F_INT8GT, Int64GetDatum(reaping->gone));
-	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(upto));
-	index_rescan(scan, keys, 2, NULL, 0);
+	OutboxRescan(scan, reaping->gone + 1, upto);
 	state = RemoveScanned(reaping, scan, upto);
 	index_endscan(scan);
 	index_close(index, AccessShareLock);

@@ -41,7 +41,6 @@
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "miscadmin.h"
-#include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
@@ -134,11 +133,8 @@ static void
 BeginStretch(OutboxScan *scan)
 {
 	const Stretch *stretch = &scan->stretches[scan->stretch];
-	ScanKeyData keys[2];
 
-	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(stretch->from));
-	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(stretch->upto));
-	index_rescan(scan->scan, keys, 2, NULL, 0);
+	OutboxRescan(scan->scan, stretch->from, stretch->upto);
 	scan->behind = stretch->from;
 }
 

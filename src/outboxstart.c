@@ -23,7 +23,6 @@
 #include "access/visibilitymap.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
-#include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/xid8.h"
 #include "utils/snapmgr.h"
@@ -56,12 +55,9 @@ LastNumber(Relation table, int64 from, int64 upto, Snapshot snapshot)
 	Relation index = index_open(OutboxTableIndex(table), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
 	IndexScanDesc scan = index_beginscan_compat(table, index, SnapshotAny, 2);
-	ScanKeyData keys[2];
 	int64 last = 0;
 
-	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
-	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(upto));
-	index_rescan(scan, keys, 2, NULL, 0);
+	OutboxRescan(scan, from, upto);
 	while (last == 0 && index_getnext_slot(scan, BackwardScanDirection, slot))
 	{
 		if (snapshot == NULL || OutboxStateOf(slot, snapshot) == ROW_VISIBLE)

@@ -15,6 +15,7 @@
 #include "catalog/pg_type.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
+#include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/xid8.h"
 
@@ -113,6 +114,20 @@ Relation
 OutboxTableOpen(LOCKMODE lockmode)
 {
 	return OwnTableOpen(&OutboxTable, lockmode);
+}
+
+/*
+ * OutboxRescan begins to read the numbers between two, both included, by a scan of the
+ * index that was begun for two keys.
+ */
+void
+OutboxRescan(IndexScanDesc scan, int64 from, int64 upto)
+{
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
+	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(upto));
+	index_rescan(scan, keys, 2, NULL, 0);
 }
 
 /*

@@ -8,6 +8,7 @@
 #ifndef IDEMPOTENCY_OUTBOXTABLE_H
 #define IDEMPOTENCY_OUTBOXTABLE_H
 
+#include "access/genam.h"
 #include "executor/tuptable.h"
 #include "owntable.h"
 
@@ -32,6 +33,7 @@ extern Relation OutboxTableOpen(LOCKMODE lockmode);
 extern Oid OutboxTableIndex(Relation table);
 extern uint64 OutboxChannel(void);
 
+extern void OutboxRescan(IndexScanDesc scan, int64 from, int64 upto);
 extern int64 OutboxSeq(TupleTableSlot *slot);
 extern uint64 OutboxTxid(TupleTableSlot *slot);
 
