@@ -158,9 +158,14 @@ CREATE OPERATOR CLASS idempotency.keytext_ops DEFAULT FOR TYPE idempotency.keyte
 COMMENT ON OPERATOR CLASS idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
 COMMENT ON OPERATOR FAMILY idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
 
+-- An enum, and not text: SELECT claim(...) INTO op puts the text of the whole
+-- composite into the first field, which must fail and not look like an outcome.
+CREATE TYPE idempotency.outcome AS ENUM ('claimed', 'taken_over', 'replayed', 'in_progress', 'mismatched');
+COMMENT ON TYPE idempotency.outcome IS 'the answer to a claim';
+
 -- What every call about one operation answers.
 CREATE TYPE idempotency.operation AS (
-	outcome text,
+	outcome idempotency.outcome,
 	replayed boolean,
 	token bigint,
 	attempt integer,
@@ -174,7 +179,7 @@ CREATE TYPE idempotency.operation AS (
 	expires_at timestamptz
 );
 COMMENT ON TYPE idempotency.operation IS 'the outcome of a claim, and the stored answer if there is one';
-COMMENT ON COLUMN idempotency.operation.outcome IS 'claimed, taken_over, replayed, in_progress or mismatched';
+COMMENT ON COLUMN idempotency.operation.outcome IS 'the answer to the claim';
 COMMENT ON COLUMN idempotency.operation.replayed IS 'true: return the stored answer, do nothing';
 COMMENT ON COLUMN idempotency.operation.token IS 'the fencing token of a lease that was granted';
 COMMENT ON COLUMN idempotency.operation.attempt IS 'how many owners the operation has had';
@@ -185,14 +190,15 @@ COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byt
 COMMENT ON COLUMN idempotency.operation.response IS 'stored response, byte for byte';
 COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored answer is a final failure';
 COMMENT ON COLUMN idempotency.operation.retry_after IS 'how long the lease of the owner lasts, unless it is renewed';
-COMMENT ON COLUMN idempotency.operation.expires_at IS 'until when the stored answer is remembered';
+COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored answer expires; NULL: never';
 
--- What a completer gets of an operation that nobody came back for.
+-- What a completer gets of an abandoned operation.  The composite comes first, as the enum does
+-- in the type above.
 CREATE TYPE idempotency.abandoned AS (
+	operation idempotency.operation,
 	scope text,
 	key text,
-	request json,
-	operation idempotency.operation
+	request json
 );
 COMMENT ON TYPE idempotency.abandoned IS 'an abandoned operation that was taken over';
 COMMENT ON COLUMN idempotency.abandoned.scope IS 'its scope';
@@ -262,7 +268,8 @@ COMMENT ON FUNCTION idempotency.problem(idempotency.operation) IS
 -- packed; COLLATE "C", so that no library upgrade reorders the index; the
 -- index is what decides who won.  Response and headers are json, not jsonb:
 -- they are replayed as the very bytes that were stored.  The columns from token
--- on are those of a lease in progress; other rows are stored without them.
+-- on are those of a lease in progress, and the last one is that of an operation
+-- that had a lease; other rows are stored without them.
 CREATE TABLE idempotency.key (
 	created_at timestamptz NOT NULL,
 	expires_at timestamptz NOT NULL,
@@ -280,6 +287,7 @@ CREATE TABLE idempotency.key (
 	recovery_state json,
 	request json,
 	retention interval,
+	finished_by bigint,
 	PRIMARY KEY (scope, key)
 )
 -- The reaper deletes, but only VACUUM gives the room to new rows, so it comes
@@ -294,7 +302,7 @@ WITH (
 SELECT pg_catalog.pg_extension_config_dump('idempotency.key', '');
 COMMENT ON TABLE idempotency.key IS 'remembered outcomes, and leases; read them through idempotency.keys';
 COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored, or the operation first leased';
-COMMENT ON COLUMN idempotency.key.expires_at IS 'until when it is remembered';
+COMMENT ON COLUMN idempotency.key.expires_at IS 'when it expires; infinity: never';
 COMMENT ON COLUMN idempotency.key.status IS 'stored status, negative for a final failure; NULL for an inbox record and for a lease';
 COMMENT ON COLUMN idempotency.key.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.key.key IS 'the key';
@@ -309,6 +317,7 @@ COMMENT ON COLUMN idempotency.key.recovery_point IS 'the last checkpoint';
 COMMENT ON COLUMN idempotency.key.recovery_state IS 'the state at the last checkpoint';
 COMMENT ON COLUMN idempotency.key.request IS 'the request';
 COMMENT ON COLUMN idempotency.key.retention IS 'how long the outcome will be remembered; NULL: for ever';
+COMMENT ON COLUMN idempotency.key.finished_by IS 'token of the owner that finished the operation; NULL: it had no lease';
 COMMENT ON INDEX idempotency.key_pkey IS 'decides who won';
 
 -- Finds abandoned operations, those of the oldest owners first, so that one
@@ -347,7 +356,7 @@ CREATE VIEW idempotency.keys AS
 		pg_catalog.pg_size_pretty(pg_catalog.pg_column_size(k.response)::pg_catalog.int8) AS response_size,
 		pg_catalog.encode(k.fingerprint, 'hex') AS fingerprint,
 		k.created_at,
-		k.expires_at
+		CASE WHEN pg_catalog.isfinite(k.expires_at) THEN k.expires_at END AS expires_at
 	FROM idempotency.key AS k;
 COMMENT ON VIEW idempotency.keys IS 'remembered outcomes, without their bodies, and leases';
 COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
@@ -359,7 +368,7 @@ COMMENT ON COLUMN idempotency.keys.expires_in IS 'time until it is forgotten; NU
 COMMENT ON COLUMN idempotency.keys.response_size IS 'size of the response as stored (compressed)';
 COMMENT ON COLUMN idempotency.keys.fingerprint IS 'fingerprint of the request, in hex';
 COMMENT ON COLUMN idempotency.keys.created_at IS 'when the outcome was stored';
-COMMENT ON COLUMN idempotency.keys.expires_at IS 'until when it is remembered';
+COMMENT ON COLUMN idempotency.keys.expires_at IS 'when it expires; NULL: never';
 
 CREATE VIEW idempotency.zombies AS
 	SELECT
@@ -961,7 +970,7 @@ COMMENT ON COLUMN idempotency.stats.takeovers IS 'claims that took over from an 
 COMMENT ON COLUMN idempotency.stats.completions IS 'operations completed';
 COMMENT ON COLUMN idempotency.stats.failures IS 'operations that failed for good';
 COMMENT ON COLUMN idempotency.stats.releases IS 'claims given up by release()';
-COMMENT ON COLUMN idempotency.stats.stale_tokens IS 'calls without a claim, or with a token that was not the last (IK410)';
+COMMENT ON COLUMN idempotency.stats.stale_tokens IS 'calls without a claim (IK412), or with a token that is not that of the last owner (IK410)';
 COMMENT ON COLUMN idempotency.stats.reaped IS 'expired rows that the reaper removed, zombies too';
 COMMENT ON COLUMN idempotency.stats.zombies_reaped IS 'leases among them that nobody came back for';
 COMMENT ON COLUMN idempotency.stats.waits IS 'waits for the owner of a key';
@@ -1045,7 +1054,7 @@ BEGIN
 			HINT = 'Pass the name of a role.';
 	END IF;
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation, idempotency.abandoned TO %s', role);
+	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation, idempotency.abandoned TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
 		idempotency.document(jsonb), idempotency.document_in, idempotency.document_out,
 		idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
@@ -1098,7 +1107,7 @@ BEGIN
 			HINT = 'Pass the name of a role.';
 	END IF;
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.operation TO %s', role);
+	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation TO %s', role);
 	EXECUTE pg_catalog.format('GRANT SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
 		idempotency.subscriptions, idempotency.dead_letters TO %s', role);
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
@@ -1122,4 +1131,4 @@ REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.operation, idempotency.abandoned, idempotency.event FROM PUBLIC;
+REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.outcome, idempotency.operation, idempotency.abandoned, idempotency.event FROM PUBLIC;

@@ -216,7 +216,7 @@ SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 
 --
--- Without a claim of this transaction's: IK410
+-- Without a claim of this transaction's: IK412
 --
 
 -- A key that nobody ever claimed, in full.
@@ -281,7 +281,7 @@ SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.release(repeat(''s'', 256), ''key'')']) AS s;
 
 --
--- IK410 dooms the transaction: what it wrote had no claim to stand on
+-- IK412 dooms the transaction: what it wrote had no claim to stand on
 --
 
 -- Caught in an EXCEPTION block, it comes back at COMMIT.

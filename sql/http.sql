@@ -50,7 +50,7 @@ SELECT idempotency.parse_header('"' || repeat('x', 300) || '"');
 -- problem: RFC 9457 for the outcomes that are errors
 --
 SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation) AS problem
-FROM unnest(ARRAY['in_progress', 'mismatched', 'claimed', 'replayed', 'IN_PROGRESS', '', NULL]) AS outcome;
+FROM unnest(enum_range(NULL::idempotency.outcome) || NULL) AS outcome;
 SELECT outcome, problem ->> 'type' AS type, problem ->> 'title' AS title, problem -> 'status' AS status, problem ->> 'detail' AS detail
 FROM unnest(ARRAY['in_progress', 'mismatched']) AS outcome
 CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 7, 2, 'charged', '{"a":1}', 201, '{}', '{"id":1}', false, '30 s', now())::idempotency.operation) AS problem;

@@ -151,10 +151,13 @@ BEGIN;
 SELECT outcome, token, attempt FROM idempotency.claim('lease', 'no lease', lease => NULL);
 COMMIT;
 \echo :SQLSTATE
+-- (What failed with a token cannot commit.)
+BEGIN;
 SELECT l AS lease, pg_temp.error_of(format('SELECT idempotency.claim(''lease'', ''length'', lease => %L)', l)) AS claim,
 		pg_temp.error_of(format('SELECT idempotency.try_claim(''lease'', ''length'', lease => %L)', l)) AS try_claim,
 		pg_temp.error_of(format('SELECT idempotency.renew(''lease'', ''new'', %s, %L)', :token, l)) AS renew
 	FROM unnest('{0,-1 microsecond,-1 day,-1 month,1 day -25 hours,300000 years,178000000 years,2562047788 hours}'::text[]) AS l;
+ROLLBACK;
 SELECT l AS lease, (idempotency.claim('lease', 'length ' || l, lease => l::interval)).outcome
 	FROM unnest('{1 microsecond,1 month,1 day -1 hour,100 years}'::text[]) AS l;
 SELECT key, leased_until = leased_at + substr(key, 8)::interval AS as_said
@@ -189,6 +192,7 @@ SELECT idempotency.claim('lease', 'size 3', to_json(repeat('x', 1023)), lease =>
 ROLLBACK;
 
 -- Scope and key are held to the same rules as everywhere.
+BEGIN;
 SELECT pg_temp.error_of(format('SELECT idempotency.%s', call)) AS error FROM unnest(ARRAY[
 	'renew(NULL, ''k'', 1, ''1 min'')',
 	'renew(''s'', '''', 1, ''1 min'')',
@@ -196,6 +200,7 @@ SELECT pg_temp.error_of(format('SELECT idempotency.%s', call)) AS error FROM unn
 	'checkpoint(''s'', NULL, 1, ''p'')',
 	'release(''s'', E''a\tb'', 1)',
 	'complete(''s'', repeat(''k'', 256), token => 1)']) AS call;
+ROLLBACK;
 
 --
 -- The end of a lease

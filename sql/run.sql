@@ -277,7 +277,7 @@ CREATE FUNCTION claims(request json) RETURNS json LANGUAGE sql AS
 	$$ SELECT to_json((idempotency.claim('run', 'left open')).outcome) $$;
 SELECT idempotency.run('run', 'claims', NULL, 'claims(json)');
 \echo :SQLSTATE
--- An IK410 that is lost in a final error still dooms the transaction.
+-- An IK412 that is lost in a final error still dooms the transaction.
 CREATE FUNCTION loses(request json) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	BEGIN

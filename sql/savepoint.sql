@@ -51,7 +51,7 @@ SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
 
--- To finish it then is IK410.
+-- To finish it then is IK412.
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('savepoint', 'lost');

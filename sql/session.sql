@@ -6,7 +6,8 @@
 
 -- What a session may keep of the extension: prepared statements, compiled functions,
 -- a trigger.  (A variable or a parameter of a type that was dropped is PostgreSQL's
--- own limit; the record and the text here know no type of ours.)
+-- own limit, and so is a prepared statement that returns a column of one; the record and
+-- the texts here know no type of ours.)
 CREATE FUNCTION operate(p_key text, p_answer json) RETURNS json LANGUAGE plpgsql AS $$
 DECLARE
 	op record;
@@ -20,8 +21,8 @@ BEGIN
 END
 $$;
 CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
-PREPARE look AS SELECT outcome, response FROM idempotency.try_claim('session', $1);
-PREPARE run(text, text) AS SELECT outcome, response FROM idempotency.run('session', $1, $2, 'handler(json)');
+PREPARE look AS SELECT outcome::text, response FROM idempotency.try_claim('session', $1);
+PREPARE run(text, text) AS SELECT outcome::text, response FROM idempotency.run('session', $1, $2, 'handler(json)');
 
 SELECT operate('k1', '"first"');
 SELECT operate('k1', '"first"');

@@ -28,10 +28,10 @@ PG_FUNCTION_INFO_V1(idempotency_claim_abandoned);
 /* The columns of the result. */
 enum
 {
+	ABANDONED_OPERATION,
 	ABANDONED_SCOPE,
 	ABANDONED_KEY,
 	ABANDONED_REQUEST,
-	ABANDONED_OPERATION,
 	ABANDONED_COLUMNS
 };
 
@@ -90,8 +90,7 @@ TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
 }
 
 /*
- * claim_abandoned(scope, lease, max) RETURNS TABLE (scope, key, request,
- * operation)
+ * claim_abandoned(scope, lease, max) RETURNS SETOF abandoned
  */
 Datum
 idempotency_claim_abandoned(PG_FUNCTION_ARGS)

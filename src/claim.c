@@ -73,8 +73,7 @@ SameRequest(const bytea *a, const bytea *b)
  * Judge tells what a row that a look found means for the attempt.
  */
 static Attempt
-Judge(const ClaimRequest *request, KeyState state, const KeyVersion *seen,
-	  const StoredOutcome *stored)
+Judge(const ClaimRequest *request, KeyState state, const StoredOutcome *stored)
 {
 	if (state == KEY_ABSENT || state == KEY_EXPIRED)
 		return ATTEMPT_CLAIMED;
@@ -82,10 +81,10 @@ Judge(const ClaimRequest *request, KeyState state, const KeyVersion *seen,
 		return ATTEMPT_MISMATCHED;
 	if (state == KEY_STORED)
 		return ATTEMPT_STORED;
-	if (state == KEY_ABANDONED)
-		return ATTEMPT_TAKEN_OVER;
-	/* a lease that this transaction took, or renewed */
-	return TransactionIdIsCurrentTransactionId(seen->xmin) ? ATTEMPT_HELD_HERE : ATTEMPT_LEASED;
+	/* this transaction is the owner, even if the lease has expired since */
+	if (TokenIsHeld(stored->lease.token))
+		return ATTEMPT_HELD_HERE;
+	return state == KEY_ABANDONED ? ATTEMPT_TAKEN_OVER : ATTEMPT_LEASED;
 }
 
 static bool
@@ -112,7 +111,7 @@ LookUnderLock(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredO
 
 	if (OpenClaimFind(name) != NULL)
 		return ATTEMPT_HELD_HERE;
-	attempt = Judge(request, KeyStoreProbe(name, stored, seen), seen, stored);
+	attempt = Judge(request, KeyStoreProbe(name, stored, seen), stored);
 	if (!IsGranted(attempt))
 	{
 		KeyStoreLetGo(seen);
@@ -129,7 +128,7 @@ LookUnderLock(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredO
 		return attempt;
 
 	KeyStoreLetGo(seen);
-	attempt = Judge(request, KeyStoreProbe(name, stored, seen), seen, stored);
+	attempt = Judge(request, KeyStoreProbe(name, stored, seen), stored);
 	if (!IsGranted(attempt))
 	{
 		/* Let the other waiters through: they will find it too. */
@@ -165,6 +164,7 @@ WaitForOwner(const ClaimRequest *request, instr_time began, KeyVersion *seen, St
 	MemoryContext look =
 		AllocSetContextCreate(CurrentMemoryContext, "idempotency look", ALLOCSET_SMALL_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(look);
+	uint64 number = KeyLockNumber(&request->name);
 	Attempt attempt;
 
 	for (int round = 0;; round++)
@@ -173,13 +173,13 @@ WaitForOwner(const ClaimRequest *request, instr_time began, KeyVersion *seen, St
 		int left;
 
 		MemoryContextReset(look);
-		WakeupPrepare(request->name.hash);
+		WakeupPrepare(number);
 		attempt = LookUnderLock(request, TimeLeft(began, request->waitMs), seen, stored);
 		left = TimeLeft(began, request->waitMs);
 		if (attempt != ATTEMPT_LEASED || left == 0)
 			break;
 		leaseMs = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), stored->lease.until);
-		WakeupSleepCounted(request->name.hash, round, Min(left - 1, leaseMs) + 1);
+		WakeupSleepCounted(number, round, Min(left - 1, leaseMs) + 1);
 	}
 	WakeupCancel();
 

@@ -173,16 +173,15 @@ ErrorClaimedHere(const KeyName *name)
 }
 
 /*
- * ErrorClaimLost reports that the caller has no claim to finish.  The caller
- * dooms the transaction before it calls this.
+ * DetailToken adds the detail that names the token, and the operation where it is known.
  */
-void
-ErrorClaimLost(const KeyName *name)
+static int
+DetailToken(const KeyName *name, int64 token)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
-			 errmsg("this transaction holds no claim on this idempotency key"), DetailName(name),
-			 errhint("Roll back, and begin the retry with idempotency.claim().")));
+	if (name == NULL)
+		return errdetail("Token %lld.", (long long) token);
+	return errdetail("Scope \"%s\", key \"%s\", token %lld.", text_to_cstring(name->scope),
+					 text_to_cstring(name->key), (long long) token);
 }
 
 /*
@@ -194,11 +193,39 @@ ErrorLeaseLost(const KeyName *name, int64 token)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
-			 errmsg("the lease on this idempotency key is lost"),
-			 errdetail("Scope \"%s\", key \"%s\", token %lld.", text_to_cstring(name->scope),
-					   text_to_cstring(name->key), (long long) token),
+			 errmsg("the lease on this idempotency key is lost"), DetailToken(name, token),
 			 errhint("Another owner took over, or the operation is finished or forgotten. Roll "
 					 "back, and begin the retry with idempotency.claim().")));
+}
+
+/*
+ * ErrorTokenUnproven reports, at commit, that no call with the token has succeeded, or
+ * that the one that did was rolled back; "name" is NULL if the call had no valid one.
+ */
+void
+ErrorTokenUnproven(const KeyName *name, int64 token)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
+			 errmsg("cannot commit without proof that the lease is current"),
+			 DetailToken(name, token),
+			 errhint("A call with this token failed and was caught, or was rolled back. Call "
+					 "idempotency.complete(), fail(), release(), renew() or checkpoint() with the "
+					 "token again, or roll back and begin the retry with idempotency.claim().")));
+}
+
+/*
+ * ErrorNoClaim reports that the caller has no claim to finish.  The caller
+ * dooms the transaction before it calls this.
+ */
+void
+ErrorNoClaim(const KeyName *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_NO_CLAIM),
+			 errmsg("this transaction holds no claim on this idempotency key"), DetailName(name),
+			 errhint("Call idempotency.claim() in the same transaction first, or pass the token "
+					 "of the lease.")));
 }
 
 /*
@@ -209,20 +236,23 @@ void
 ErrorNoLease(const KeyName *name)
 {
 	ereport(ERROR,
-			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
+			(errcode(ERRCODE_IDEMPOTENCY_NO_CLAIM),
 			 errmsg("the claim on this idempotency key has no lease"), DetailName(name),
 			 errhint("Claim with a lease, such as lease => '30 seconds', and pass its token.")));
 }
 
 /*
- * ErrorTransactionDoomed reports, at commit, a lost claim or lease that somebody
- * caught.  "name" is the operation it was about.
+ * ErrorTransactionDoomed reports, at commit, that an error with this SQLSTATE was
+ * caught; "name" is the operation it was about.
  */
 void
-ErrorTransactionDoomed(const KeyName *name)
+ErrorTransactionDoomed(const KeyName *name, int sqlstate)
 {
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
-					errmsg("cannot commit after a lost claim"), DetailName(name),
+	ereport(ERROR, (errcode(sqlstate),
+					sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
+						? errmsg("cannot commit after a call without a claim")
+						: errmsg("cannot commit after a lost lease"),
+					DetailName(name),
 					errhint("An error of complete(), fail(), release(), renew() or checkpoint() "
 							"was caught in this transaction. Roll back, and begin the retry with "
 							"idempotency.claim().")));
@@ -242,10 +272,11 @@ ErrorKeyReused(const KeyName *name)
 
 /*
  * ErrorNotCompleted reports, at commit or PREPARE TRANSACTION, that claims
- * are still open; "name" is the oldest of them.
+ * are still open; "name" is the oldest of them.  "inBlock" tells a transaction that
+ * BEGIN began from a statement that is one of its own.
  */
 void
-ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing)
+ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing, bool inBlock)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEMPOTENCY_NOT_COMPLETED),
@@ -255,8 +286,13 @@ ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing)
 				 ? DetailName(name)
 				 : errdetail("Scope \"%s\", key \"%s\", and %d more.", text_to_cstring(name->scope),
 							 text_to_cstring(name->key), openClaims - 1),
-			 errhint("Call idempotency.complete(), fail() or release() in the transaction that "
-					 "claimed.")));
+			 inBlock
+				 ? errhint("Call idempotency.complete(), fail() or release() in the transaction "
+						   "that claimed.")
+				 : errhint("This statement was a transaction of its own (autocommit). BEGIN one, "
+						   "and call idempotency.claim(), your writes and "
+						   "idempotency.complete() in it; a function that claims must also "
+						   "complete, fail or release.")));
 }
 
 /*
@@ -336,6 +372,18 @@ ErrorNotInstalled(void)
 	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					errmsg("extension \"idempotency\" is not installed in this database"),
 					errhint("Use CREATE EXTENSION idempotency.")));
+}
+
+/*
+ * ErrorReinstalled reports that the extension was dropped, and perhaps made again, while
+ * a call waited.
+ */
+void
+ErrorReinstalled(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("extension \"idempotency\" was dropped while the call waited"),
+					errhint("Retry the transaction once the extension is installed again.")));
 }
 
 /*

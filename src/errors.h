@@ -18,6 +18,7 @@
 #define ERRCODE_IDEMPOTENCY_CLAIM_REQUIRED MAKE_SQLSTATE('I', 'K', '4', '0', '3')
 #define ERRCODE_IDEMPOTENCY_IN_PROGRESS MAKE_SQLSTATE('I', 'K', '4', '0', '9')
 #define ERRCODE_IDEMPOTENCY_CLAIM_LOST MAKE_SQLSTATE('I', 'K', '4', '1', '0')
+#define ERRCODE_IDEMPOTENCY_NO_CLAIM MAKE_SQLSTATE('I', 'K', '4', '1', '2')
 #define ERRCODE_IDEMPOTENCY_KEY_REUSED MAKE_SQLSTATE('I', 'K', '4', '2', '2')
 #define ERRCODE_IDEMPOTENCY_NOT_COMPLETED MAKE_SQLSTATE('I', 'K', '4', '2', '8')
 
@@ -40,16 +41,22 @@ pg_noreturn extern void ErrorLeased(const KeyName *name, TimestampTz until);
 pg_noreturn extern void ErrorClaimedHere(const KeyName *name);
 
 /* IK410 */
-pg_noreturn extern void ErrorClaimLost(const KeyName *name);
 pg_noreturn extern void ErrorLeaseLost(const KeyName *name, int64 token);
+pg_noreturn extern void ErrorTokenUnproven(const KeyName *name, int64 token);
+
+/* IK412 */
+pg_noreturn extern void ErrorNoClaim(const KeyName *name);
 pg_noreturn extern void ErrorNoLease(const KeyName *name);
-pg_noreturn extern void ErrorTransactionDoomed(const KeyName *name);
+
+/* IK410 or IK412 */
+pg_noreturn extern void ErrorTransactionDoomed(const KeyName *name, int sqlstate);
 
 /* IK422 */
 pg_noreturn extern void ErrorKeyReused(const KeyName *name);
 
 /* IK428 */
-pg_noreturn extern void ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing);
+pg_noreturn extern void ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing,
+										  bool inBlock);
 
 /* 40001 */
 pg_noreturn extern void ErrorConcurrentChange(const KeyName *name);
@@ -66,6 +73,7 @@ pg_noreturn extern void ErrorTooLarge(const KeyName *name, const char *what, Siz
 
 /* 55000 */
 pg_noreturn extern void ErrorNotInstalled(void);
+pg_noreturn extern void ErrorReinstalled(void);
 pg_noreturn extern void ErrorNotPreloaded(void);
 pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, const char *hint);
 pg_noreturn extern void ErrorSequenceMissing(const char *sequence);

@@ -3,10 +3,9 @@
  * finish.c
  *	  complete(), fail() and release(): the end of a claimed operation.
  *
- * Who finishes must own the operation: by an open claim of this very
- * transaction, or by the current token of its lease.  Anything else is IK410,
- * caught or not: what the transaction wrote has no claim to stand on, and does
- * not commit.
+ * The caller must own the operation: by an open claim of this very
+ * transaction, or by the current token of its lease.  Anything else is IK412 or
+ * IK410, and the transaction does not commit, even if the error is caught.
  *
  * Locks: the key's, to the end of the transaction.
  *
@@ -22,6 +21,7 @@
 #include "errors.h"
 #include "finish.h"
 #include "guc.h"
+#include "keylock.h"
 #include "lease.h"
 #include "stats.h"
 #include "wakeup.h"
@@ -64,7 +64,7 @@ CheckOutcome(const KeyName *name, const StoredOutcome *outcome)
 
 /*
  * ClaimFinish stores the outcome of an operation that the caller owns, and
- * closes the claim.  Fingerprint and expiry are the claim's, and are filled
+ * closes the claim.  Fingerprint, expiry and the token are the claim's, and are filled
  * in.  Throws 40001 if the unique index knows better, and what CheckOutcome()
  * does.
  */
@@ -73,47 +73,47 @@ ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome)
 {
 	CheckOutcome(name, outcome);
 	outcome->fingerprint = own->fingerprint;
+	outcome->finishedBy = own->lease.token;
 	outcome->expiresAt = RetentionEnd(&own->lease.retention, GetCurrentTimestamp());
-	if (own->lease.token != 0)
-		DoubtTransaction(name);
 	InjectionPoint("finish-write");
 	KeyStoreWrite(name, &own->seen, outcome);
 	InjectionPoint("finish-close");
-	if (own->lease.token != 0)
-		TrustTransaction();
 	if (own->claim != NULL)
 		OpenClaimClose(own->claim);
 	if (ItemPointerIsValid(&own->seen.tid))
-		WakeupAfterCommit(name->hash);
+		WakeupAfterCommit(KeyLockNumber(name));
 	CountEvent(outcome->failed ? COUNT_FAILURES : COUNT_COMPLETIONS);
 }
 
 /*
- * FinishFromArgs does what complete() and fail() share: scope, key, response,
- * status, headers, token.  A NULL status is defaultStatus, or 22023 where that is 0.
- * Returns the response, so that the first answer can be what is replayed.
+ * Finish does what complete() and fail() share: response, status, headers.  A NULL
+ * status is defaultStatus, or 22023 where that is 0.  Returns the response, so
+ * that the first answer can be what is replayed.
  */
 static Datum
-FinishFromArgs(FunctionCallInfo fcinfo, bool failed, int defaultStatus)
+Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own, bool failed,
+	   int defaultStatus)
 {
 	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
-	Ownership own;
-	KeyName name;
 
-	KeyNameFromArgs(fcinfo, 0, &name);
 	if (!PG_ARGISNULL(2))
 		outcome.response = PG_GETARG_TEXT_PP(2);
 	outcome.status = PG_ARGISNULL(3) ? defaultStatus : PG_GETARG_INT32(3);
 	if (!PG_ARGISNULL(4))
 		outcome.headers = PG_GETARG_TEXT_PP(4);
-	OwnershipFromArg(fcinfo, 5, &name, &own);
-	ClaimFinish(&name, &own, &outcome);
-	if (own.claim == NULL)
-		ScopeMark(name.scope, name.key, true);
+	ClaimFinish(name, own, &outcome);
+	if (own->claim == NULL)
+		ScopeMark(name->scope, name->key, true);
 
 	if (outcome.response == NULL)
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(outcome.response);
+}
+
+static Datum
+Complete(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	return Finish(fcinfo, name, own, false, 200);
 }
 
 /*
@@ -123,8 +123,13 @@ FinishFromArgs(FunctionCallInfo fcinfo, bool failed, int defaultStatus)
 Datum
 idempotency_complete(PG_FUNCTION_ARGS)
 {
-	PreventCommandIfReadOnly("idempotency.complete()");
-	return FinishFromArgs(fcinfo, false, 200);
+	return OwnerCall(fcinfo, 5, "idempotency.complete()", Complete);
+}
+
+static Datum
+Fail(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	return Finish(fcinfo, name, own, true, 0);
 }
 
 /*
@@ -134,8 +139,19 @@ idempotency_complete(PG_FUNCTION_ARGS)
 Datum
 idempotency_fail(PG_FUNCTION_ARGS)
 {
-	PreventCommandIfReadOnly("idempotency.fail()");
-	return FinishFromArgs(fcinfo, true, 0);
+	return OwnerCall(fcinfo, 5, "idempotency.fail()", Fail);
+}
+
+static Datum
+Release(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	if (own->lease.token != 0)
+		LeaseGiveUp(name, own);
+	if (own->claim != NULL)
+		OpenClaimClose(own->claim);
+	ScopeMark(name->scope, name->key, false);
+	CountEvent(COUNT_RELEASES);
+	PG_RETURN_VOID();
 }
 
 /*
@@ -146,17 +162,5 @@ idempotency_fail(PG_FUNCTION_ARGS)
 Datum
 idempotency_release(PG_FUNCTION_ARGS)
 {
-	Ownership own;
-	KeyName name;
-
-	KeyNameFromArgs(fcinfo, 0, &name);
-	PreventCommandIfReadOnly("idempotency.release()");
-	OwnershipFromArg(fcinfo, 2, &name, &own);
-	if (own.lease.token != 0)
-		LeaseGiveUp(&name, &own);
-	if (own.claim != NULL)
-		OpenClaimClose(own.claim);
-	ScopeMark(name.scope, name.key, false);
-	CountEvent(COUNT_RELEASES);
-	PG_RETURN_VOID();
+	return OwnerCall(fcinfo, 2, "idempotency.release()", Release);
 }

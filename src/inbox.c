@@ -25,6 +25,7 @@
 #include "claim.h"
 #include "errors.h"
 #include "guc.h"
+#include "keylock.h"
 #include "stats.h"
 #include "wakeup.h"
 #include "xact.h"
@@ -55,7 +56,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 		KeyStoreWrite(&name, &seen, &record);
 		CountEvent(COUNT_COMPLETIONS);
 		if (ItemPointerIsValid(&seen.tid))
-			WakeupAfterCommit(name.hash); /* it may have been a lease */
+			WakeupAfterCommit(KeyLockNumber(&name)); /* it may have been a lease */
 	}
 	ScopeMark(name.scope, name.key, isNew);
 	PG_RETURN_BOOL(isNew);
@@ -109,6 +110,24 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 }
 
 /*
+ * IsHeldHere tells whether this transaction has claimed the operation, or owns its lease.
+ */
+static bool
+IsHeldHere(const KeyName *name)
+{
+	StoredOutcome stored;
+	KeyVersion seen;
+	KeyState state;
+
+	if (OpenClaimFind(name) != NULL)
+		return true;
+	if (!AnyTokenPassed())
+		return false;
+	state = KeyStoreProbe(name, &stored, &seen);
+	return (state == KEY_LEASED || state == KEY_ABANDONED) && TokenIsHeld(stored.lease.token);
+}
+
+/*
  * once(scope, keys, retention) RETURNS SETOF text: those of the keys that are
  * new, in bytewise order
  */
@@ -133,7 +152,7 @@ idempotency_once_array(PG_FUNCTION_ARGS)
 	batch = KeyStoreBatchBegin();
 	for (int i = 0; i < count; i++)
 	{
-		if (OpenClaimFind(&names[i]) != NULL)
+		if (IsHeldHere(&names[i]))
 			ErrorClaimedHere(&names[i]);
 		if (KeyStoreBatchInsert(batch, &names[i], expiresAt))
 		{

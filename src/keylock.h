@@ -10,6 +10,7 @@
 
 #include "keyname.h"
 
+extern uint64 KeyLockNumber(const KeyName *name);
 extern bool KeyLockAcquire(const KeyName *name, int waitMs);
 extern void KeyLockRelease(const KeyName *name);
 

@@ -13,7 +13,6 @@
  */
 #include "postgres.h"
 
-#include "common/hashfn.h"
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
 
@@ -140,10 +139,7 @@ KeyNameSet(text *scope, text *key, KeyName *name)
 {
 	name->scope = scope;
 	name->key = key;
-	name->hash =
-		hash_bytes_extended((unsigned char *) VARDATA_ANY(scope), VARSIZE_ANY_EXHDR(scope), 0);
-	name->hash =
-		hash_bytes_extended((unsigned char *) VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), name->hash);
+	name->lock = 0;
 }
 
 /*
@@ -163,7 +159,7 @@ KeyNameCopy(const KeyName *from, KeyName *to)
 {
 	to->scope = TextCopy(from->scope);
 	to->key = TextCopy(from->key);
-	to->hash = from->hash;
+	to->lock = from->lock;
 }
 
 /*
@@ -182,5 +178,5 @@ TextEquals(const text *a, const text *b)
 bool
 KeyNameEquals(const KeyName *a, const KeyName *b)
 {
-	return a->hash == b->hash && TextEquals(a->scope, b->scope) && TextEquals(a->key, b->key);
+	return TextEquals(a->key, b->key) && TextEquals(a->scope, b->scope);
 }

@@ -19,7 +19,7 @@ typedef struct KeyName
 {
 	text *scope;
 	text *key;
-	uint64 hash; /* of both; names the lock, and shortens comparisons */
+	uint64 lock; /* KeyLockNumber(); 0: not computed yet */
 } KeyName;
 
 extern void KeyNameFromArgs(FunctionCallInfo fcinfo, int scopeArg, KeyName *name);

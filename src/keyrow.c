@@ -47,6 +47,7 @@ static const struct
 	{"recovery_state", JSONOID, false},
 	{"request", JSONOID, false},
 	{"retention", INTERVALOID, false},
+	{"finished_by", INT8OID, false},
 };
 
 /* The first columns, those of a row without a lease. */
@@ -212,6 +213,7 @@ KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
 	outcome->fingerprint = GetVarlena(slot, COL_FINGERPRINT);
 	outcome->headers = GetVarlena(slot, COL_HEADERS);
 	outcome->response = GetVarlena(slot, COL_RESPONSE);
+	outcome->finishedBy = DatumGetInt64(slot_getattr(slot, COL_FINISHED_BY, &isnull));
 	ReadLease(slot, &outcome->lease);
 }
 
@@ -276,7 +278,7 @@ StoreShort(TupleTableSlot *slot)
 
 /*
  * KeyRowFill makes the slot the row that remembers "record" under "name": an
- * outcome, or a lease in progress.
+ * outcome, with or without the token that finished it, or a lease in progress.
  */
 void
 KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *record)
@@ -292,12 +294,15 @@ KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *recor
 	SetPointer(slot, COL_FINGERPRINT, record->fingerprint);
 	SetPointer(slot, COL_RESPONSE, record->response);
 	SetPointer(slot, COL_HEADERS, record->headers);
-	if (record->lease.token == 0)
+	if (record->lease.token != 0)
+		SetLease(slot, record, LEASE_OWNER | LEASE_TIMES | LEASE_CHECKPOINT | LEASE_REQUEST);
+	else if (record->finishedBy != 0)
+		Set(slot, COL_FINISHED_BY, Int64GetDatum(record->finishedBy));
+	else
 	{
 		StoreShort(slot);
 		return;
 	}
-	SetLease(slot, record, LEASE_OWNER | LEASE_TIMES | LEASE_CHECKPOINT | LEASE_REQUEST);
 	ExecStoreVirtualTuple(slot);
 }
 

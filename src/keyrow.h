@@ -24,7 +24,7 @@ enum
 	COL_FINGERPRINT,
 	COL_RESPONSE,
 	COL_HEADERS,
-	/* Only a lease in progress has the rest. */
+	/* Only a lease in progress has these. */
 	COL_TOKEN,
 	COL_ATTEMPT,
 	COL_LEASED_AT,
@@ -33,7 +33,9 @@ enum
 	COL_RECOVERY_STATE,
 	COL_REQUEST,
 	COL_RETENTION,
-	KEY_COLUMNS = COL_RETENTION,
+	/* Only an operation that was finished with a lease has this. */
+	COL_FINISHED_BY,
+	KEY_COLUMNS = COL_FINISHED_BY,
 	OUTCOME_COLUMNS = COL_HEADERS
 };
 

@@ -2,15 +2,15 @@
  *
  * lease.c
  *	  Claims that survive commit: their begin, heartbeat, recovery points and
- *	  end, and the test of who owns an operation.
+ *	  end, and the test of ownership.
  *
  * A lease in progress is a row of its own kind.  Its token comes from one
- * sequence and never again, so that whoever shows the token of the row is its
- * last owner: one whose lease ran out may still finish, one that was taken
- * over may not.  Time is the clock's at the moment of the call.
+ * sequence and is never drawn again, so that a caller with the token of the row is its
+ * last owner: after the lease has expired it may still finish, after a
+ * takeover it may not.  Time is the clock's at the moment of the call.
  *
  * Locks: the key's, to the end of the transaction, so that a takeover waits
- * for an owner who is at it.
+ * for an owner that is writing.
  *
  *-------------------------------------------------------------------------
  */
@@ -79,49 +79,59 @@ NewToken(void)
 
 /*
  * LoseLease makes sure that nothing this transaction wrote commits, and throws
- * IK410.
+ * IK410.  A call that comes after the same owner has finished, such as a last
+ * heartbeat, is not counted: no other owner has the operation.
  */
 pg_noreturn static void
-LoseLease(const KeyName *name, int64 token)
+LoseLease(const KeyName *name, int64 token, bool finished)
 {
-	DoomTransaction(name);
-	CountEvent(COUNT_STALE_TOKENS);
+	DoomTransaction(name, ERRCODE_IDEMPOTENCY_CLAIM_LOST);
+	if (!finished)
+		CountEvent(COUNT_STALE_TOKENS);
 	ErrorLeaseLost(name, token);
 }
 
 /*
- * ShowsToken tells whether "token" is that of the row that a look found.
+ * LackClaim makes sure that nothing this transaction wrote commits.  The caller
+ * throws IK412 next.
  */
-static bool
-ShowsToken(KeyState state, const StoredOutcome *stored, int64 token)
+static void
+LackClaim(const KeyName *name)
 {
-	return (state == KEY_LEASED || state == KEY_ABANDONED) && stored->lease.token == token;
+	DoomTransaction(name, ERRCODE_IDEMPOTENCY_NO_CLAIM);
+	CountEvent(COUNT_STALE_TOKENS);
+}
+
+/*
+ * RequireToken throws IK410 unless "token" is that of the lease in progress that a
+ * look found.
+ */
+static void
+RequireToken(const KeyName *name, KeyState state, const StoredOutcome *stored, int64 token)
+{
+	if ((state != KEY_LEASED && state != KEY_ABANDONED) || stored->lease.token != token)
+		LoseLease(name, token, state == KEY_STORED && stored->finishedBy == token);
 }
 
 /*
  * OwnByToken fills "own" from the row of "name", under the key's lock, if its
- * token is "token".  It looks before it waits: who has lost his lease need not
- * wait to hear it.
+ * token is "token".  It looks before it waits: a former owner need not wait to
+ * be refused.
  */
 static void
 OwnByToken(const KeyName *name, int64 token, Ownership *own)
 {
 	StoredOutcome stored;
-	KeyState state;
+	KeyState state = KeyStoreProbe(name, &stored, &own->seen);
 
-	DoubtTransaction(name);
-	state = KeyStoreProbe(name, &stored, &own->seen);
-	if (!ShowsToken(state, &stored, token))
-		LoseLease(name, token);
+	RequireToken(name, state, &stored, token);
 	InjectionPoint("owner-lock");
 	if (!KeyLockAcquire(name, DefaultWait))
 		ErrorInProgress(name);
 	InjectionPoint("owner-probe");
 	if (!KeyStoreUnchanged(&own->seen))
 		state = KeyStoreProbe(name, &stored, &own->seen);
-	if (!ShowsToken(state, &stored, token))
-		LoseLease(name, token);
-	TrustTransaction();
+	RequireToken(name, state, &stored, token);
 
 	own->fingerprint = stored.fingerprint;
 	own->lease = stored.lease;
@@ -130,8 +140,8 @@ OwnByToken(const KeyName *name, int64 token, Ownership *own)
 /*
  * RequireOwnership fills "own" if the caller owns the operation: by an open
  * claim of this transaction where "token" is NULL, or by the token of its
- * lease.  Throws IK410 if he does not, or what a look and a wait may throw, and
- * dooms the transaction in any case: what it wrote has no claim to stand on.
+ * lease.  Throws IK410 or IK412 if not, which the transaction cannot survive, or what a
+ * look and a wait may throw.
  */
 void
 RequireOwnership(const KeyName *name, const int64 *token, Ownership *own)
@@ -142,13 +152,12 @@ RequireOwnership(const KeyName *name, const int64 *token, Ownership *own)
 	own->claim = claim;
 	if (claim == NULL && token == NULL)
 	{
-		DoomTransaction(name);
-		CountEvent(COUNT_STALE_TOKENS);
-		ErrorClaimLost(name);
+		LackClaim(name);
+		ErrorNoClaim(name);
 	}
 	/* A transaction that took the operation over has made the token stale. */
 	if (token != NULL && claim != NULL && *token != claim->token)
-		LoseLease(name, *token);
+		LoseLease(name, *token, false);
 	if (token != NULL || claim->token != 0)
 	{
 		OwnByToken(name, token != NULL ? *token : claim->token, own);
@@ -160,15 +169,33 @@ RequireOwnership(const KeyName *name, const int64 *token, Ownership *own)
 }
 
 /*
- * OwnershipFromArg does RequireOwnership() with the token that argument
- * "tokenArg" passes.
+ * OwnerCall runs "body" for the owner of the operation that the first two arguments
+ * name; argument "tokenArg" is the token of its lease, or NULL for a claim of this
+ * transaction.  The token stands unproven from here until the body has returned:
+ * whatever fails in between, and wherever that is caught, the transaction
+ * cannot commit before another call with the token succeeds.  Throws 25006, IK400, 42501,
+ * what RequireOwnership() does, and what the body does.
  */
-void
-OwnershipFromArg(FunctionCallInfo fcinfo, int tokenArg, const KeyName *name, Ownership *own)
+Datum
+OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody body)
 {
-	int64 token = PG_ARGISNULL(tokenArg) ? 0 : PG_GETARG_INT64(tokenArg);
+	bool byToken = !PG_ARGISNULL(tokenArg);
+	int64 token = byToken ? PG_GETARG_INT64(tokenArg) : 0;
+	Ownership own;
+	KeyName name;
+	Datum result;
 
-	RequireOwnership(name, PG_ARGISNULL(tokenArg) ? NULL : &token, own);
+	PreventCommandIfReadOnly(function);
+	if (byToken)
+		TokenPassed(token, NULL);
+	KeyNameFromArgs(fcinfo, 0, &name);
+	if (byToken)
+		TokenPassed(token, &name);
+	RequireOwnership(&name, byToken ? &token : NULL, &own);
+	result = body(fcinfo, &name, &own);
+	if (byToken)
+		TokenProven(token);
+	return result;
 }
 
 /* ----------------------------------------------------------------
@@ -216,64 +243,61 @@ LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *s
 		KeyStoreWrite(&request->name, seen, stored);
 	else
 		KeyStoreChangeLease(&request->name, seen, stored, parts);
+	TokenGranted(lease->token);
 }
 
 /*
- * ChangeOwned changes parts of a lease that the caller owns.
- */
-static void
-ChangeOwned(const KeyName *name, const Ownership *own, const StoredOutcome *row, int parts)
-{
-	DoubtTransaction(name);
-	KeyStoreChangeLease(name, &own->seen, row, parts);
-	TrustTransaction();
-}
-
-/*
- * LeaseGiveUp lets the next owner begin at once.  A checkpoint stays for him,
- * under a token that nobody has; without one nothing stays.
+ * LeaseGiveUp lets the next owner begin at once.  A checkpoint stays for it,
+ * under a token that no owner has; without one nothing stays.
  */
 void
 LeaseGiveUp(const KeyName *name, const Ownership *own)
 {
 	StoredOutcome row = {.lease = own->lease};
 
-	WakeupAfterCommit(name->hash);
+	WakeupAfterCommit(KeyLockNumber(name));
 	if (own->lease.recoveryPoint == NULL)
 	{
-		DoubtTransaction(name);
 		KeyStoreDelete(name, &own->seen);
-		TrustTransaction();
 		return;
 	}
 	row.lease.token = NewToken();
 	row.lease.from = GetCurrentTimestamp();
 	row.lease.until = DT_NOBEGIN;
 	row.expiresAt = RetentionEnd(&row.lease.retention, row.lease.from);
-	ChangeOwned(name, own, &row, LEASE_OWNER | LEASE_TIMES);
+	KeyStoreChangeLease(name, &own->seen, &row, LEASE_OWNER | LEASE_TIMES);
 }
 
 /*
- * OwnedLeaseFromArgs fills "name" from the first two arguments and "row" with
- * the lease whose token the third one passes, and returns what owns it.  The
- * guard opens, as by a claim.  Throws IK410.
+ * RequireLease throws IK412 if the caller owns the operation without a lease.
+ * Otherwise the guard opens, as by a claim, and "row" becomes the lease.
  */
-static Ownership
-OwnedLeaseFromArgs(FunctionCallInfo fcinfo, KeyName *name, StoredOutcome *row)
+static void
+RequireLease(const KeyName *name, const Ownership *own, StoredOutcome *row)
 {
-	Ownership own;
-
-	OwnershipFromArg(fcinfo, 2, name, &own);
-	if (own.lease.token == 0)
+	if (own->lease.token == 0)
 	{
-		DoomTransaction(name);
-		CountEvent(COUNT_STALE_TOKENS);
+		LackClaim(name);
 		ErrorNoLease(name);
 	}
 	ScopeMark(name->scope, name->key, true);
 	memset(row, 0, sizeof(StoredOutcome));
-	row->lease = own.lease;
-	return own;
+	row->lease = own->lease;
+}
+
+static Datum
+Renew(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	const Interval *length = LeaseFromArg(fcinfo, 3);
+	StoredOutcome row;
+
+	if (length == NULL)
+		ErrorBadArgument("lease is missing",
+						 "Pass how long the owner may be silent, such as '30 seconds'.");
+	RequireLease(name, own, &row);
+	SetTimes(&row, length);
+	KeyStoreChangeLease(name, &own->seen, &row, LEASE_TIMES);
+	PG_RETURN_TIMESTAMPTZ(row.lease.until);
 }
 
 /*
@@ -283,20 +307,29 @@ OwnedLeaseFromArgs(FunctionCallInfo fcinfo, KeyName *name, StoredOutcome *row)
 Datum
 idempotency_renew(PG_FUNCTION_ARGS)
 {
-	const Interval *length = LeaseFromArg(fcinfo, 3);
-	StoredOutcome row;
-	Ownership own;
-	KeyName name;
+	return OwnerCall(fcinfo, 2, "idempotency.renew()", Renew);
+}
 
-	KeyNameFromArgs(fcinfo, 0, &name);
-	if (length == NULL)
-		ErrorBadArgument("lease is missing",
-						 "Pass how long the owner may be silent, such as '30 seconds'.");
-	PreventCommandIfReadOnly("idempotency.renew()");
-	own = OwnedLeaseFromArgs(fcinfo, &name, &row);
-	SetTimes(&row, length);
-	ChangeOwned(&name, &own, &row, LEASE_TIMES);
-	PG_RETURN_TIMESTAMPTZ(row.lease.until);
+static Datum
+Checkpoint(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	text *point = PG_ARGISNULL(3) ? NULL : PG_GETARG_TEXT_PP(3);
+	text *state = PG_ARGISNULL(4) ? NULL : PG_GETARG_TEXT_PP(4);
+	StoredOutcome row;
+
+	if (point == NULL || VARSIZE_ANY_EXHDR(point) == 0)
+		ErrorBadArgument("recovery point is missing",
+						 "Name the step from which the next owner goes on.");
+	if (VARSIZE_ANY_EXHDR(point) > RECOVERY_POINT_BYTES)
+		ErrorBadArgument("recovery point is too long",
+						 "Name the step in at most 255 bytes; what it needs goes into the state.");
+	if (state != NULL && VARSIZE_ANY_EXHDR(state) > (Size) MaxResponseSize)
+		ErrorTooLarge(name, "state", VARSIZE_ANY_EXHDR(state), MaxResponseSize);
+	RequireLease(name, own, &row);
+	row.lease.recoveryPoint = point;
+	row.lease.state = state;
+	KeyStoreChangeLease(name, &own->seen, &row, LEASE_CHECKPOINT);
+	PG_RETURN_VOID();
 }
 
 /*
@@ -306,24 +339,5 @@ idempotency_renew(PG_FUNCTION_ARGS)
 Datum
 idempotency_checkpoint(PG_FUNCTION_ARGS)
 {
-	text *state = PG_ARGISNULL(4) ? NULL : PG_GETARG_TEXT_PP(4);
-	StoredOutcome row;
-	Ownership own;
-	KeyName name;
-
-	KeyNameFromArgs(fcinfo, 0, &name);
-	if (PG_ARGISNULL(3) || VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(3)) == 0)
-		ErrorBadArgument("recovery point is missing",
-						 "Name the step from which the next owner goes on.");
-	if (VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(3)) > RECOVERY_POINT_BYTES)
-		ErrorBadArgument("recovery point is too long",
-						 "Name the step in at most 255 bytes; what it needs goes into the state.");
-	if (state != NULL && VARSIZE_ANY_EXHDR(state) > (Size) MaxResponseSize)
-		ErrorTooLarge(&name, "state", VARSIZE_ANY_EXHDR(state), MaxResponseSize);
-	PreventCommandIfReadOnly("idempotency.checkpoint()");
-	own = OwnedLeaseFromArgs(fcinfo, &name, &row);
-	row.lease.recoveryPoint = PG_GETARG_TEXT_PP(3);
-	row.lease.state = state;
-	ChangeOwned(&name, &own, &row, LEASE_CHECKPOINT);
-	PG_RETURN_VOID();
+	return OwnerCall(fcinfo, 2, "idempotency.checkpoint()", Checkpoint);
 }

@@ -12,7 +12,7 @@
 #include "store.h"
 #include "xact.h"
 
-/* By what a caller owns the operation that he names. */
+/* By what a caller owns the operation that it names. */
 typedef struct Ownership
 {
 	OpenClaim *claim;	/* of this transaction; NULL: by the token alone */
@@ -22,8 +22,10 @@ typedef struct Ownership
 } Ownership;
 
 extern void RequireOwnership(const KeyName *name, const int64 *token, Ownership *own);
-extern void OwnershipFromArg(FunctionCallInfo fcinfo, int tokenArg, const KeyName *name,
-							 Ownership *own);
+
+/* What a function does for the owner of an operation. */
+typedef Datum (*OwnerBody)(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own);
+extern Datum OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody body);
 
 extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored);
 extern void LeaseGiveUp(const KeyName *name, const Ownership *own);

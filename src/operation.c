@@ -4,22 +4,25 @@
  *	  Makes the composite idempotency.operation that callers get.
  *
  * The row type is looked up by each call: the extension may have been dropped
- * and created again since the last one.  Composites are built by the server's
- * functions only.  Takes no locks, touches no tables.
+ * and created again since the last one, or while this one waited.  Composites are
+ * built by the server's functions only.  Takes no locks, touches no tables.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/pg_enum.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
-#include "utils/lsyscache.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
 
 #include "composite.h"
+#include "errors.h"
 #include "operation.h"
 
 /* The attributes of idempotency.operation, in order. */
@@ -41,10 +44,18 @@ enum
 };
 
 static const Oid attributeType[OPERATION_COLUMNS] = {
-	[OP_OUTCOME] = TEXTOID, [OP_REPLAYED] = BOOLOID,		[OP_TOKEN] = INT8OID,
-	[OP_ATTEMPT] = INT4OID, [OP_RECOVERY_POINT] = TEXTOID,	[OP_STATE] = JSONOID,
-	[OP_STATUS] = INT4OID,	[OP_HEADERS] = JSONOID,			[OP_RESPONSE] = JSONOID,
-	[OP_FAILED] = BOOLOID,	[OP_RETRY_AFTER] = INTERVALOID, [OP_EXPIRES_AT] = TIMESTAMPTZOID,
+	[OP_OUTCOME] = InvalidOid, /* idempotency.outcome, by OutcomeDatum() */
+	[OP_REPLAYED] = BOOLOID,
+	[OP_TOKEN] = INT8OID,
+	[OP_ATTEMPT] = INT4OID,
+	[OP_RECOVERY_POINT] = TEXTOID,
+	[OP_STATE] = JSONOID,
+	[OP_STATUS] = INT4OID,
+	[OP_HEADERS] = JSONOID,
+	[OP_RESPONSE] = JSONOID,
+	[OP_FAILED] = BOOLOID,
+	[OP_RETRY_AFTER] = INTERVALOID,
+	[OP_EXPIRES_AT] = TIMESTAMPTZOID,
 };
 
 static const char *const outcomeNames[] = {
@@ -66,6 +77,24 @@ Set(Row *row, int column, Datum value)
 	row->isnull[column] = false;
 }
 
+/*
+ * OutcomeDatum returns an outcome as a value of the enum "type".  Throws 42804 if
+ * that has no such label.
+ */
+static Datum
+OutcomeDatum(Oid type, Outcome outcome)
+{
+	HeapTuple tuple = SearchSysCache2(ENUMTYPOIDNAME, ObjectIdGetDatum(type),
+									  CStringGetDatum(outcomeNames[outcome]));
+	Oid value;
+
+	if (!HeapTupleIsValid(tuple))
+		ErrorRowType("operation");
+	value = ((Form_pg_enum) GETSTRUCT(tuple))->oid;
+	ReleaseSysCache(tuple);
+	return ObjectIdGetDatum(value);
+}
+
 static void
 SetText(Row *row, int column, const text *value)
 {
@@ -84,7 +113,8 @@ SetAnswer(Row *row, const StoredOutcome *stored)
 	SetText(row, OP_HEADERS, stored->headers);
 	SetText(row, OP_RESPONSE, stored->response);
 	Set(row, OP_FAILED, BoolGetDatum(stored->failed));
-	Set(row, OP_EXPIRES_AT, TimestampTzGetDatum(stored->expiresAt));
+	if (!TIMESTAMP_IS_NOEND(stored->expiresAt))
+		Set(row, OP_EXPIRES_AT, TimestampTzGetDatum(stored->expiresAt));
 }
 
 /*
@@ -123,20 +153,23 @@ IsGranted(Outcome outcome)
 
 /*
  * OperationDatum returns the composite, whose type the caller names, in the
- * current memory context.  "stored" is what was found under the key, or NULL:
- * an outcome that is answered, what the caller was granted (and, for run(), the outcome it
- * came to), or the lease of another owner, of which nobody learns more than how long it lasts.
+ * current memory context.  Throws 55000 if the type is gone.  "stored" is what was found under the
+ * key, or NULL: an outcome that is answered, what the caller was granted (and, for run(), the
+ * outcome it came to), or the lease of another owner, of which nobody learns more than how long it
+ * lasts.
  */
 Datum
 OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
 {
-	TupleDesc desc = lookup_rowtype_tupdesc(operationType, -1);
+	TupleDesc desc = lookup_rowtype_tupdesc_noerror(operationType, -1, true);
 	Datum result;
 	Row row;
 
+	if (desc == NULL)
+		ErrorReinstalled();
 	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
 	memset(row.isnull, true, sizeof(row.isnull));
-	Set(&row, OP_OUTCOME, CStringGetTextDatum(outcomeNames[outcome]));
+	Set(&row, OP_OUTCOME, OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, outcome));
 	Set(&row, OP_REPLAYED, BoolGetDatum(outcome == OUTCOME_REPLAYED));
 	Set(&row, OP_FAILED, BoolGetDatum(false));
 	if (IsGranted(outcome))
@@ -159,21 +192,39 @@ OperationOutcome(HeapTupleHeader operation)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(operation),
 											HeapTupleHeaderGetTypMod(operation));
+	HeapTuple label;
 	Datum outcome;
+	char *name;
 	bool isnull;
 
 	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
+	(void) OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, OUTCOME_CLAIMED);
 	ReleaseTupleDesc(desc);
 	outcome = GetAttributeByNum(operation, OP_OUTCOME + 1, &isnull);
-	return isnull ? NULL : TextDatumGetCString(outcome);
+	if (isnull)
+		return NULL;
+
+	label = SearchSysCache1(ENUMOID, outcome);
+	if (!HeapTupleIsValid(label))
+		ErrorRowType("operation");
+	name = pstrdup(NameStr(((Form_pg_enum) GETSTRUCT(label))->enumlabel));
+	ReleaseSysCache(label);
+	return name;
 }
 
 /*
  * ResultType returns the type that the calling SQL function is declared to
- * return.
+ * return.  Throws 55000 if the function was dropped since it was called.
  */
 Oid
 ResultType(FunctionCallInfo fcinfo)
 {
-	return get_func_rettype(fcinfo->flinfo->fn_oid);
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(fcinfo->flinfo->fn_oid));
+	Oid type;
+
+	if (!HeapTupleIsValid(tuple))
+		ErrorReinstalled();
+	type = ((Form_pg_proc) GETSTRUCT(tuple))->prorettype;
+	ReleaseSysCache(tuple);
+	return type;
 }

@@ -81,6 +81,6 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	}
 	KeyStoreDelete(&name, &seen);
 	ScopeMark(name.scope, name.key, false);
-	WakeupAfterCommit(name.hash);
+	WakeupAfterCommit(KeyLockNumber(&name));
 	PG_RETURN_BOOL(state != KEY_EXPIRED);
 }

@@ -41,14 +41,31 @@
 #include "keytext.h"
 #include "storeinternal.h"
 
+static TransactionId
+SlotXmin(TupleTableSlot *slot)
+{
+	bool isnull;
+
+	return DatumGetTransactionId(slot_getsysattr(slot, MinTransactionIdAttributeNumber, &isnull));
+}
+
 /*
- * ScanFor stores into "slot" the version of the row of "name" that "snapshot"
- * shows.  Returns false if there is none.  The index is scanned with
- * "scanSnapshot": the same snapshot, or SnapshotAny, which takes no predicate locks and misses
- * no row that is being updated.
+ * WrittenHere tells whether this transaction wrote the row version in "slot".
  */
 static bool
-ScanFor(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot snapshot,
+WrittenHere(TupleTableSlot *slot)
+{
+	return TransactionIdIsCurrentTransactionId(SlotXmin(slot));
+}
+
+/*
+ * ScanFor stores into "slot" the version of the row of "name" that "snapshot"
+ * shows and, if "own" is set, this transaction wrote.  Returns false if there is none.
+ * The index is scanned with "scanSnapshot": the same snapshot, or SnapshotAny, which
+ * takes no predicate locks and misses no row that is being updated.
+ */
+static bool
+ScanFor(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot snapshot, bool own,
 		TupleTableSlot *slot)
 {
 	Relation index = index_open(RelationGetPrimaryKeyIndexCompat(table), AccessShareLock);
@@ -63,7 +80,8 @@ ScanFor(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot sna
 	index_rescan(scan, keys, 2, NULL, 0);
 
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))
-		found = table_tuple_satisfies_snapshot(table, slot, snapshot);
+		found =
+			table_tuple_satisfies_snapshot(table, slot, snapshot) && (!own || WrittenHere(slot));
 
 	/* The slot keeps its own pin on the page. */
 	index_endscan(scan);
@@ -78,15 +96,7 @@ ScanFor(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot sna
 bool
 FindVersion(Relation table, const KeyName *name, Snapshot snapshot, TupleTableSlot *slot)
 {
-	return ScanFor(table, name, SnapshotAny, snapshot, slot);
-}
-
-static TransactionId
-SlotXmin(TupleTableSlot *slot)
-{
-	bool isnull;
-
-	return DatumGetTransactionId(slot_getsysattr(slot, MinTransactionIdAttributeNumber, &isnull));
+	return ScanFor(table, name, SnapshotAny, snapshot, false, slot);
 }
 
 /*
@@ -107,7 +117,7 @@ IsVersion(TupleTableSlot *slot, const KeyVersion *version)
 void
 CheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot)
 {
-	if (!IsolationUsesXactSnapshot() || TransactionIdIsCurrentTransactionId(SlotXmin(slot)))
+	if (!IsolationUsesXactSnapshot() || WrittenHere(slot))
 		return;
 	if (!table_tuple_satisfies_snapshot(table, slot, GetTransactionSnapshot()))
 		ErrorConcurrentChange(name);
@@ -176,15 +186,23 @@ KeyStoreLetGo(const KeyVersion *seen)
  * KeyStoreRead looks for the row of "name" under the statement's snapshot,
  * and copies what a live one remembers into the current memory context.
  * Writes nothing, so that it works on a hot standby.
+ *
+ * A snapshot that is kept for the whole transaction can show two rows: one that another
+ * transaction has removed since, and the one that this transaction wrote in its
+ * place, which is the answer.
  */
 KeyState
 KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
 {
 	Relation table = KeyTableOpen(AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
+	Snapshot snapshot = GetActiveSnapshot();
+	bool mayShowTwo =
+		IsolationUsesXactSnapshot() && TransactionIdIsValid(GetTopTransactionIdIfAny());
 	KeyState state = KEY_ABSENT;
 
-	if (ScanFor(table, name, GetActiveSnapshot(), GetActiveSnapshot(), slot))
+	if ((mayShowTwo && ScanFor(table, name, snapshot, snapshot, true, slot)) ||
+		ScanFor(table, name, snapshot, snapshot, false, slot))
 		state = KeyRowState(slot);
 	if (state != KEY_ABSENT && state != KEY_EXPIRED)
 		KeyRowRead(slot, outcome);

@@ -59,6 +59,7 @@ typedef struct StoredOutcome
 	bool failed;
 	text *headers;
 	text *response;
+	int64 finishedBy; /* token of the owner that finished it; 0: it had no lease */
 	Lease lease;
 } StoredOutcome;
 

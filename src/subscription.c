@@ -17,7 +17,6 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
-#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -33,9 +32,6 @@
 #include "outboxerrors.h"
 #include "ownerquery.h"
 #include "subscription.h"
-
-/* The hashes of subscriptions are told from those of keys by this seed. */
-#define SUBSCRIPTION_SEED 0x737562736372
 
 #define SUBSCRIPTION_SELECTION                                                                     \
 	"SELECT subscription, number, owner, topics, handler, max_attempts, retry_delay,"              \
@@ -165,13 +161,15 @@ SubscriptionNoteError(const text *name, const text *error)
  * ----------------------------------------------------------------
  */
 
+/*
+ * LockName returns the name of the subscription's lock: an empty scope, which no key has.
+ */
 static KeyName
 LockName(const text *name)
 {
-	KeyName lock = {.scope = unconstify(text *, name), .key = unconstify(text *, name)};
+	KeyName lock;
 
-	lock.hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name),
-									VARSIZE_ANY_EXHDR(name), SUBSCRIPTION_SEED);
+	KeyNameSet(cstring_to_text(""), unconstify(text *, name), &lock);
 	return lock;
 }
 

@@ -64,9 +64,9 @@ StaticAssertDecl((WAKEUP_VARIABLES & (WAKEUP_VARIABLES - 1)) == 0,
 StaticAssertDecl(FIRST_SLEEP << LONG_ROUNDS >= LONGEST_SLEEP, "LONG_ROUNDS is too small");
 
 static int
-VariableNumber(uint64 keyHash)
+VariableNumber(uint64 number)
 {
-	return (int) (keyHash & (WAKEUP_VARIABLES - 1));
+	return (int) (number & (WAKEUP_VARIABLES - 1));
 }
 
 /* ----------------------------------------------------------------
@@ -94,10 +94,10 @@ SleepEvent(void)
  * WakeupCancel(); an error that ends the (sub)transaction does that as well.
  */
 void
-WakeupPrepare(uint64 keyHash)
+WakeupPrepare(uint64 number)
 {
 	if (Shared != NULL)
-		ConditionVariablePrepareToSleep(&Shared->wakeup[VariableNumber(keyHash)]);
+		ConditionVariablePrepareToSleep(&Shared->wakeup[VariableNumber(number)]);
 }
 
 /*
@@ -119,7 +119,7 @@ SleepOnLatch(int round, long timeoutMs)
  * SleepOnVariable sleeps on the key's condition variable.
  */
 static void
-SleepOnVariable(uint64 keyHash, long timeoutMs)
+SleepOnVariable(uint64 number, long timeoutMs)
 {
 	/*
 	 * The server looks whether we were broadcast only when the latch is set,
@@ -127,7 +127,7 @@ SleepOnVariable(uint64 keyHash, long timeoutMs)
 	 * it.  So we set it: the first look is then at once.
 	 */
 	SetLatch(MyLatch);
-	(void) ConditionVariableTimedSleep(&Shared->wakeup[VariableNumber(keyHash)], timeoutMs,
+	(void) ConditionVariableTimedSleep(&Shared->wakeup[VariableNumber(number)], timeoutMs,
 									   SleepEvent());
 }
 
@@ -138,11 +138,11 @@ SleepOnVariable(uint64 keyHash, long timeoutMs)
  * statement_timeout, termination.
  */
 void
-WakeupSleep(uint64 keyHash, int round, long timeoutMs)
+WakeupSleep(uint64 number, int round, long timeoutMs)
 {
 	timeoutMs = Max(0, Min(timeoutMs, LONGEST_SLEEP));
 	if (Shared != NULL)
-		SleepOnVariable(keyHash, timeoutMs);
+		SleepOnVariable(number, timeoutMs);
 	else
 		SleepOnLatch(round, timeoutMs);
 }
@@ -152,7 +152,7 @@ WakeupSleep(uint64 keyHash, int round, long timeoutMs)
  * counted, however the sleep ends.
  */
 void
-WakeupSleepCounted(uint64 keyHash, int round, long timeoutMs)
+WakeupSleepCounted(uint64 number, int round, long timeoutMs)
 {
 	instr_time began;
 
@@ -161,7 +161,7 @@ WakeupSleepCounted(uint64 keyHash, int round, long timeoutMs)
 	INSTR_TIME_SET_CURRENT(began);
 	PG_TRY();
 	{
-		WakeupSleep(keyHash, round, timeoutMs);
+		WakeupSleep(number, round, timeoutMs);
 	}
 	PG_FINALLY();
 	{
@@ -190,9 +190,9 @@ WakeupCancel(void)
  * woken in vain does no harm.
  */
 void
-WakeupAfterCommit(uint64 keyHash)
+WakeupAfterCommit(uint64 number)
 {
-	int variable = VariableNumber(keyHash);
+	int variable = VariableNumber(number);
 
 	if (Shared == NULL)
 		return;

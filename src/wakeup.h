@@ -9,13 +9,13 @@
 #define IDEMPOTENCY_WAKEUP_H
 
 /* The waiter: prepare, look, sleep, look, sleep, ... and cancel. */
-extern void WakeupPrepare(uint64 keyHash);
-extern void WakeupSleep(uint64 keyHash, int round, long timeoutMs);
-extern void WakeupSleepCounted(uint64 keyHash, int round, long timeoutMs);
+extern void WakeupPrepare(uint64 number);
+extern void WakeupSleep(uint64 number, int round, long timeoutMs);
+extern void WakeupSleepCounted(uint64 number, int round, long timeoutMs);
 extern void WakeupCancel(void);
 
 /* The owner, whose change of the key takes effect when he commits. */
-extern void WakeupAfterCommit(uint64 keyHash);
+extern void WakeupAfterCommit(uint64 number);
 extern void WakeupAtCommit(void);
 extern void WakeupAtAbort(void);
 

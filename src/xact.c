@@ -4,7 +4,7 @@
  *	  What the current transaction has claimed, how that follows savepoints,
  *	  and the guard at commit.
  *
- * Two lists live in TopTransactionContext, newest first:
+ * Three lists live in TopTransactionContext, newest first:
  *
  * - Open claims.  Each knows the subtransaction that opened it and the one
  *	 that closed it.  A rollback of the first drops the claim, a rollback of
@@ -14,10 +14,18 @@
  * - Scope marks: what the last call about each scope was granted, for
  *	 require_claim() and current_key().  A rollback uncovers the mark before.
  *
- * A claim without a lease that is still open when the transaction wants to
- * commit or to be prepared is an error (IK428), and so is a lost claim, caught or not (IK410).
- * Errors are thrown from PRE_COMMIT and PRE_PREPARE only, when deferred triggers have run and
- *aborting is still possible.  No state outlives the transaction.
+ * - Tokens that this transaction has passed.  From the entry of the function
+ *	 that takes it, a token is unproven; a call that succeeds has found the
+ *	 token current and keeps the row locked, so it is proven until the
+ *	 subtransaction that made the call rolls back.  The note itself survives
+ *	 every rollback: what was written before the call, or is written after it,
+ *	 must not commit without the lease.
+ *
+ * The transaction can neither commit nor be prepared with a claim without a lease that
+ * is still open (IK428), with an unproven token, or after a call that found the lease
+ * lost (IK410) or no claim at all (IK412), caught or not.  Errors are thrown from
+ * PRE_COMMIT and PRE_PREPARE only, when deferred triggers have run and aborting is
+ * still possible.  No state outlives the transaction.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,13 +48,23 @@ typedef struct Mark
 	SubTransactionId madeIn;
 } Mark;
 
+typedef struct PassedToken
+{
+	dlist_node node;
+	int64 token;
+	KeyName name;				/* of its operation; no scope: the call failed before it was read */
+	SubTransactionId grantedIn; /* invalid: another transaction claimed */
+	SubTransactionId provenIn;	/* invalid: unproven */
+} PassedToken;
+
 static dlist_head claims = DLIST_STATIC_INIT(claims);
 static dlist_head marks = DLIST_STATIC_INIT(marks);
+static dlist_head tokens = DLIST_STATIC_INIT(tokens);
 
-/* The operation whose claim was lost; its scope is NULL while none is. */
+/* The operation that the transaction turned out not to own; its scope is NULL while there is none.
+ */
 static KeyName doomedBy;
-static bool doubted = false;	   /* ... or may be: TrustTransaction() will tell */
-static SubTransactionId doubtedIn; /* where the doubt began: what fails deeper says nothing */
+static int doomedWith; /* the SQLSTATE */
 
 /* ----------------------------------------------------------------
  * Open claims
@@ -256,6 +274,123 @@ LastGrantedClaim(const text **scope, const text **key)
 }
 
 /* ----------------------------------------------------------------
+ * Tokens
+ * ----------------------------------------------------------------
+ */
+
+static PassedToken *
+TokenFind(int64 token)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &tokens)
+	{
+		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->token == token)
+			return passed;
+	}
+	return NULL;
+}
+
+static PassedToken *
+TokenAdd(int64 token)
+{
+	PassedToken *passed = MemoryContextAllocZero(TopTransactionContext, sizeof(PassedToken));
+
+	passed->token = token;
+	dlist_push_head(&tokens, &passed->node);
+	return passed;
+}
+
+/*
+ * TokenGranted notes that the current subtransaction claimed with a lease, under a new
+ * token: its row is written, and its key locked.  A rollback of the claim forgets the token.
+ */
+void
+TokenGranted(int64 token)
+{
+	PassedToken *passed = TokenAdd(token);
+
+	passed->grantedIn = GetCurrentSubTransactionId();
+	passed->provenIn = passed->grantedIn;
+}
+
+/*
+ * TokenPassed notes that a function was called with "token", for the operation "name"
+ * or, while that is not known, NULL: the transaction cannot commit until
+ * TokenProven() says that it is the current one.
+ */
+void
+TokenPassed(int64 token, const KeyName *name)
+{
+	PassedToken *passed = TokenFind(token);
+
+	if (passed == NULL)
+		passed = TokenAdd(token);
+	if (name != NULL && passed->name.scope == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+
+		KeyNameCopy(name, &passed->name);
+		MemoryContextSwitchTo(caller);
+	}
+}
+
+/*
+ * TokenProven notes that "token", passed before, is current, and that the current
+ * subtransaction has written the row that bears it.
+ */
+void
+TokenProven(int64 token)
+{
+	PassedToken *passed = TokenFind(token);
+
+	if (passed->provenIn == InvalidSubTransactionId)
+		passed->provenIn = GetCurrentSubTransactionId();
+}
+
+/*
+ * TokenIsHeld tells whether "token", of a lease in progress, is proven: this transaction
+ * owns the operation, and nothing but the end of the transaction, or a rollback to
+ * a savepoint, takes that away.
+ */
+bool
+TokenIsHeld(int64 token)
+{
+	const PassedToken *passed = TokenFind(token);
+
+	return passed != NULL && passed->provenIn != InvalidSubTransactionId;
+}
+
+/*
+ * AnyTokenPassed tells whether the transaction has to do with leases at all.
+ */
+bool
+AnyTokenPassed(void)
+{
+	return !dlist_is_empty(&tokens);
+}
+
+/*
+ * UnprovenToken returns a token that was passed and is not proven, or NULL.
+ */
+static const PassedToken *
+UnprovenToken(void)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &tokens)
+	{
+		const PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->provenIn == InvalidSubTransactionId)
+			return passed;
+	}
+	return NULL;
+}
+
+/* ----------------------------------------------------------------
  * Savepoints
  * ----------------------------------------------------------------
  */
@@ -331,6 +466,46 @@ PromoteMarks(SubTransactionId child, SubTransactionId parent)
 }
 
 static void
+AbortTokens(SubTransactionId aborted)
+{
+	dlist_mutable_iter iter;
+
+	dlist_foreach_modify (iter, &tokens)
+	{
+		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->grantedIn == aborted)
+		{
+			dlist_delete(&passed->node);
+			if (passed->name.scope != NULL)
+			{
+				pfree(passed->name.scope);
+				pfree(passed->name.key);
+			}
+			pfree(passed);
+		}
+		else if (passed->provenIn == aborted)
+			passed->provenIn = passed->grantedIn;
+	}
+}
+
+static void
+PromoteTokens(SubTransactionId child, SubTransactionId parent)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &tokens)
+	{
+		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->grantedIn == child)
+			passed->grantedIn = parent;
+		if (passed->provenIn == child)
+			passed->provenIn = parent;
+	}
+}
+
+static void
 SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactionId parent,
 					   void *arg)
 {
@@ -338,13 +513,13 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 	{
 		AbortClaims(child);
 		AbortMarks(child);
-		if (child == doubtedIn)
-			doubted = false; /* whoever was to find out did not: the doom stays */
+		AbortTokens(child);
 	}
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
 		PromoteClaims(child, parent);
 		PromoteMarks(child, parent);
+		PromoteTokens(child, parent);
 	}
 }
 
@@ -355,62 +530,36 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 
 /*
  * DoomTransaction makes sure that the current transaction cannot commit, even
- * if the error that the caller throws next is caught.
+ * if the error that the caller throws next, with the same SQLSTATE, is caught.
  */
 void
-DoomTransaction(const KeyName *name)
+DoomTransaction(const KeyName *name, int sqlstate)
 {
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
 
 	if (doomedBy.scope == NULL)
+	{
 		KeyNameCopy(name, &doomedBy);
-	doubted = false;
+		doomedWith = sqlstate;
+	}
 	MemoryContextSwitchTo(caller);
 }
 
 /*
- * DoubtTransaction dooms the current transaction until TrustTransaction() says
- * otherwise.  In between stands what finds out whether the caller owns the
- * operation: any error there leaves that open, and what is written without an
- * owner must not commit.
- */
-void
-DoubtTransaction(const KeyName *name)
-{
-	bool sure = doomedBy.scope != NULL;
-
-	DoomTransaction(name);
-	doubted = !sure;
-	doubtedIn = GetCurrentSubTransactionId();
-}
-
-/*
- * TrustTransaction ends the doubt; a transaction that was doomed before it
- * stays so.
- */
-void
-TrustTransaction(void)
-{
-	if (!doubted)
-		return;
-	pfree(doomedBy.scope);
-	pfree(doomedBy.key);
-	doomedBy.scope = NULL;
-	doubted = false;
-}
-
-/*
- * CheckMayEnd throws IK410 or IK428 if the transaction must not commit.
+ * CheckMayEnd throws IK410, IK412 or IK428 if the transaction must not commit.
  */
 static void
 CheckMayEnd(bool preparing)
 {
+	const PassedToken *unproven = UnprovenToken();
 	const KeyName *oldest = NULL;
 	int open = 0;
 	dlist_iter iter;
 
 	if (doomedBy.scope != NULL)
-		ErrorTransactionDoomed(&doomedBy);
+		ErrorTransactionDoomed(&doomedBy, doomedWith);
+	if (unproven != NULL)
+		ErrorTokenUnproven(unproven->name.scope == NULL ? NULL : &unproven->name, unproven->token);
 
 	dlist_foreach (iter, &claims)
 	{
@@ -423,11 +572,11 @@ CheckMayEnd(bool preparing)
 		}
 	}
 	if (open > 0)
-		ErrorNotCompleted(oldest, open, preparing);
+		ErrorNotCompleted(oldest, open, preparing, IsTransactionBlock());
 }
 
 /*
- * CheckClaims throws IK410 or IK428 if the transaction could not commit now.
+ * CheckClaims throws IK410, IK412 or IK428 if the transaction could not commit now.
  */
 void
 CheckClaims(void)
@@ -436,12 +585,13 @@ CheckClaims(void)
 }
 
 /*
- * TransactionIsDoomed tells whether it can never commit.
+ * TransactionIsDoomed tells whether a call found that the transaction does not own an
+ * operation, or could not tell.
  */
 bool
 TransactionIsDoomed(void)
 {
-	return doomedBy.scope != NULL;
+	return doomedBy.scope != NULL || UnprovenToken() != NULL;
 }
 
 /*
@@ -453,8 +603,8 @@ ForgetAll(void)
 {
 	dlist_init(&claims);
 	dlist_init(&marks);
+	dlist_init(&tokens);
 	doomedBy.scope = NULL;
-	doubted = false;
 }
 
 static void

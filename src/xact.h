@@ -37,9 +37,13 @@ extern bool ScopeGranted(const char *pattern, bool *asked);
 extern const text *ScopeCurrentKey(const text *scope);
 extern bool LastGrantedClaim(const text **scope, const text **key);
 
-extern void DoomTransaction(const KeyName *name);
-extern void DoubtTransaction(const KeyName *name);
-extern void TrustTransaction(void);
+extern void TokenGranted(int64 token);
+extern void TokenPassed(int64 token, const KeyName *name);
+extern void TokenProven(int64 token);
+extern bool TokenIsHeld(int64 token);
+extern bool AnyTokenPassed(void);
+
+extern void DoomTransaction(const KeyName *name, int sqlstate);
 extern bool TransactionIsDoomed(void);
 extern void CheckClaims(void);
 

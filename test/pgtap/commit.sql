@@ -48,18 +48,18 @@ INSERT INTO public.charge VALUES (4);
 COMMIT;
 SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'and so is one whose completion was rolled back');
 
--- IK410
+-- IK412
 
 BEGIN;
 INSERT INTO public.charge VALUES (5);
 DO $$
 BEGIN
 	PERFORM idempotency.complete('commit', 'lost');
-EXCEPTION WHEN SQLSTATE 'IK410' THEN
+EXCEPTION WHEN SQLSTATE 'IK412' THEN
 	NULL;
 END $$;
 COMMIT;
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK410', 'a lost claim that was caught dooms the transaction');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK412', 'a call without a claim that was caught dooms the transaction');
 
 BEGIN;
 INSERT INTO public.charge VALUES (6);
@@ -67,7 +67,7 @@ SAVEPOINT inner_block;
 SELECT idempotency.release('commit', 'lost') \g /dev/null
 ROLLBACK TO inner_block;
 PREPARE TRANSACTION 'idempotency_lost';
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK410', 'rolled back or not, and it cannot be prepared either');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK412', 'rolled back or not, and it cannot be prepared either');
 
 SELECT is_empty('SELECT customer FROM public.charge', 'not one of these transactions left an effect');
 SELECT is_empty('SELECT key FROM idempotency.keys', 'nor a key');

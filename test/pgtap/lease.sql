@@ -114,13 +114,13 @@ PREPARE TRANSACTION 'idempotency_stale';
 SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK410', 'nor can it be prepared');
 SELECT is_empty('SELECT by_owner FROM public.payment', 'so that he has no effect');
 BEGIN;
-SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.%s', call), 'IK410', call || ' is refused')
+SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.%s', call), state, call || ' is refused')
 FROM (VALUES
-	($$complete('payment', 'order-1')$$), ($$complete('payment', 'order-1', token => NULL)$$),
-	($$complete('payment', 'order-1', token => 0)$$), ($$complete('payment', 'order-1', token => -1)$$),
-	($$complete('payment', 'order-9', token => 1)$$), ($$fail('payment', 'order-1', '{}', 402)$$),
-	($$release('payment', 'order-1')$$), ($$renew('payment', 'order-1', NULL, '1 min')$$),
-	($$checkpoint('payment', 'order-1', NULL, 'p')$$)) AS v (call);
+	($$complete('payment', 'order-1')$$, 'IK412'), ($$complete('payment', 'order-1', token => NULL)$$, 'IK412'),
+	($$complete('payment', 'order-1', token => 0)$$, 'IK410'), ($$complete('payment', 'order-1', token => -1)$$, 'IK410'),
+	($$complete('payment', 'order-9', token => 1)$$, 'IK410'), ($$fail('payment', 'order-1', '{}', 402)$$, 'IK412'),
+	($$release('payment', 'order-1')$$, 'IK412'), ($$renew('payment', 'order-1', NULL, '1 min')$$, 'IK412'),
+	($$checkpoint('payment', 'order-1', NULL, 'p')$$, 'IK412')) AS v (call, state);
 ROLLBACK;
 
 -- The owner finishes with his writes.
@@ -133,7 +133,7 @@ SELECT is(idempotency.complete('payment', 'order-1', '{"paid":  true}', 201, '{"
 COMMIT;
 SELECT results_eq('SELECT by_owner FROM public.payment', ARRAY[2], 'the effect is there once');
 SELECT results_eq(
-	$$ SELECT outcome, replayed, token, attempt, recovery_point, status, headers::text, response::text, retry_after
+	$$ SELECT outcome::text, replayed, token, attempt, recovery_point, status, headers::text, response::text, retry_after
 		FROM idempotency.claim('payment', 'order-1', '{"amount": 25}', lease => '1 min') $$,
 	$$ VALUES ('replayed', true, NULL::bigint, NULL::integer, NULL, 201, '{"X": "1"}', '{"paid":  true}', NULL::interval) $$,
 	'and replayed to everybody');
@@ -153,7 +153,7 @@ SELECT lives_ok(
 	pg_catalog.format($$ SELECT idempotency.fail('payment', 'order-2', '{"error": 1}', 402, token => %s) $$, :late),
 	'its owner may still finish');
 SELECT results_eq(
-	$$ SELECT outcome, failed, status FROM idempotency.claim('payment', 'order-2') $$,
+	$$ SELECT outcome::text, failed, status FROM idempotency.claim('payment', 'order-2') $$,
 	$$ VALUES ('replayed', true, 402) $$, 'and that is the outcome');
 
 -- release
@@ -184,7 +184,7 @@ SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'and has to end with its transa
 -- claim_abandoned
 
 SELECT results_eq(
-	$$ SELECT scope, key, request::text, (operation).outcome, (operation).token > 0, (operation).attempt, (operation).recovery_point
+	$$ SELECT scope, key, request::text, (operation).outcome::text, (operation).token > 0, (operation).attempt, (operation).recovery_point
 		FROM idempotency.claim_abandoned('payment', '1 min', 10) $$,
 	$$ VALUES ('payment', 'order-3', '{"amount": 30}', 'taken_over', true, 2, 'charged') $$,
 	'a completer gets what was abandoned, with its request');

@@ -7,7 +7,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(32);
+SELECT plan(33);
 
 -- What CREATE EXTENSION made, without what comes with these by itself: array
 -- types, row types of relations, indexes, rules and constraints.
@@ -64,6 +64,7 @@ SELECT set_eq(
 		('schema', 'idempotency'),
 		('type', 'idempotency.document'),
 		('type', 'idempotency.keytext'),
+		('type', 'idempotency.outcome'),
 		('type', 'idempotency.operation'),
 		('type', 'idempotency.abandoned'),
 		('type', 'idempotency.event'),
@@ -161,7 +162,7 @@ SELECT results_eq(
 		WHERE relname = 'operation' ORDER BY attnum
 	$$,
 	$$ VALUES
-		('outcome', 'text'),
+		('outcome', 'idempotency.outcome'),
 		('replayed', 'boolean'),
 		('token', 'bigint'),
 		('attempt', 'integer'),
@@ -175,6 +176,8 @@ SELECT results_eq(
 		('expires_at', 'timestamp with time zone')
 	$$,
 	'the columns of operation');
+SELECT enum_has_labels('idempotency', 'outcome', ARRAY['claimed', 'taken_over', 'replayed', 'in_progress', 'mismatched'],
+	'whose outcome is an enum');
 
 SELECT results_eq(
 	$$
@@ -182,10 +185,10 @@ SELECT results_eq(
 		WHERE relname = 'abandoned' ORDER BY attnum
 	$$,
 	$$ VALUES
+		('operation', 'idempotency.operation'),
 		('scope', 'text'),
 		('key', 'text'),
-		('request', 'json'),
-		('operation', 'idempotency.operation')
+		('request', 'json')
 	$$,
 	'the columns of abandoned, which a completer gets');
 
@@ -416,7 +419,8 @@ SELECT results_eq(
 		('recovery_point', 'text', false, 'default'),
 		('recovery_state', 'json', false, NULL),
 		('request', 'json', false, NULL),
-		('retention', 'interval', false, NULL)
+		('retention', 'interval', false, NULL),
+		('finished_by', 'bigint', false, NULL)
 	$$,
 	'the columns of key');
 

@@ -203,6 +203,7 @@ SELECT set_eq(
 	$$ VALUES
 		('document', 'client operator'),
 		('keytext', ''),
+		('outcome', 'client operator'),
 		('operation', 'client operator'),
 		('abandoned', 'client'),
 		('event', 'consumer')

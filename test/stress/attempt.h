@@ -34,7 +34,7 @@ typedef struct Attempt
 	Pending pending[MOST_KEYS];
 	int pendings;
 
-	/* What a commit must be refused for: IK428, IK410, or nothing. */
+	/* What a commit must be refused for: IK428, IK412, or nothing. */
 	const char *refusal;
 } Attempt;
 

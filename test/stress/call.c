@@ -234,7 +234,7 @@ AttemptWithoutClaim(Attempt *attempt)
 			Violation("[guard] attempt %lld wrote operation %d without a claim",
 					  (long long) attempt->number, key);
 	}
-	else if (Ask(session, "IK410", "SELECT idempotency.complete('%s', '%s', '{}')", ScopeOf(key),
+	else if (Ask(session, "IK412", "SELECT idempotency.complete('%s', '%s', '{}')", ScopeOf(key),
 				 name))
 		Violation("[twice] attempt %lld completed operation %d without a claim",
 				  (long long) attempt->number, key);

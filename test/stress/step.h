@@ -17,7 +17,7 @@ typedef enum Fate
 	FATE_DECLINE, /* a business failure: store it */
 	FATE_RELEASE, /* give the claim up */
 	FATE_FORGET,  /* commit without an outcome: IK428 */
-	FATE_TWICE	  /* complete twice: IK410 */
+	FATE_TWICE	  /* complete twice: IK412 */
 } Fate;
 
 /* One operation of the transaction. */

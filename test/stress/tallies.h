@@ -33,7 +33,7 @@
 	X(PREPARED_ROLLED_BACK, "rolled back, prepared", 1)                                            \
 	X(IK403, "IK403 write without a claim", 1)                                                     \
 	X(IK409, "IK409 in progress", 1)                                                               \
-	X(IK410, "IK410 claim lost", 1)                                                                \
+	X(IK412, "IK412 no claim", 1)                                                                \
 	X(IK422, "IK422 another request", 1)                                                           \
 	X(IK428, "IK428 not completed", 1)                                                             \
 	X(SERIALIZATION, "40001 serialization failure", 1)                                             \

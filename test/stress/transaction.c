@@ -176,12 +176,12 @@ StoreTwice(Attempt *attempt, const Part *part, const Reply *reply)
 {
 	if (!Ask(attempt->session, NULL, "SAVEPOINT again"))
 		return false;
-	if (Store(attempt, part, reply, "IK410"))
+	if (Store(attempt, part, reply, "IK412"))
 		Violation("[twice] attempt %lld completed operation %d twice", (long long) attempt->number,
 				  part->key);
-	else if (strcmp(attempt->session->state, "IK410") != 0)
+	else if (strcmp(attempt->session->state, "IK412") != 0)
 		return false;
-	attempt->refusal = "IK410";
+	attempt->refusal = "IK412";
 	return RollBackTo(attempt, "again");
 }
 

@@ -90,7 +90,7 @@ sub is_clean
 
 my $claim = q{SELECT idempotency.claim('p', 'mess', '{"n": 1}')};
 my $lost = q{DO $$BEGIN PERFORM idempotency.complete('p', 'other');
-	EXCEPTION WHEN SQLSTATE 'IK410' THEN NULL; END$$};
+	EXCEPTION WHEN SQLSTATE 'IK412' THEN NULL; END$$};
 
 session_fails($maker, $claim, 'IK428', 'a statement that claims');
 is_clean('after IK428 of one statement');
@@ -98,10 +98,10 @@ session_fails($maker, "BEGIN; $claim; COMMIT", 'IK428', 'a transaction that clai
 is_clean('after IK428 at commit');
 session_fails($maker, "BEGIN; $claim; PREPARE TRANSACTION 'x'", 'IK428', 'PREPARE with a claim');
 is_clean('after IK428 at PREPARE');
-session_fails($maker, q{SELECT idempotency.complete('p', 'mess')}, 'IK410', 'complete without a claim');
-is_clean('after IK410');
-session_fails($maker, "BEGIN; $lost; COMMIT", 'IK410', 'a lost claim that was caught');
-is_clean('after IK410 at commit');
+session_fails($maker, q{SELECT idempotency.complete('p', 'mess')}, 'IK412', 'complete without a claim');
+is_clean('after IK412');
+session_fails($maker, "BEGIN; $lost; COMMIT", 'IK412', 'a call without a claim that was caught');
+is_clean('after IK412 at commit');
 session_fails($maker, "BEGIN; $claim; SELECT 1/0; COMMIT", '22012', 'an error after a claim');
 is_clean('after an error');
 session_fails($maker, "BEGIN; $claim; $claim; ROLLBACK", 'IK409', 'a claim in a claim');
@@ -165,8 +165,8 @@ COMMIT;}, '' ],
 	[ q{BEGIN; SELECT idempotency.claim('p', 'M'); INSERT INTO charge VALUES ('M'); COMMIT;}, 'IK428' ],
 	[ q{BEGIN; SELECT idempotency.claim('p', 'M'); INSERT INTO charge VALUES ('M'); ROLLBACK;}, '' ],
 	[ q{BEGIN; SELECT idempotency.claim('p', 'M'); INSERT INTO charge VALUES ('M'); SELECT 1/0; COMMIT;}, '22012' ],
-	[ q{SELECT idempotency.complete('p', 'M');}, 'IK410' ],
-	[ "BEGIN; $lost; COMMIT;", 'IK410' ],
+	[ q{SELECT idempotency.complete('p', 'M');}, 'IK412' ],
+	[ "BEGIN; $lost; COMMIT;", 'IK412' ],
 	[ q{INSERT INTO charge VALUES ('M');}, 'IK403' ],
 	[ q{BEGIN; SAVEPOINT s; SELECT idempotency.claim('p', 'M'); ROLLBACK TO s; COMMIT;}, '' ],
 	[ q{DO $$BEGIN IF idempotency.once('p', 'once K') THEN INSERT INTO charge VALUES ('once K'); END IF; END$$;}, '' ]);

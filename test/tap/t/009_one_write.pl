@@ -147,7 +147,7 @@ writes_nothing(q{SELECT idempotency.once('w', 'e')}, 'a known message');
 writes_nothing(q{SELECT idempotency.once('w', array['y', 'x', 'e'])}, 'a batch of known messages');
 writes_nothing(q{SELECT idempotency.peek('w', 'a'), idempotency.peek('w', 'n'), idempotency.forget('w', 'n')},
 	'looking, and forgetting nothing');
-writes_nothing(q{SELECT idempotency.complete('w', 'n')}, 'complete without a claim', 'IK410');
+writes_nothing(q{SELECT idempotency.complete('w', 'n')}, 'complete without a claim', 'IK412');
 
 # Duplicates that meet the owner: they wait, give up, or ask only.
 my $owner = open_session($node);

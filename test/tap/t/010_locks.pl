@@ -3,7 +3,8 @@
 # Proves that the shared lock table bears what the extension asks of it: a batch
 # of ten thousand keys takes no lock for each of them, a replay none at all, a
 # claim one; and where claims do fill the table, the error says what to do, and
-# the transaction, the session and all others go on.
+# the transaction, the session and all others go on.  Nobody can compute the number of
+# a key's lock, and so find a key of another scope with the same one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -108,6 +109,33 @@ foreach my $call (q{try_claim('l', 'held')}, q{try_claim('l', 'held', lease => '
 }
 $owner->query_safe('ROLLBACK');
 $owner->quit;
+
+# ----------------------------------------------------------------
+# The number of a lock
+# ----------------------------------------------------------------
+
+# number_of returns the number of the lock of one key.
+sub number_of
+{
+	my ($dbname) = @_;
+	return $node->safe_psql($dbname, q{BEGIN; SELECT FROM idempotency.claim('t1/orders', 'order-1');
+		SELECT classid::bigint << 32 | objid::bigint FROM pg_locks WHERE pid = pg_backend_pid() AND objsubid = 18756; ROLLBACK});
+}
+
+my $number = number_of('postgres');
+like($number, qr/^-?\d+$/, 'the lock of a key has a number');
+is(number_of('postgres'), $number, 'the same in every session');
+isnt($number, $node->safe_psql('postgres', q{SELECT hashtextextended('order-1' COLLATE "C", hashtextextended('t1/orders' COLLATE "C", 0))}),
+	'which is no hash that a client can compute');
+$node->safe_psql('postgres', 'CREATE DATABASE second');
+$node->safe_psql('second', 'CREATE EXTENSION idempotency');
+isnt(number_of('second'), $number, 'nor the same in another database');
+
+my $other = new_node('other');
+isnt($other->safe_psql('postgres', q{BEGIN; SELECT FROM idempotency.claim('t1/orders', 'order-1');
+	SELECT classid::bigint << 32 | objid::bigint FROM pg_locks WHERE pid = pg_backend_pid() AND objsubid = 18756}),
+	$number, 'nor in another cluster');
+$other->stop;
 
 # ----------------------------------------------------------------
 # A full lock table

@@ -87,8 +87,8 @@ counts('claim and release', q{BEGIN; SELECT idempotency.claim('s', 'k3'); SELECT
 	{ claims => 1, releases => 1 });
 counts('claimed here already', q{BEGIN; SELECT idempotency.try_claim('s', 'k3'); SELECT idempotency.try_claim('s', 'k3')},
 	{ claims => 1, in_progress => 1 });
-counts('nothing to complete', q{SELECT idempotency.complete('s', 'k3')}, { stale_tokens => 1 }, sqlstate => 'IK410');
-counts('nothing to release', q{SELECT idempotency.release('s', 'k3')}, { stale_tokens => 1 }, sqlstate => 'IK410');
+counts('nothing to complete', q{SELECT idempotency.complete('s', 'k3')}, { stale_tokens => 1 }, sqlstate => 'IK412');
+counts('nothing to release', q{SELECT idempotency.release('s', 'k3')}, { stale_tokens => 1 }, sqlstate => 'IK412');
 counts('no key', q{SELECT idempotency.claim('s', NULL)}, {}, sqlstate => 'IK400');
 counts('no status', q{BEGIN; SELECT idempotency.claim('s', 'k3'); SELECT idempotency.fail('s', 'k3', '1', 1)},
 	{ claims => 1 }, sqlstate => '22023');
@@ -123,11 +123,18 @@ counts('stale token of a heartbeat', "SELECT idempotency.renew('l', 'k2', $token
 counts('stale token of a checkpoint', "SELECT idempotency.checkpoint('l', 'k2', $token, 'here')", { stale_tokens => 1 },
 	sqlstate => 'IK410');
 counts('heartbeat without a lease', q{BEGIN; SELECT idempotency.claim('l', 'k3'); SELECT idempotency.renew('l', 'k3', NULL, '1 s')},
-	{ claims => 1, stale_tokens => 1 }, sqlstate => 'IK410');
+	{ claims => 1, stale_tokens => 1 }, sqlstate => 'IK412');
 counts('abandoned', q{SELECT pg_sleep(0.01); SELECT idempotency.claim_abandoned('l', '1 hour', 10)}, { takeovers => 1 });
 counts('no more abandoned', q{SELECT idempotency.claim_abandoned('l', '1 hour', 10)}, {});
 counts('completed with its token', q{SELECT idempotency.complete('l', 'k1', '1',
 	token => (SELECT token FROM idempotency.key WHERE key = 'k1' AND scope = 'l'))}, { completions => 1 });
+my $last = $node->safe_psql('postgres', q{SELECT finished_by FROM idempotency.key WHERE key = 'k1' AND scope = 'l'});
+counts('a heartbeat that comes after the completion of its own owner', "SELECT idempotency.renew('l', 'k1', $last, '1 s')", {},
+	sqlstate => 'IK410');
+counts('a second completion by the same owner', "SELECT idempotency.complete('l', 'k1', '2', token => $last)", {},
+	sqlstate => 'IK410');
+counts('a heartbeat of another owner', sprintf("SELECT idempotency.renew('l', 'k1', %d, '1 s')", $last - 1), { stale_tokens => 1 },
+	sqlstate => 'IK410');
 
 # ----------------------------------------------------------------
 # Whatever becomes of the transaction

@@ -253,7 +253,7 @@ comes(q{SELECT count(*) = 20 FROM done WHERE topic = 'doom'}, 'a lost claim doom
 comes(q{SELECT count(*) = 2 FROM idempotency.dead_letters WHERE topic = 'doom'}, 'but the event');
 is($node->safe_psql('postgres', q{SELECT count(*), count(DISTINCT seq), max(attempt) FROM done WHERE topic = 'doom'}), '20|20|1', 'each of the others once, at its first attempt');
 is($node->safe_psql('postgres', q{SELECT string_agg(substr(error, 1, 23) || ' ' || attempts, ', ' ORDER BY seq) FROM idempotency.dead_letters WHERE topic = 'doom'}),
-	'IK410: this transaction 3, IK410: cannot commit af 3', 'with its own error');
+	'IK412: this transaction 3, IK412: cannot commit af 3', 'with its own error');
 comes(q{SELECT singles = 0 FROM idempotency.position ORDER BY version DESC LIMIT 1}, 'and batches are large again');
 like(log_since(), qr/dead letter/, 'which the log has');
 $node->safe_psql('postgres', 'DELETE FROM idempotency.parked; DELETE FROM done');
