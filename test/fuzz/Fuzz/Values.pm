@@ -115,6 +115,7 @@ my %generators = (
 	json => \&json,
 	jsonb => \&json,
 	'idempotency.document' => \&json,
+	'idempotency.outcome' => sub { literal(chance(90) ? pick(@{ $named{outcome} }) : hostile_bytes()) },
 	regprocedure => sub { chance(85) ? literal(pick(@handlers)) : pick(0, 4294967295, "'idempotency.claim(text,text,idempotency.document,interval,interval,interval,bytea)'") },
 	regrole => sub { chance(80) ? literal(pick(@roles)) : pick(0, 1, 4294967295) });
 
