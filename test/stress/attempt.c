@@ -242,7 +242,8 @@ ReadGrant(Attempt *attempt, int key, bool acknowledged, bool another)
 	const char *outcome = Field(session, 0, "outcome");
 	char *answer;
 
-	if (strcmp(outcome, "claimed") == 0 || strcmp(outcome, "released") == 0)
+	/* without one, the claim was released again */
+	if (outcome == NULL || strcmp(outcome, "claimed") == 0)
 	{
 		Count(TALLY_CLAIMED);
 		if (acknowledged)

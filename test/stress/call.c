@@ -26,7 +26,7 @@ Granted(Attempt *attempt, int key)
 {
 	Session *session = attempt->session;
 
-	if (strcmp(Field(session, 0, "outcome"), "released") == 0)
+	if (Field(session, 0, "outcome") == NULL)
 		Count(TALLY_RELEASED);
 	else if (Field(session, 0, "status") == NULL)
 		Violation("[commit] attempt %lld claimed operation %d, did not complete it, and committed",

@@ -59,7 +59,8 @@ EXCEPTION
 END
 $$;
 
--- charge is the plain stored procedure.  p_fate says what becomes of it.
+-- charge is the plain stored procedure.  p_fate says what becomes of it; an outcome of NULL
+-- stands for a claim that was released.
 CREATE FUNCTION stress.charge(
 	p_key text, p_request text, p_amount integer, p_attempt bigint,
 	p_wait interval, p_fate text, p_nap double precision,
@@ -72,7 +73,7 @@ DECLARE
 BEGIN
 	IF stress.broken('claim') THEN
 		INSERT INTO stress.charges VALUES (p_key, p_amount, p_attempt);
-		op.outcome := 'released';
+		op.outcome := NULL;
 		RETURN op;
 	END IF;
 
@@ -88,7 +89,7 @@ BEGIN
 
 	IF p_fate = 'release' THEN
 		PERFORM idempotency.release('stress/charge', p_key);
-		op.outcome := 'released';
+		op.outcome := NULL;
 		RETURN op;
 	END IF;
 
