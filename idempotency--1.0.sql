@@ -486,10 +486,10 @@ CREATE FUNCTION idempotency.once(scope text, key text, retention interval DEFAUL
 COMMENT ON FUNCTION idempotency.once(text, text, interval) IS
 	'remember a message; true the first time';
 
-CREATE FUNCTION idempotency.once(scope text, keys text[], retention interval DEFAULT NULL)
+CREATE FUNCTION idempotency.once_many(scope text, keys text[], retention interval DEFAULT NULL)
 	RETURNS SETOF text
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_once_array';
-COMMENT ON FUNCTION idempotency.once(text, text[], interval) IS
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_once_many';
+COMMENT ON FUNCTION idempotency.once_many(text, text[], interval) IS
 	'remember many messages; returns those seen for the first time';
 
 -- ---------------------------------------------------------------------------
@@ -1061,7 +1061,7 @@ BEGIN
 		idempotency.release, idempotency.renew, idempotency.checkpoint,
 		idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
 		idempotency.require_claim, idempotency.publish,
-		idempotency.once(text, text, interval), idempotency.once(text, text[], interval),
+		idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval),
 		idempotency.canonical, idempotency.fingerprint(idempotency.document),
 		idempotency.fingerprint(text, text, idempotency.document),
 		idempotency.derive_key, idempotency.natural_key, idempotency.uuidv7,
@@ -1088,7 +1088,7 @@ BEGIN
 	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
 		idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
 		idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
-		idempotency.once(text, text, interval), idempotency.once(text, text[], interval)
+		idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval)
 		TO %s', role);
 END
 $$;

@@ -14,7 +14,7 @@ SELECT count(idempotency.nack('altered', :batch, lpad(n::text, 32, '0')::uuid, '
 SELECT idempotency.ack('altered', :batch);
 SELECT payload, attempt FROM idempotency.fetch('altered');
 SELECT idempotency.publish('t', '3') IS NOT NULL AS published;
-SELECT count(*) FROM idempotency.once('altered', ARRAY['expired'], '1 microsecond');
+SELECT count(*) FROM idempotency.once_many('altered', ARRAY['expired'], '1 microsecond');
 SELECT idempotency.reap();
 UPDATE idempotency.reaper SET last_round = '1 minute' WHERE relation = 'idempotency.key'::regclass;
 

@@ -657,20 +657,20 @@ DROP FUNCTION handler;
 -- once() and forget()
 --
 
--- once() waits for a lease that runs, in vain here; an array does not wait.  Nothing
+-- once() waits for a lease that runs, in vain here; once_many() does not wait.  Nothing
 -- of it stays.
 SELECT pg_temp.lease('inbox') AS own \gset
 BEGIN;
 SET LOCAL idempotency.wait = '10ms';
 SELECT pg_temp.error_of('SELECT idempotency.once(''lease'', ''inbox'')'),
-	pg_temp.error_of('SELECT * FROM idempotency.once(''lease'', ARRAY[''inbox before'', ''inbox'', ''inboxes''])');
+	pg_temp.error_of('SELECT * FROM idempotency.once_many(''lease'', ARRAY[''inbox before'', ''inbox'', ''inboxes''])');
 COMMIT;
 SELECT key, state FROM idempotency.keys WHERE scope = 'lease' AND key LIKE 'inbox%';
 -- In the transaction that holds it, neither does.
 BEGIN;
 SELECT pg_temp.lease('inbox here') AS own_here \gset
 SELECT pg_temp.error_of('SELECT idempotency.once(''lease'', ''inbox here'')'),
-	pg_temp.error_of('SELECT * FROM idempotency.once(''lease'', ARRAY[''inbox here''])');
+	pg_temp.error_of('SELECT * FROM idempotency.once_many(''lease'', ARRAY[''inbox here''])');
 ROLLBACK;
 -- Of one that is over it is true, and the former owner has lost it.
 SELECT pg_temp.pass('inbox');
@@ -679,8 +679,8 @@ SELECT state, status FROM idempotency.keys WHERE scope = 'lease' AND key = 'inbo
 BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''inbox'', %s, ''1 min'')', :own)); COMMIT;
 SELECT pg_temp.lease('inbox 2') AS own \gset
 SELECT pg_temp.pass('inbox 2');
-SELECT * FROM idempotency.once('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
-SELECT * FROM idempotency.once('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
+SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
+SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
 SELECT outcome, status, response FROM idempotency.claim('lease', 'inbox 2', lease => '1 min');
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %s)', :own)); COMMIT;
 
@@ -846,7 +846,7 @@ SELECT count(*) AS finished, count(token) AS token, count(attempt) AS attempt, c
 -- as if the table had no such columns.
 BEGIN;
 TRUNCATE idempotency.key;
-SELECT count(*) FROM idempotency.once('lease', ARRAY(SELECT to_char(n, 'FM00000000') FROM generate_series(1, 500) AS n));
+SELECT count(*) FROM idempotency.once_many('lease', ARRAY(SELECT to_char(n, 'FM00000000') FROM generate_series(1, 500) AS n));
 SELECT count(*) AS rows_on_a_page, 8168 / (4 + 24 + 8 + 8 + 6 + 9 + 1) AS expected FROM idempotency.key WHERE ctid < '(1,0)';
 TRUNCATE idempotency.key;
 SELECT count(*) FROM generate_series(1, 500) AS n, idempotency.claim('lease', to_char(n, 'FM00000000'), '1', lease => '1 min') AS op

@@ -234,7 +234,7 @@ SELECT string_agg(seq::text, ' ' ORDER BY seq) FROM idempotency.fetch('restored'
 SELECT pg_temp.acked('restored'), idempotency.reap(), pg_temp.left_over();
 -- One that cannot be true does not say what is needed: until it is mended, or its
 -- subscription gone, no event is removed, nor is a key by the same call.
-SELECT pg_temp.publish(1), count(*) FROM idempotency.once('outbox_reap', ARRAY['expired'], '1 microsecond');
+SELECT pg_temp.publish(1), count(*) FROM idempotency.once_many('outbox_reap', ARRAY['expired'], '1 microsecond');
 UPDATE idempotency.position SET passed = 1000, system_identifier = 7;
 SELECT idempotency.reap();
 \echo :SQLSTATE
@@ -256,7 +256,7 @@ SELECT count(*) FROM idempotency.outbox;
 SELECT idempotency.reap(NULL);
 -- Expired rows and events share the room.
 SELECT pg_temp.publish(10);
-SELECT count(*) FROM idempotency.once('outbox_reap', ARRAY(SELECT i::text FROM generate_series(1, 10) AS i), '1 microsecond');
+SELECT count(*) FROM idempotency.once_many('outbox_reap', ARRAY(SELECT i::text FROM generate_series(1, 10) AS i), '1 microsecond');
 SELECT idempotency.reap(8);
 SELECT count(*) AS keys, pg_temp.left_over() FROM idempotency.key;
 SELECT idempotency.reap(9);
@@ -287,7 +287,7 @@ END $$;
 SELECT count(*) FROM idempotency.outbox;
 
 -- A fixed snapshot might not show who has subscribed since: only keys are removed.
-SELECT count(*) FROM idempotency.once('outbox_reap', ARRAY['a', 'b'], '1 microsecond');
+SELECT count(*) FROM idempotency.once_many('outbox_reap', ARRAY['a', 'b'], '1 microsecond');
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT idempotency.reap(), pg_temp.left_over() IS NOT NULL AS events;
 ROLLBACK;

@@ -46,7 +46,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.peek(''privileges'', ''k'')'),
 	('SELECT idempotency.forget(''privileges'', ''k'')'),
 	('SELECT idempotency.once(''privileges'', ''k'')'),
-	('SELECT idempotency.once(''privileges'', ''{k}''::text[])'),
+	('SELECT idempotency.once_many(''privileges'', ''{k}''::text[])'),
 	('SELECT idempotency.current_key(''privileges'')'),
 	('SELECT idempotency.require_claim()'),
 	('SELECT idempotency.document(''{}''::jsonb)'),
@@ -203,7 +203,7 @@ CALL charge_create('k1', 100);
 SELECT * FROM charge;
 SELECT outcome, response FROM idempotency.run('privileges', 'k2', '{"a": 1}'::text, 'handler(json)');
 SELECT idempotency.once('privileges', 'm1'), idempotency.once('privileges', 'm1');
-SELECT * FROM idempotency.once('privileges', ARRAY['m1', 'm2']);
+SELECT * FROM idempotency.once_many('privileges', ARRAY['m1', 'm2']);
 SELECT status, response FROM idempotency.peek('privileges', 'k1');
 -- With a lease as well, from the claim to the end.
 SELECT token FROM idempotency.claim('privileges', 'k3', '{}', lease => '1 min') \gset
@@ -383,7 +383,7 @@ SELECT outcome FROM idempotency.try_claim('privileges', 'hostile 3');
 SELECT idempotency.release('privileges', 'hostile 3');
 SELECT outcome, response FROM idempotency.run('privileges', 'hostile 4', '{"d": 4}'::pg_catalog.json, 'public.handler(pg_catalog.json)');
 SELECT idempotency.once('privileges', 'hostile 5'), idempotency.current_key('privileges');
-SELECT idempotency.once('privileges', ARRAY['hostile 5', 'hostile 6']::pg_catalog.text[]);
+SELECT idempotency.once_many('privileges', ARRAY['hostile 5', 'hostile 6']::pg_catalog.text[]);
 SELECT status FROM idempotency.peek('privileges', 'hostile');
 INSERT INTO public.charge (amount) VALUES (1);
 SELECT token FROM idempotency.claim('privileges', 'hostile 7', '{"a": 1}', lease => '1 min') \gset

@@ -9,7 +9,7 @@
 \pset columns 100
 \df idempotency.claim
 \pset format aligned
-\df idempotency.once
+\df idempotency.once*
 \df idempotency.fetch
 
 -- Whatever is called by name has names for its arguments (what casts, I/O and
@@ -50,7 +50,7 @@ SELECT idempotency.unsubscribe('psql');
 
 -- A key among many is found by the index, with nothing forced: a literal, a parameter
 -- in a plan made for all values, and a variable of PL/pgSQL, which is text and takes a cast.
-SELECT count(*) FROM idempotency.once('psql', (SELECT array_agg('key-' || i) FROM generate_series(1, 3000) AS i));
+SELECT count(*) FROM idempotency.once_many('psql', (SELECT array_agg('key-' || i) FROM generate_series(1, 3000) AS i));
 ANALYZE idempotency.key;
 EXPLAIN (COSTS OFF) SELECT * FROM idempotency.keys WHERE scope = 'psql' AND key = 'key-77';
 SET plan_cache_mode = force_generic_plan;

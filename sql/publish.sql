@@ -170,7 +170,7 @@ SELECT idempotency.once('publish', 'm1');
 SELECT pg_temp.headers();
 SELECT idempotency.once('publish', 'm1');
 SELECT pg_temp.headers();
-SELECT idempotency.once('publish', '{m1,m2}'::text[]);
+SELECT idempotency.once_many('publish', '{m1,m2}'::text[]);
 SELECT pg_temp.headers();
 ROLLBACK;
 

@@ -8,7 +8,7 @@ TRUNCATE idempotency.key, idempotency.reaper;
 
 -- Rows that have run out when this returns, of as many keys.
 CREATE FUNCTION pg_temp.expired(prefix text, keys int) RETURNS bigint LANGUAGE sql AS $$
-	SELECT count(*) FROM idempotency.once('reap', ARRAY(SELECT prefix || i FROM generate_series(1, keys) AS i), '1 microsecond')
+	SELECT count(*) FROM idempotency.once_many('reap', ARRAY(SELECT prefix || i FROM generate_series(1, keys) AS i), '1 microsecond')
 $$;
 
 -- One more statement of a role, and what it comes to.
@@ -326,7 +326,7 @@ SET client_min_messages = error;
 CREATE PUBLICATION regress_reaper FOR TABLE idempotency.key;
 RESET client_min_messages;
 ALTER TABLE idempotency.key REPLICA IDENTITY NOTHING;
-SELECT count(*) FROM idempotency.once('reap', ARRAY['published'], '1 microsecond');
+SELECT count(*) FROM idempotency.once_many('reap', ARRAY['published'], '1 microsecond');
 SELECT idempotency.reap();
 \echo :SQLSTATE
 ALTER TABLE idempotency.key REPLICA IDENTITY DEFAULT;

@@ -9,7 +9,7 @@ TRUNCATE idempotency.key, idempotency.reaper;
 
 -- Rows that have run out when this returns.
 CREATE FUNCTION expired(prefix text) RETURNS bigint LANGUAGE sql AS $$
-	SELECT count(*) FROM idempotency.once('reaper path', ARRAY(SELECT prefix || i FROM generate_series(1, 3) AS i), '1 microsecond')
+	SELECT count(*) FROM idempotency.once_many('reaper path', ARRAY(SELECT prefix || i FROM generate_series(1, 3) AS i), '1 microsecond')
 $$;
 
 -- A trigger of somebody who trusts in the search path: upper() is pg_catalog's.

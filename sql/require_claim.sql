@@ -123,9 +123,9 @@ SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS new, idempotency.cur
 SELECT idempotency.once('charge.create', 'm1');
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS seen, idempotency.current_key('charge.create');
 -- A batch opens it if any key was new, and no single one is the current one.
-SELECT * FROM idempotency.once('charge.create', ARRAY['m1', 'm2', 'm3']);
+SELECT * FROM idempotency.once_many('charge.create', ARRAY['m1', 'm2', 'm3']);
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS some_new, idempotency.current_key('charge.create');
-SELECT * FROM idempotency.once('charge.create', ARRAY['m1', 'm2']);
+SELECT * FROM idempotency.once_many('charge.create', ARRAY['m1', 'm2']);
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS none_new, idempotency.current_key('charge.create');
 ROLLBACK;
 

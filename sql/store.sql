@@ -108,12 +108,12 @@ CREATE PUBLICATION regress_idempotency FOR TABLE idempotency.key;
 RESET client_min_messages;
 ALTER TABLE idempotency.key REPLICA IDENTITY NOTHING;
 SELECT operate('published and new');
-SELECT * FROM idempotency.once('store', ARRAY['maintained', 'published and new, once']);
+SELECT * FROM idempotency.once_many('store', ARRAY['maintained', 'published and new, once']);
 SAVEPOINT published;
 SELECT operate('published', '"overwritten"');
 \echo :SQLSTATE
 ROLLBACK TO published;
-SELECT * FROM idempotency.once('store', ARRAY['published']);
+SELECT * FROM idempotency.once_many('store', ARRAY['published']);
 \echo :SQLSTATE
 ROLLBACK TO published;
 SELECT idempotency.forget('store', 'maintained');
@@ -135,7 +135,7 @@ BEGIN;
 SELECT outcome FROM idempotency.claim('store', 'Indexed failure', retention => '1 millisecond');
 SELECT idempotency.fail('store', 'Indexed failure', NULL, 418);
 COMMIT;
-SELECT count(*) FROM idempotency.once('store', ARRAY['Indexed once', 'Indexed once 2']);
+SELECT count(*) FROM idempotency.once_many('store', ARRAY['Indexed once', 'Indexed once 2']);
 SELECT idempotency.once('store', 'Indexed 3');
 SET enable_seqscan = off;
 SELECT count(*) FROM idempotency.key WHERE upper(key) LIKE 'INDEXED%' AND upper(key) >= 'INDEXED' AND upper(key) < 'INDEXEE';
@@ -202,10 +202,10 @@ DROP FUNCTION number_or_x;
 BEGIN;
 CREATE UNIQUE INDEX key_rebuilt ON idempotency.key (scope, key);
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same, operate('two indexes');
-SELECT * FROM idempotency.once('store', ARRAY['maintained', 'two indexes', 'two indexes, once']);
+SELECT * FROM idempotency.once_many('store', ARRAY['maintained', 'two indexes', 'two indexes, once']);
 ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY USING INDEX key_rebuilt;
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same, operate('two indexes'), operate('rebuilt');
-SELECT * FROM idempotency.once('store', ARRAY['maintained', 'two indexes', 'two indexes, once', 'rebuilt', 'rebuilt, once']);
+SELECT * FROM idempotency.once_many('store', ARRAY['maintained', 'two indexes', 'two indexes, once', 'rebuilt', 'rebuilt, once']);
 SELECT idempotency.forget('store', 'two indexes'), idempotency.forget('store', 'maintained');
 SELECT operate('two indexes');
 ROLLBACK;
@@ -239,7 +239,7 @@ BEGIN
 	FOREACH call IN ARRAY ARRAY[
 		'SELECT operate(''altered'')',
 		'SELECT idempotency.peek(''store'', ''maintained'')',
-		'SELECT idempotency.once(''store'', ARRAY[''altered''])',
+		'SELECT idempotency.once_many(''store'', ARRAY[''altered''])',
 		'SELECT idempotency.forget(''store'', ''maintained'')',
 		'SELECT idempotency.claim(''store'', ''leased'', lease => ''1 min'')',
 		'SELECT idempotency.claim_abandoned(''store'', ''1 min'')']

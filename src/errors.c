@@ -69,6 +69,18 @@ ErrorControlCharacter(const char *what, int position)
 }
 
 /*
+ * ErrorKeyIsArray reports a single key that is the text of an array.
+ */
+void
+ErrorKeyIsArray(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency key is an array"),
+			 errdetail("idempotency.once() stores one key; drivers pass an array as its text."),
+			 errhint("Call idempotency.once_many() with the array.")));
+}
+
+/*
  * ErrorRequestAndFingerprint reports a claim that brings both.
  */
 void
@@ -344,7 +356,7 @@ ErrorTooManyClaims(const KeyName *name)
 			(errcode(ERRCODE_OUT_OF_MEMORY), errmsg("too many idempotency claims at once"),
 			 DetailName(name),
 			 errhint("Each claim holds a lock until its transaction ends. Claim fewer keys in one "
-					 "transaction, use idempotency.once() with an array of keys, or increase "
+					 "transaction, use idempotency.once_many(), or increase "
 					 "max_locks_per_transaction.")));
 }
 

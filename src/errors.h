@@ -26,6 +26,7 @@
 pg_noreturn extern void ErrorNameMissing(const char *what);
 pg_noreturn extern void ErrorNameTooLong(const char *what, int chars);
 pg_noreturn extern void ErrorControlCharacter(const char *what, int position);
+pg_noreturn extern void ErrorKeyIsArray(void);
 pg_noreturn extern void ErrorRequestAndFingerprint(const KeyName *name);
 pg_noreturn extern void ErrorFingerprintLength(const KeyName *name, int bytes);
 pg_noreturn extern void ErrorNoKeyParts(void);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * inbox.c
- *	  once(): a consumer remembers that it has seen a message.
+ *	  once() and once_many(): a consumer remembers which messages it has seen.
  *
  * An inbox record is a stored outcome without an answer, written at once.
  *
@@ -13,6 +13,8 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
+
+#include <ctype.h>
 
 #include "catalog/pg_type.h"
 #include "fmgr.h"
@@ -31,10 +33,99 @@
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(idempotency_once);
-PG_FUNCTION_INFO_V1(idempotency_once_array);
+PG_FUNCTION_INFO_V1(idempotency_once_many);
+
+/* What the text of an array can have next. */
+typedef enum ArrayPart
+{
+	ELEMENT_OR_END, /* after an opening brace */
+	ELEMENT,		/* after a comma */
+	SEPARATOR		/* after an element */
+} ArrayPart;
+
+/*
+ * ElementEnd returns the end of the array element at "s", which is in double
+ * quotes or ends before a comma, a quote or a brace; NULL if a quote is missing.
+ */
+static const char *
+ElementEnd(const char *s, const char *end)
+{
+	bool quoted = *s == '"';
+
+	for (s += quoted; s < end; s++)
+	{
+		if (quoted ? *s == '"' : strchr(",{}\"", *s) != NULL)
+			return s + quoted;
+		if (*s == '\\' && ++s == end)
+			return NULL;
+	}
+	return quoted ? NULL : end;
+}
+
+/*
+ * IsArrayText tells whether "value" is the text of an array as drivers and the
+ * server print it, from the first brace to the last.  What array_in() would refuse
+ * is none, but for arrays whose rows differ in length.  (array_in() itself throws.)
+ */
+static bool
+IsArrayText(const text *value)
+{
+	const char *s = VARDATA_ANY(value);
+	const char *end = s + VARSIZE_ANY_EXHDR(value);
+	ArrayPart next = ELEMENT;
+	int depth = 0;
+
+	if (s == end || *s != '{')
+		return false;
+	while (s != NULL && s < end && (depth > 0 || next == ELEMENT))
+	{
+		char c = *s;
+
+		if (strchr(" \t\n\r\v\f", c) != NULL)
+			s++;
+		else if (c == ',' ? next != SEPARATOR : c == '}' ? next == ELEMENT : next == SEPARATOR)
+			return false;
+		else if (c == ',' || c == '{' || c == '}')
+		{
+			next = c == ',' ? ELEMENT : c == '{' ? ELEMENT_OR_END : SEPARATOR;
+			depth += c == '{' ? 1 : c == '}' ? -1 : 0;
+			s++;
+		}
+		else
+		{
+			s = ElementEnd(s, end);
+			next = SEPARATOR;
+		}
+	}
+	return s == end && depth == 0;
+}
+
+/*
+ * IsUuidInBraces tells whether "value" is a UUID as some systems print it, such
+ * as {8e03978e-40d5-43dd-bc93-6894a57f9324}.
+ */
+static bool
+IsUuidInBraces(const text *value)
+{
+	static const char form[] = "{xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx}";
+	const char *s = VARDATA_ANY(value);
+
+	if (VARSIZE_ANY_EXHDR(value) != sizeof(form) - 1)
+		return false;
+	for (size_t i = 0; i < sizeof(form) - 1; i++)
+	{
+		if (form[i] == 'x' ? !isxdigit((unsigned char) s[i]) : s[i] != form[i])
+			return false;
+	}
+	return true;
+}
 
 /*
  * once(scope, key, retention) RETURNS boolean: true the first time
+ *
+ * Many drivers send an array as a parameter without a type, which arrives here
+ * as one key.  Stored, it would deduplicate none of the messages, so it is
+ * refused before anything else is said about its length.
  */
 Datum
 idempotency_once(PG_FUNCTION_ARGS)
@@ -45,6 +136,9 @@ idempotency_once(PG_FUNCTION_ARGS)
 	Retention retention;
 	bool isNew;
 
+	if (!PG_ARGISNULL(1) && IsArrayText(PG_GETARG_TEXT_PP(1)) &&
+		!IsUuidInBraces(PG_GETARG_TEXT_PP(1)))
+		ErrorKeyIsArray();
 	KeyNameFromArgs(fcinfo, 0, &name);
 	retention = RetentionFromArg(fcinfo, 2);
 	PreventCommandIfReadOnly("idempotency.once()");
@@ -128,16 +222,15 @@ IsHeldHere(const KeyName *name)
 }
 
 /*
- * once(scope, keys, retention) RETURNS SETOF text: those of the keys that are
+ * once_many(scope, keys, retention) RETURNS SETOF text: those of the keys that are
  * new, in bytewise order
  */
 Datum
-idempotency_once_array(PG_FUNCTION_ARGS)
+idempotency_once_many(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	text *scope = ScopeFromArg(fcinfo, 0);
 	Retention retention = RetentionFromArg(fcinfo, 2);
-	TimestampTz expiresAt = RetentionEnd(&retention, GetCurrentTimestamp());
 	KeyStoreBatch *batch;
 	KeyName *names;
 	int count;
@@ -146,7 +239,7 @@ idempotency_once_array(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(1))
 		ErrorNameMissing("key");
 	names = NamesFromArray(scope, PG_GETARG_ARRAYTYPE_P(1), &count);
-	PreventCommandIfReadOnly("idempotency.once()");
+	PreventCommandIfReadOnly("idempotency.once_many()");
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 
 	batch = KeyStoreBatchBegin();
@@ -154,7 +247,7 @@ idempotency_once_array(PG_FUNCTION_ARGS)
 	{
 		if (IsHeldHere(&names[i]))
 			ErrorClaimedHere(&names[i]);
-		if (KeyStoreBatchInsert(batch, &names[i], expiresAt))
+		if (KeyStoreBatchInsert(batch, &names[i], &retention))
 		{
 			Datum key = PointerGetDatum(names[i].key);
 			bool isnull = false;

@@ -91,7 +91,8 @@ extern bool KeyStoreAbandonedNext(AbandonedScan *scan, KeyName *name);
 extern void KeyStoreAbandonedEnd(AbandonedScan *scan);
 
 extern KeyStoreBatch *KeyStoreBatchBegin(void);
-extern bool KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, TimestampTz expiresAt);
+extern bool KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name,
+								const Retention *retention);
 extern void KeyStoreBatchEnd(KeyStoreBatch *batch);
 
 #endif /* IDEMPOTENCY_STORE_H */

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * storebatch.c
- *	  Many inbox records at once, for once() with an array of keys.
+ *	  Many inbox records at once, for once_many().
  *
  * A batch takes no key locks: the unique index alone decides which of two
  * batches was first, by speculative insertion as INSERT ... ON CONFLICT does.
@@ -21,6 +21,7 @@
 #include "storage/lmgr.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "errors.h"
@@ -74,12 +75,24 @@ TryInsert(KeyStoreBatch *batch)
 }
 
 /*
+ * Fill makes the writer's slot the record of "name", stored at this moment.
+ */
+static void
+Fill(Writer *writer, const KeyName *name, const Retention *retention)
+{
+	StoredOutcome record = {.expiresAt = RetentionEnd(retention, GetCurrentTimestamp())};
+
+	KeyRowFill(writer->slot, name, &record);
+}
+
+/*
  * ReplaceIfVacant overwrites the committed row at "tid" if it has run out, or
  * is an operation that its owner abandoned.  Sets "vacant", and returns false
  * if somebody changed the row meanwhile.  Throws IK409 if a lease runs.
  */
 static bool
-ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, ItemPointer tid, bool *vacant)
+ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, const Retention *retention,
+				ItemPointer tid, bool *vacant)
 {
 	Writer *writer = &batch->writer;
 	KeyState state;
@@ -93,6 +106,8 @@ ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, ItemPointer tid, bool
 	if (state == KEY_LEASED)
 		ErrorLeased(name, KeyRowLeaseEnd(batch->scratch));
 	*vacant = state != KEY_STORED;
+	if (*vacant)
+		Fill(writer, name, retention);
 	settled = !*vacant || OverwriteVersion(writer, name, tid);
 	ExecClearTuple(batch->scratch);
 	return settled;
@@ -100,17 +115,17 @@ ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, ItemPointer tid, bool
 
 /*
  * KeyStoreBatchInsert remembers "name" as a record without an answer, unless
- * it is stored already.  Returns whether it was new.  Waits, without bound but
+ * it is stored already.  Returns whether it was new; the retention begins when
+ * the row is written, after any wait.  Waits, without bound but
  * lock_timeout, for a transaction that is writing the same name; callers that
  * insert in bytewise order cannot deadlock with each other.  Throws IK409 if
  * the name is leased, and 40001 in REPEATABLE READ and above for a row that came after the
  * snapshot.
  */
 bool
-KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, TimestampTz expiresAt)
+KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, const Retention *retention)
 {
 	Writer *writer = &batch->writer;
-	StoredOutcome record = {.expiresAt = expiresAt};
 
 	for (;;)
 	{
@@ -119,16 +134,18 @@ KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, TimestampTz expir
 
 		CHECK_FOR_INTERRUPTS();
 		ResetPerTupleExprContext(writer->estate);
-		KeyRowFill(writer->slot, name, &record);
+		Fill(writer, name, retention);
 		ItemPointerSetInvalid(&conflict);
 
 		if (ExecCheckIndexConstraintsCompat(writer->relinfo, writer->slot, writer->estate,
 											&conflict, writer->keyIndexes))
 		{
+			/* the check may have waited: the retention begins when the row is written */
+			Fill(writer, name, retention);
 			if (TryInsert(batch))
 				return true;
 		}
-		else if (ReplaceIfVacant(batch, name, &conflict, &vacant))
+		else if (ReplaceIfVacant(batch, name, retention, &conflict, &vacant))
 			return vacant;
 	}
 }

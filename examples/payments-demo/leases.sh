@@ -266,7 +266,7 @@ reaped() {
 	scene "What has run out is removed, and nobody need ask for it"
 	kept=$(sql "SELECT count(*) FROM idempotency.keys")
 	check "a thousand messages remembered for one second" 1000 "$(sql "SELECT count(*) FROM
-		idempotency.once('readings', ARRAY(SELECT i::text FROM generate_series(1, 1000) AS i), '1 s')")"
+		idempotency.once_many('readings', ARRAY(SELECT i::text FROM generate_series(1, 1000) AS i), '1 s')")"
 	await "SELECT NOT EXISTS (SELECT FROM idempotency.keys WHERE scope = 'readings')" || true
 	check "messages left, a little later" 0 \
 		"$(sql "SELECT count(*) FROM idempotency.keys WHERE scope = 'readings'")"

@@ -53,7 +53,7 @@ SELECT set_eq(
 		('forget(scope text, key text)', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('once(scope text, key text, retention interval DEFAULT NULL::interval)',
 			'boolean', 'c', 'volatile', 'unsafe', false),
-		('once(scope text, keys text[], retention interval DEFAULT NULL::interval)',
+		('once_many(scope text, keys text[], retention interval DEFAULT NULL::interval)',
 			'SETOF text', 'c', 'volatile', 'unsafe', false),
 
 		-- guards

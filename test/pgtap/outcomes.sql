@@ -125,7 +125,7 @@ SELECT pg_temp.refused(
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.once('tenant1/charge.create', 'order-3') $$, 'IK409', 'so does once');
 SELECT pg_temp.refused(
-	$$ SELECT idempotency.once('tenant1/charge.create', ARRAY['order-8', 'order-3']) $$,
+	$$ SELECT idempotency.once_many('tenant1/charge.create', ARRAY['order-8', 'order-3']) $$,
 	'IK409', 'and once with an array');
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.forget('tenant1/charge.create', 'order-3') $$, 'IK409', 'and forget');
@@ -144,7 +144,7 @@ FROM (VALUES
 	($$claim(E'tab\there', 'k')$$), ($$claim('s', E'line\n')$$), ($$claim('s', E'delete\x7f')$$),
 	($$try_claim('s', NULL)$$), ($$complete('s', NULL)$$), ($$fail(NULL, 'k', '{}', 402)$$),
 	($$release('s', '')$$), ($$peek('s', NULL)$$), ($$forget('s', NULL)$$),
-	($$once('s', NULL::text)$$), ($$once('s', NULL::text[])$$), ($$once('s', ARRAY['a', NULL])$$),
+	($$once('s', NULL::text)$$), ($$once_many('s', NULL::text[])$$), ($$once_many('s', ARRAY['a', NULL])$$),
 	($$run('s', NULL, '{}', 'pg_catalog.to_json(anyelement)')$$), ($$current_key(NULL)$$),
 	($$claim('s', 'k', '{}', fingerprint => sha256('x'))$$),
 	($$claim('s', 'k', fingerprint => '\x00112233445566778899aabbccddee')$$),
@@ -182,7 +182,7 @@ SELECT is((pg_temp.caught('DELETE FROM shop.charge')).detail,
 SELECT is(idempotency.once('tenant1/mailer', 'm-1'), true, 'once is true the first time');
 SELECT is(idempotency.once('tenant1/mailer', 'm-1'), false, 'and false the second');
 SELECT results_eq(
-	$$ SELECT * FROM idempotency.once('tenant1/mailer', ARRAY['m-3', 'm-1', 'm-2', 'm-3']) $$,
+	$$ SELECT * FROM idempotency.once_many('tenant1/mailer', ARRAY['m-3', 'm-1', 'm-2', 'm-3']) $$,
 	ARRAY['m-2', 'm-3'], 'an array gives the new keys, each once, in order');
 SELECT is(op::text LIKE '(replayed,t,,,,,,,,f,,%)', true, 'claim replays an inbox record, without a status')
 FROM idempotency.claim('tenant1/mailer', 'm-1') AS op;
@@ -251,7 +251,7 @@ FROM (VALUES
 	('22023', $$complete('s', 'k', headers => '[]')$$),
 	('22023', $$fail('s', 'k', '{}', NULL)$$),
 	('54000', $$complete('s', 'k', to_json(repeat('x', 1024 * 1024)))$$),
-	('2202E', $$once('s', ARRAY[['a'], ['b']])$$)) AS v (sqlstate, call);
+	('2202E', $$once_many('s', ARRAY[['a'], ['b']])$$)) AS v (sqlstate, call);
 
 SELECT throws_ok(
 	$$ SELECT idempotency.claim('s', 'k', retention => '1000000 years') $$,
@@ -303,7 +303,7 @@ SAVEPOINT writable;
 SET LOCAL transaction_read_only = on;
 SELECT throws_ok(pg_catalog.format('SELECT idempotency.%s', call), '25006', NULL, call || ' needs to write')
 FROM (VALUES
-	($$claim('s', 'k')$$), ($$try_claim('s', 'k')$$), ($$once('s', 'k')$$), ($$once('s', ARRAY['k'])$$),
+	($$claim('s', 'k')$$), ($$try_claim('s', 'k')$$), ($$once('s', 'k')$$), ($$once_many('s', ARRAY['k'])$$),
 	($$complete('s', 'k')$$), ($$fail('s', 'k', '{}', 402)$$), ($$release('s', 'k')$$), ($$forget('s', 'k')$$),
 	($$run('s', 'k', '{}', 'shop.transfer(idempotency.document)')$$)) AS v (call);
 SELECT is((idempotency.peek('tenant1/charge.create', 'order-1')).status, 201, 'peek only reads');

@@ -117,7 +117,7 @@ SELECT set_eq(
 		('idempotency.peek(text,text)', 'client operator'),
 		('idempotency.forget(text,text)', 'operator'),
 		('idempotency.once(text,text,interval)', 'client consumer'),
-		('idempotency.once(text,text[],interval)', 'client consumer'),
+		('idempotency.once_many(text,text[],interval)', 'client consumer'),
 		('idempotency.require_claim()', 'client'),
 		('idempotency.current_key(text)', 'client'),
 		('idempotency.publish(text,idempotency.document,text,text,idempotency.document,uuid)', 'client'),
@@ -284,7 +284,7 @@ SELECT pg_temp.refused('idempotency_plain', $$SELECT * FROM idempotency.key$$);
 SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.claim('s', 'k', jsonb_build_object('a', 1))$$);
 SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.complete('s', 'k', '{"done": true}', 201)$$);
 SELECT pg_temp.allowed('idempotency_client', $$SELECT idempotency.peek('s', 'k')$$);
-SELECT pg_temp.allowed('idempotency_client', $$SELECT * FROM idempotency.once('s', ARRAY['a', 'b'])$$);
+SELECT pg_temp.allowed('idempotency_client', $$SELECT * FROM idempotency.once_many('s', ARRAY['a', 'b'])$$);
 SELECT pg_temp.allowed('idempotency_client',
 	$$SELECT idempotency.problem(idempotency.try_claim('s', 'k', '{"a": 2}'))$$);
 SELECT pg_temp.allowed('idempotency_client', $$
@@ -309,7 +309,7 @@ SELECT pg_temp.refused('idempotency_client', $$SELECT nextval('idempotency.outbo
 SELECT pg_temp.allowed('idempotency_consumer', $$SELECT idempotency.subscribe('mine', '{*}', start_at => 'beginning')$$);
 SELECT pg_temp.allowed('idempotency_consumer', $$SELECT idempotency.ack('mine', batch) FROM idempotency.fetch('mine')$$);
 SELECT pg_temp.allowed('idempotency_consumer', $$SELECT idempotency.redrive('mine')$$);
-SELECT pg_temp.allowed('idempotency_consumer', $$SELECT * FROM idempotency.once('mine', ARRAY['a', 'b'])$$);
+SELECT pg_temp.allowed('idempotency_consumer', $$SELECT * FROM idempotency.once_many('mine', ARRAY['a', 'b'])$$);
 SELECT pg_temp.refused('idempotency_consumer', $$SELECT idempotency.publish('order.placed', '{}')$$);
 SELECT pg_temp.refused('idempotency_consumer', $$SELECT idempotency.claim('s', 'k')$$);
 SELECT pg_temp.refused('idempotency_consumer', $$SELECT * FROM idempotency.outbox$$);

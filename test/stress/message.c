@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * message.c
- *	  Attempts that take messages from an inbox, by once().
+ *	  Attempts that take messages from an inbox, by once() and once_many().
  *
  * One message or a batch, in a function or in statements of the client's own.
  * What once() calls new is pending until it is committed; what it calls seen
@@ -87,7 +87,7 @@ BatchRead(Attempt *attempt, const Batch *batch)
 			noted = true;
 		}
 		if (!noted)
-			Violation("[batch] once() returned key %s, which is not in its batch or twice in the "
+			Violation("[batch] once_many() returned key %s, which is not in its batch or twice in the "
 					  "answer",
 					  Value(session, row, 0));
 	}
@@ -162,7 +162,7 @@ ManyMessages(Attempt *attempt)
 
 	BatchPick(attempt, &batch);
 	BatchList(&batch, list);
-	if (!Ask(session, NULL, "SELECT * FROM idempotency.once('stress/inbox', %s)", list))
+	if (!Ask(session, NULL, "SELECT * FROM idempotency.once_many('stress/inbox', %s)", list))
 		return false;
 	BatchRead(attempt, &batch);
 	for (int i = 0; i < attempt->pendings; i++)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * message.h
- *	  Attempts that take messages from an inbox, by once().
+ *	  Attempts that take messages from an inbox, by once() and once_many().
  *
  *-------------------------------------------------------------------------
  */

@@ -198,7 +198,7 @@ CREATE FUNCTION stress.deliver_many(p_keys text[], p_amounts integer[], p_attemp
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	fresh text[] := ARRAY(SELECT idempotency.once('stress/inbox', p_keys));
+	fresh text[] := ARRAY(SELECT idempotency.once_many('stress/inbox', p_keys));
 BEGIN
 	PERFORM pg_sleep(p_nap);
 	INSERT INTO stress.deliveries

@@ -73,7 +73,7 @@ sub make_past
 		. finished('for ever', q{complete('charge', 'for ever', '1')}, q{, retention => '-1 second'})
 		. finished('short', q{complete('charge', 'short', '1')}, q{, retention => '1 microsecond'})
 		. finished('large', q{complete('charge', 'large', (SELECT json_agg(md5(i::text))::text FROM generate_series(1, 3000) AS i))})
-		. q{SELECT idempotency.once('inbox', 'one'), array(SELECT idempotency.once('inbox', array['b', 'a']))});
+		. q{SELECT idempotency.once('inbox', 'one'), array(SELECT idempotency.once_many('inbox', array['b', 'a']))});
 	make_leases($node, \%past);
 	make_deliveries($node, \%past);
 	return \%past;
@@ -165,7 +165,7 @@ sub keys_go_on
 	is( $sql->(q{SELECT md5(response::text) = (SELECT md5(json_agg(md5(i::text))::text) FROM generate_series(1, 3000) AS i), status
 			FROM idempotency.claim('charge', 'large')}), 't|200', "$name: and a large answer");
 	fails_with($node, q{SELECT idempotency.claim('charge', 'odd', '{"amount": 2}')}, 'IK422', "$name: another request is refused", dbname => $dbname);
-	is($sql->(q{SELECT idempotency.once('inbox', 'one')}, q{SELECT idempotency.once('inbox', array['a', 'b', 'c'])}), "f\nc",
+	is($sql->(q{SELECT idempotency.once('inbox', 'one')}, q{SELECT idempotency.once_many('inbox', array['a', 'b', 'c'])}), "f\nc",
 		"$name: the inbox knows its messages");
 	is( $sql->(q{SET ROLE app}, 'BEGIN', q{SELECT outcome FROM idempotency.claim('charge', 'new')}, q{INSERT INTO charge VALUES ('new', 2)},
 			q{SELECT idempotency.complete('charge', 'new', '2')}, 'COMMIT', q{SELECT outcome FROM idempotency.claim('charge', 'new')}),

@@ -191,7 +191,7 @@ class Client(threading.Thread):
         order = rng.sample(keys, len(keys))
         self.session.run("BEGIN")
         self.session.run("SET LOCAL lock_timeout = '2s'")
-        rows = self.session.call("once", "SELECT once FROM idempotency.once('batch', %s)", order)
+        rows = self.session.call("once", "SELECT once_many FROM idempotency.once_many('batch', %s)", order)
         new = [row[0] for row in rows]
         for key in new:
             self.write(key, attempt)

@@ -123,7 +123,7 @@ sub scope_and_key
 
 	return refused($self, pick("claim($both)", "try_claim($both)", "claim($both, lease => '1 s')", "complete($both)", "fail($both, NULL, 400)",
 		"release($both)", "renew($both, 1, '1 s')", "checkpoint($both, 1, 'p')", "run($both, '1', 'now()')", "peek($both)", "forget($both)",
-		"once($both)", 'once(' . literal($scope) . ', ARRAY[' . literal($key) . '])'), $state) if $state;
+		"once($both)", 'once_many(' . literal($scope) . ', ARRAY[' . literal($key) . '])'), $state) if $state;
 
 	my $bytes = unpack 'H*', $key;
 	my $found = '(SELECT ' . hex_of('key::text') . ' FROM idempotency.keys WHERE scope = ' . literal($scope) . ' AND key = ' . literal($key) . ')';
@@ -133,7 +133,7 @@ sub scope_and_key
 	$self->{session}->ok('COMMIT');
 	answers($self, "SELECT outcome, response, $found FROM idempotency.claim($both)", "replayed|1|$bytes");
 	answers($self, "SELECT status, idempotency.once($both), idempotency.forget($both), idempotency.forget($both) FROM idempotency.peek($both)", '200|f|t|f');
-	answers($self, "SELECT " . hex_of('o') . ' FROM idempotency.once(' . literal($scope) . ', ARRAY[' . literal($key) . ']) AS o', $bytes);
+	answers($self, "SELECT " . hex_of('o') . ' FROM idempotency.once_many(' . literal($scope) . ', ARRAY[' . literal($key) . ']) AS o', $bytes);
 	answers($self, "SELECT idempotency.forget($both)", 't');
 	return;
 }
@@ -269,7 +269,7 @@ sub length_of_time
 		$self->{session}->ok(q{SELECT idempotency.forget('t', 'k')});
 	}
 
-	return refused($self, pick("claim('t', 'k', retention => $interval)", "once('t', 'k', $interval)", "once('t', ARRAY['k'], $interval)"), $wrong)
+	return refused($self, pick("claim('t', 'k', retention => $interval)", "once('t', 'k', $interval)", "once_many('t', ARRAY['k'], $interval)"), $wrong)
 	  if $forever eq 'f' && ($later || $positive eq 'f');
 	answers($self, "SELECT idempotency.once('t', 'k', $interval)", 't');
 	answers($self, "SELECT " . ($forever eq 't' ? 'NOT isfinite(expires_at)' : "abs(extract(epoch FROM created_at + $interval) - extract(epoch
@@ -354,7 +354,7 @@ sub size
 	my $bytes = pick($megabyte, 10 * $megabyte);
 	my $deep = pick(q{(repeat('[', 10000) || repeat(']', 10000))}, q{(repeat('{"a":', 10000) || '1' || repeat('}', 10000))});
 
-	refused($self, pick("claim(repeat('x', $bytes), 'k')", "claim('s', repeat('x', $bytes))", "once('s', ARRAY['k', repeat('x',
+	refused($self, pick("claim(repeat('x', $bytes), 'k')", "claim('s', repeat('x', $bytes))", "once_many('s', ARRAY['k', repeat('x',
 		$bytes)])", "publish(repeat('x', $bytes), '1')",
 		"subscribe('s', ARRAY[repeat('*', $bytes)])", "parse_header(repeat('x', $bytes))"), 'IK400');
 	refused($self, pick("claim('s', 'k', repeat('[', 1000000))", "fingerprint(repeat('{\"a\":', 1000000))"), '54001');

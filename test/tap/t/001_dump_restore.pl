@@ -72,7 +72,7 @@ is( $node->safe_psql('postgres', q{SELECT pg_relation_size(reltoastrelid) > 1048
 
 is( $node->safe_psql('postgres', q{SELECT idempotency.once('inbox', 'one');
 		SELECT idempotency.once('inbox', 'one of yore', '1 microsecond');
-		SELECT idempotency.once('inbox', array['b', 'a', 'b'], '-1 second')}),
+		SELECT idempotency.once_many('inbox', array['b', 'a', 'b'], '-1 second')}),
 	"t\nt\na\nb", 'inbox records are new');
 
 # Leases: one that runs, one that ran out after a checkpoint, and two that were
@@ -165,7 +165,7 @@ sub restored
 	fails_with($node, q{SELECT idempotency.claim('kind', 'odd', '{"to":"x","amount":2.5}')},
 		'IK422', "$dbname: another request is refused", dbname => $dbname);
 	is( $node->safe_psql($dbname, q{SELECT idempotency.once('inbox', 'one');
-			SELECT idempotency.once('inbox', array['a', 'b', 'c'])}), "f\nc",
+			SELECT idempotency.once_many('inbox', array['a', 'b', 'c'])}), "f\nc",
 		"$dbname: the inbox has seen its messages");
 	is( $node->safe_psql($dbname, q{SELECT idempotency.once('inbox', 'one of yore')}), 't',
 		"$dbname: and has forgotten an expired one");

@@ -69,7 +69,7 @@ $session{claimed}->query_safe(q{BEGIN; SELECT idempotency.claim('crash', 'claime
 	INSERT INTO charge VALUES ('claimed', '')});
 $session{completed}->query_safe(charge('completed'));
 $session{once}->query_safe(q{BEGIN; INSERT INTO charge VALUES ('once', '');
-	SELECT idempotency.once('crash', 'once'), idempotency.once('crash', array['o1', 'o2'])});
+	SELECT idempotency.once('crash', 'once'), idempotency.once_many('crash', array['o1', 'o2'])});
 is( $node->safe_psql('postgres', q{SELECT outcome FROM idempotency.try_claim('crash', 'completed')}),
 	'in_progress', 'before the crash the key is taken');
 $node->safe_psql('postgres', charge('committed') . '; COMMIT');
@@ -79,7 +79,7 @@ $node->start;
 is_absent('claimed', 'crash after claim');
 is_absent('completed', 'crash between complete and commit');
 is_absent('once', 'crash after once');
-is($node->safe_psql('postgres', q{SELECT idempotency.once('crash', array['o1', 'o2', 'o1'])}),
+is($node->safe_psql('postgres', q{SELECT idempotency.once_many('crash', array['o1', 'o2', 'o1'])}),
 	"o1\no2", 'crash after once: the batch is new');
 is_stored('committed', 'crash after commit');
 
@@ -125,7 +125,7 @@ sub prepared_blocks
 		is($node->safe_psql('postgres', "SELECT idempotency.peek('crash', '$key') IS NULL"),
 			't', "$when: $key is not to be seen");
 	}
-	fails_with($node, q{SET lock_timeout = '50ms'; SELECT idempotency.once('crash', array['a', 'to_commit'])},
+	fails_with($node, q{SET lock_timeout = '50ms'; SELECT idempotency.once_many('crash', array['a', 'to_commit'])},
 		'55P03', "$when: a batch waits as well, until lock_timeout");
 	return;
 }

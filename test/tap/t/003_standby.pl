@@ -40,7 +40,7 @@ $primary->safe_psql('postgres', q{
 	SELECT idempotency.claim('s', 'expiring', retention => '1 microsecond');
 	SELECT idempotency.complete('s', 'expiring', '1');
 	COMMIT;
-	SELECT idempotency.once('s', 'once'), idempotency.once('s', array['once 1', 'once 2']);
+	SELECT idempotency.once('s', 'once'), idempotency.once_many('s', array['once 1', 'once 2']);
 	BEGIN;
 	SELECT idempotency.claim('s', 'rolled back');
 	SELECT idempotency.complete('s', 'rolled back');
@@ -90,8 +90,8 @@ my %changes = (
 	q{reap()} => 'reap',
 	q{once('s', 'new')} => 'once',
 	q{once('s', 'once')} => 'once',
-	q{once('s', array['new', 'once 1'])} => 'once',
-	q{once('s', array[]::text[])} => 'once',
+	q{once_many('s', array['new', 'once 1'])} => 'once_many',
+	q{once_many('s', array[]::text[])} => 'once_many',
 	q{run('s', 'new', '{}', 'handler(json)')} => 'run',
 	q{run('s', 'completed', '{"amount":1}', 'handler(json)')} => 'run');
 
@@ -163,7 +163,7 @@ is($standby->safe_psql('postgres', q{SELECT outcome FROM idempotency.claim('s', 
 fails_with($standby, q{SELECT idempotency.claim('s', 'completed', '{"amount":2}')}, 'IK422',
 	'promoted: another request is refused');
 is($standby->safe_psql('postgres', q{SELECT idempotency.once('s', 'once'),
-		array(SELECT idempotency.once('s', array['once 1', 'once 3']))}), 'f|{"once 3"}',
+		array(SELECT idempotency.once_many('s', array['once 1', 'once 3']))}), 'f|{"once 3"}',
 	'promoted: the inbox has seen its messages');
 
 foreach my $key ('expiring', 'open', 'rolled back', 'late', 'new')

@@ -117,7 +117,7 @@ $maker->query_safe(q{BEGIN; SELECT idempotency.claim('p', 'done'); INSERT INTO c
 is_clean('after a completed claim');
 $maker->query_safe(q{SELECT idempotency.claim('p', 'done')});
 is_clean('after a replay');
-$maker->query_safe(q{SELECT idempotency.once('p', array['a', 'b'])});
+$maker->query_safe(q{SELECT idempotency.once_many('p', array['a', 'b'])});
 is_clean('after a batch');
 
 # Waits that end in one way and another, for a key that is held outside.

@@ -70,10 +70,10 @@ decodes(q{BEGIN; SELECT idempotency.claim('l', 'c'); SELECT idempotency.complete
 
 decodes(q{SELECT idempotency.once('l', 'o', '1 microsecond')},
 	'begin, idempotency.key INSERT o, commit', 'once is one INSERT');
-decodes(q{SELECT idempotency.once('l', array['z', 'y', 'x', 'y'])},
+decodes(q{SELECT idempotency.once_many('l', array['z', 'y', 'x', 'y'])},
 	'begin, idempotency.key INSERT x, idempotency.key INSERT y, idempotency.key INSERT z, commit',
 	'a batch is an INSERT for each key');
-decodes(q{SELECT idempotency.once('l', array['z', 'o', 'w', 'y'])},
+decodes(q{SELECT idempotency.once_many('l', array['z', 'o', 'w', 'y'])},
 	'begin, idempotency.key UPDATE o, idempotency.key INSERT w, commit',
 	'a batch is an UPDATE for an expired key, and nothing for a known one');
 decodes(q{SELECT idempotency.run('l', 'r', '{}', 'handler(json)'), idempotency.run('l', 'r', '{}', 'handler(json)'),
@@ -167,7 +167,7 @@ $publisher->safe_psql('postgres', qq{
 	BEGIN; SELECT idempotency.claim('l', 'new large'); SELECT idempotency.complete('l', 'new large', $body); COMMIT;
 	BEGIN; SELECT idempotency.claim('l', 'expiring', retention => '1 microsecond');
 	SELECT idempotency.complete('l', 'expiring', '1'); COMMIT;
-	SELECT idempotency.once('l', array['b 1', 'b 2', 'b 3']);
+	SELECT idempotency.once_many('l', array['b 1', 'b 2', 'b 3']);
 	BEGIN; SELECT idempotency.claim('l', 'expiring'); SELECT idempotency.fail('l', 'expiring', '2', 402); COMMIT;
 	SELECT idempotency.forget('l', 'y')});
 same('streamed');
@@ -187,7 +187,7 @@ is( $session->query_safe(q{SELECT outcome, status, headers, response FROM idempo
 	qq{replayed|201|{ }|{"n" :\t1}}, 'the subscriber replays');
 session_fails($session, q{SELECT idempotency.claim('l', 'new', '{"n":2}')}, 'IK422',
 	'the subscriber refuses another request');
-is($session->query_safe(q{SELECT idempotency.once('l', array['b 1', 'b 4', 'y'])}), "b 4\ny",
+is($session->query_safe(q{SELECT idempotency.once_many('l', array['b 1', 'b 4', 'y'])}), "b 4\ny",
 	'the subscriber has seen the messages that are remembered');
 is( $session->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('l', 'own');
 		SELECT idempotency.complete('l', 'own', '1'); COMMIT;

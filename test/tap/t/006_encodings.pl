@@ -157,7 +157,7 @@ foreach my $db (qw(UTF8 LATIN1 SQL_ASCII))
 my $hostile = '\xff\xfe\xc3\xed\xa0\x80';
 goes_on($session{UTF8}, "SELECT idempotency.$_", '22021', "UTF8: $_", qr/invalid byte sequence for encoding "UTF8"/)
   foreach "claim('s', E'$hostile')", "claim(E'$hostile', 'k')", qq(claim('s', 'e', E'"$hostile"')),
-  qq(complete('s', 'k', E'"$hostile"')), "once('s', ARRAY[E'$hostile'])";
+  qq(complete('s', 'k', E'"$hostile"')), "once_many('s', ARRAY[E'$hostile'])";
 my $raw = unpack 'H*', eval qq("\\"$hostile\\"");
 foreach my $db (qw(SQL_ASCII LATIN1))
 {

@@ -82,7 +82,7 @@ $node->safe_psql('postgres', q{
 			ASSERT idempotency.once('inbox', i::text);
 			ASSERT NOT idempotency.once('inbox', i::text);
 			IF i % 10 = 0 THEN
-				PERFORM idempotency.once('batch', array(SELECT j::text FROM generate_series(i - 19, i) AS j));
+				PERFORM idempotency.once_many('batch', array(SELECT j::text FROM generate_series(i - 19, i) AS j));
 				COMMIT;
 			END IF;
 		END LOOP;

@@ -49,7 +49,7 @@ sub works
 			SELECT charge('$old', @{[$number - 1]}), charge('$new', $number), charge('$new', $number);
 			EXECUTE claim('$new');
 			SELECT charge('x $new', 1, '1 microsecond'), pg_sleep(0.001), charge('x $new', 2), charge('x $new', 2);
-			SELECT array(SELECT idempotency.once('m', array['$old', '$new', 'o $new'])),
+			SELECT array(SELECT idempotency.once_many('m', array['$old', '$new', 'o $new'])),
 				idempotency.once('m', 'o $new'), idempotency.once('m', 'p $new'), idempotency.forget('m', 'p $new'),
 				idempotency.once('m', 'p $new')}),
 		join("\n", qq(replayed {"answer" : @{[$number - 1]}}|claimed|replayed {"answer" : $number}),
@@ -141,7 +141,7 @@ foreach my $command ('REINDEX TABLE CONCURRENTLY idempotency.key',
 	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_progress_create_index
 		WHERE phase LIKE 'waiting for%'}) or die "$command does not wait";
 	$node->safe_psql('postgres', qq{SELECT charge('meanwhile $number', 1), charge('short $number', 1, '1 microsecond');
-		SELECT charge('short $number', 2), idempotency.once('m', array['batch $number'])});
+		SELECT charge('short $number', 2), idempotency.once_many('m', array['batch $number'])});
 	$session->query_safe(q{SELECT idempotency.complete('m', 'slow', '1'); COMMIT});
 	is($builder->query('SELECT 1'), 1, "$command ends");
 	$builder->quit;
@@ -186,7 +186,7 @@ foreach my $condition (q{expires_at > now()}, q{expires_at <= now()}, q{lower(ke
 # An index that forbids a row is PostgreSQL's own error, and no trace is left.
 my $own = q{SELECT charge('K30', 1)};
 session_fails($session, $own, '23505', "a unique index of an administrator's", qr/by_both/);
-session_fails($session, q{SELECT idempotency.once('m', array['a', 'P K30'])}, '23505', 'also in a batch', qr/by_both/);
+session_fails($session, q{SELECT idempotency.once_many('m', array['a', 'P K30'])}, '23505', 'also in a batch', qr/by_both/);
 is($session->query_safe(q{SELECT idempotency.peek('m', 'K30') IS NULL, idempotency.peek('m', 'a') IS NULL}), 't|t',
 	'which leaves no trace');
 $node->safe_psql('postgres', 'DROP INDEX idempotency.by_both');

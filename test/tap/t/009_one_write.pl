@@ -35,7 +35,7 @@ $node->safe_psql('postgres', q{CREATE EXTENSION pgstattuple;
 # fill the caches, whose building prunes catalogs.
 $node->safe_psql('postgres', q{SELECT idempotency.once('w', 'warm 1');
 	BEGIN; SELECT idempotency.claim('w', 'warm 2'); SELECT idempotency.complete('w', 'warm 2'); COMMIT;
-	SELECT idempotency.once('w', array['warm 3', 'warm 4'])});
+	SELECT idempotency.once_many('w', array['warm 3', 'warm 4'])});
 $node->safe_psql('postgres', 'VACUUM idempotency.key; VACUUM');
 
 my %file = map { split /\|/ } split /\n/, $node->safe_psql('postgres', q{
@@ -126,7 +126,7 @@ writes(q{BEGIN; SELECT idempotency.claim('w', 'toasted'); SELECT idempotency.com
 	'toast INSERT, toast INSERT, heap INSERT, index INSERT_LEAF, Transaction COMMIT', 'one with a large response');
 
 # A batch says of each row that it may yet be taken back, and then that it is not.
-writes(q{SELECT idempotency.once('w', array['x', 'z', 'y', 'x'])},
+writes(q{SELECT idempotency.once_many('w', array['x', 'z', 'y', 'x'])},
 	join(', ', ('heap INSERT, index INSERT_LEAF, heap HEAP_CONFIRM') x 3, 'Transaction COMMIT'), 'a batch');
 
 # ----------------------------------------------------------------
@@ -144,7 +144,7 @@ writes_nothing(q{SELECT idempotency.claim('w', 'a', '{"n":1}'), idempotency.try_
 writes_nothing(q{SELECT idempotency.claim('w', 'a', '{"n":2}')}, 'a mismatch', 'IK422');
 writes_nothing(q{SELECT idempotency.run('w', 'c', '1', 'handler(json)')}, 'a replay of run');
 writes_nothing(q{SELECT idempotency.once('w', 'e')}, 'a known message');
-writes_nothing(q{SELECT idempotency.once('w', array['y', 'x', 'e'])}, 'a batch of known messages');
+writes_nothing(q{SELECT idempotency.once_many('w', array['y', 'x', 'e'])}, 'a batch of known messages');
 writes_nothing(q{SELECT idempotency.peek('w', 'a'), idempotency.peek('w', 'n'), idempotency.forget('w', 'n')},
 	'looking, and forgetting nothing');
 writes_nothing(q{SELECT idempotency.complete('w', 'n')}, 'complete without a claim', 'IK412');

@@ -50,7 +50,7 @@ sub few_locks
 	cmp_ok($all, '<=', $expected + 4, "$name: and few others");
 }
 
-my $batch = q{SELECT count(*) FROM idempotency.once('l', array(SELECT 'message ' || i FROM generate_series(%d, %d) AS i))};
+my $batch = q{SELECT count(*) FROM idempotency.once_many('l', array(SELECT 'message ' || i FROM generate_series(%d, %d) AS i))};
 
 # ----------------------------------------------------------------
 # Batches, replays, claims
@@ -69,8 +69,8 @@ is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT key) FROM idemp
 	'all keys are stored');
 
 # A batch that overwrites as many expired keys.
-is( $session->query_safe(q{SELECT count(*) FROM idempotency.once('x', array(SELECT i::text FROM generate_series(1, 10000) AS i),
-		'1 microsecond'); BEGIN; SELECT count(*) FROM idempotency.once('x', array(SELECT i::text FROM generate_series(1, 10000) AS i))}),
+is( $session->query_safe(q{SELECT count(*) FROM idempotency.once_many('x', array(SELECT i::text FROM generate_series(1, 10000) AS i),
+		'1 microsecond'); BEGIN; SELECT count(*) FROM idempotency.once_many('x', array(SELECT i::text FROM generate_series(1, 10000) AS i))}),
 	"10000\n10000", 'ten thousand expired keys are new again');
 few_locks(0, 'a batch of expired keys');
 $session->query_safe('COMMIT');

@@ -125,8 +125,8 @@ my $sneak = sub {
 my %calls = (
 	q{claim(S, 'k')} => qr/replayed/, q{try_claim(S, 'k')} => qr/replayed/, q{complete(S, 'k')} => qr/without a claim/,
 	q{fail(S, 'k', '1', 400)} => qr/without a claim/, q{release(S, 'k')} => qr/without a claim/, q{peek(S, 'k')} => qr/replayed/,
-	q{forget(S, 'none')} => qr/^false/, q{once(S, 'k')} => qr/^false/, q{once(S, array['k'])} => qr/^$/,
-	q{once(S, array[]::text[])} => qr/^$/, q{run(S, 'k', '1', 'handler(json)')} => qr/replayed/,
+	q{forget(S, 'none')} => qr/^false/, q{once(S, 'k')} => qr/^false/, q{once_many(S, array['k'])} => qr/^$/,
+	q{once_many(S, array[]::text[])} => qr/^$/, q{run(S, 'k', '1', 'handler(json)')} => qr/replayed/,
 	q{current_key(S)} => qr/^$/);
 
 foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries')

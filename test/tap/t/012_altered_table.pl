@@ -38,7 +38,7 @@ sub is_refused
 	session_fails($session, qq{BEGIN; SELECT idempotency.$_; ROLLBACK}, '55000', "$what: $_",
 		qr/table "idempotency\.key" is not as the extension made it.*^DETAIL: .*^HINT:  [^\n]*$hint/ms)
 	  foreach q{claim('a', 'new')}, q{claim('a', 'old')}, q{try_claim('a', 'new')}, q{once('a', 'new')},
-	  q{once('a', array['new'])}, q{forget('a', 'old')}, q{run('a', 'new', '1', 'handler(json)')},
+	  q{once_many('a', array['new'])}, q{forget('a', 'old')}, q{run('a', 'new', '1', 'handler(json)')},
 	  q{claim('a', 'new', lease => '1 min')}, q{renew('a', 'old', 1, '1 min')}, q{checkpoint('a', 'old', 1, 'here')},
 	  q{complete('a', 'old', token => 1)}, q{fail('a', 'old', NULL, 400, token => 1)}, q{release('a', 'old', 1)},
 	  q{claim_abandoned('a', '1 min', 1)}, q{reap()};
@@ -57,7 +57,7 @@ sub works
 		BEGIN; SELECT outcome FROM idempotency.claim('a', '$key', '1');
 		SELECT idempotency.complete('a', '$key', '"$key"'); COMMIT;
 		SELECT outcome, response FROM idempotency.claim('a', '$key', '1');
-		SELECT idempotency.once('a', 'once $key'), idempotency.once('a', array['once $key', 'batch $key']);
+		SELECT idempotency.once('a', 'once $key'), idempotency.once_many('a', array['once $key', 'batch $key']);
 		SELECT idempotency.forget('a', 'batch $key')});
 	is($out, qq("old"\nclaimed\n"$key"\nreplayed|"$key"\nt|batch $key\nt), $what) or diag $session->{stderr};
 	$session->{stderr} = '';

@@ -54,7 +54,7 @@ SQL
 
 # Keys that go with the time: all clients send the same new ones at once.
 append_to_file("$dir/batches.sql", <<'SQL');
-INSERT INTO seen SELECT k FROM idempotency.once('batch', array(
+INSERT INTO seen SELECT k FROM idempotency.once_many('batch', array(
 	SELECT (extract(epoch FROM clock_timestamp()) * 1000 + i)::int8::text FROM generate_series(1, 10) AS i)) AS k;
 SQL
 

@@ -154,8 +154,8 @@ SELECT coalesce(token, 0) AS token
 SELECT CASE WHEN :token > 0 THEN idempotency.complete('leased', :key::text, '1', token => :token) END;
 SQL
 append_to_file("$dir/batches.sql", <<'SQL');
-SELECT count(*) FROM idempotency.once('batch', array(SELECT 'k' || random() FROM generate_series(1, 20)), '10 ms');
-INSERT INTO seen SELECT k FROM idempotency.once('lasting', array(
+SELECT count(*) FROM idempotency.once_many('batch', array(SELECT 'k' || random() FROM generate_series(1, 20)), '10 ms');
+INSERT INTO seen SELECT k FROM idempotency.once_many('lasting', array(
 	SELECT (extract(epoch FROM clock_timestamp()) * 1000 + i)::int8::text FROM generate_series(1, 10) AS i)) AS k;
 SQL
 $node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '8', '-T', '10', '--max-tries=1000',

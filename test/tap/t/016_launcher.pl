@@ -407,7 +407,7 @@ $node->safe_psql('postgres', 'DROP DATABASE failing');
 
 # A restore, while the reaper comes to the new database as well.
 my $dir = PostgreSQL::Test::Utils::tempdir;
-$node->safe_psql('original', q{SELECT count(*) FROM idempotency.once('live', array(SELECT 'k' || i FROM generate_series(1, 20000) AS i))});
+$node->safe_psql('original', q{SELECT count(*) FROM idempotency.once_many('live', array(SELECT 'k' || i FROM generate_series(1, 20000) AS i))});
 $node->command_ok([ 'pg_dump', '--file', "$dir/dump", 'original' ], 'dump');
 foreach my $round (1 .. 3)
 {
@@ -497,7 +497,7 @@ is($standby->safe_psql('one', 'SELECT rows_reaped FROM idempotency.reaper'),
 	$node->safe_psql('one', 'SELECT rows_reaped FROM idempotency.reaper'), 'its books too');
 
 reload('idempotency.reaper_naptime' => '0');
-$node->safe_psql('one', q{SELECT count(*) FROM idempotency.once('expired', array(SELECT 'k' || i FROM generate_series(1, 500) AS i), '1 microsecond')});
+$node->safe_psql('one', q{SELECT count(*) FROM idempotency.once_many('expired', array(SELECT 'k' || i FROM generate_series(1, 500) AS i), '1 microsecond')});
 $node->wait_for_catchup($standby);
 my $before = $standby->safe_psql('one', 'SELECT rows_reaped FROM idempotency.reaper');
 my $standby_from = -s $standby->logfile;

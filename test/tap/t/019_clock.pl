@@ -299,9 +299,9 @@ is(sql(q{SELECT idempotency.reap(1000) >= 3; SELECT count(*) FROM idempotency.ke
 
 set_clock(0);
 sql(q{BEGIN; SELECT idempotency.claim('c', 'kept', retention => '1 hour'); SELECT idempotency.complete('c', 'kept', '"kept"'); COMMIT;
-	SELECT idempotency.once('c', 'message', '1 hour'), idempotency.once('c', ARRAY['batch'], '1 hour')});
+	SELECT idempotency.once('c', 'message', '1 hour'), idempotency.once_many('c', ARRAY['batch'], '1 hour')});
 my $kept = q{SELECT outcome, response FROM idempotency.try_claim('c', 'kept'); ROLLBACK};
-my $seen = q{BEGIN; SELECT idempotency.once('c', 'message'), (SELECT count(*) FROM idempotency.once('c', ARRAY['batch'])); ROLLBACK};
+my $seen = q{BEGIN; SELECT idempotency.once('c', 'message'), (SELECT count(*) FROM idempotency.once_many('c', ARRAY['batch'])); ROLLBACK};
 set_clock(59 * $minute);
 is(sql("BEGIN; $kept"), 'replayed|"kept"', 'an outcome is remembered');
 is(sql($seen), 'f|0', 'and so is a message');

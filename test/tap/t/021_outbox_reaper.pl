@@ -419,7 +419,7 @@ foreach my $change (
 	my ($there, $back) = @$change;
 	$node->safe_psql('postgres', $there);
 	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
-	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.once('expired', ARRAY['a', 'b'], '1 microsecond')});
+	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.once_many('expired', ARRAY['a', 'b'], '1 microsecond')});
 	ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idempotency.key}), "$there: keys are removed all the same");
 	visits(1);
 	$log = log_since();

@@ -290,7 +290,7 @@ at($old, 'globex', qq{SELECT idempotency.checkpoint('globex/pay', 'dead', $dead,
 at($old, 'globex', sprintf $complete, 'done', $done);
 at($old, 'globex', q{SELECT idempotency.claim('globex/pay', 'failed', retention => '-1 second');
 	SELECT idempotency.fail('globex/pay', 'failed', '{"no" :  1}', 402)});
-at($old, 'globex', q{SELECT idempotency.once('globex/in', ARRAY['m1', 'm2'])});
+at($old, 'globex', q{SELECT idempotency.once_many('globex/in', ARRAY['m1', 'm2'])});
 my $first = answer('globex', 'first');
 
 # 1. Close: it waits for those who are in, and lets nobody else in meanwhile.
@@ -378,7 +378,7 @@ is( at($new, 'globex', q{SELECT outcome, status, headers, response, failed FROM 
 fails_with($new, q{SELECT idempotency.claim('globex/pay', 'done', '{"n": 2}')}, 'IK422', 'and only for the same request');
 is( at($new, 'globex', q{SELECT status, response, expires_at FROM idempotency.claim('globex/pay', 'failed')}),
 	'402|{"no" :  1}|infinity', 'a final failure replays');
-is(at($new, 'globex', q{SELECT idempotency.once('globex/in', ARRAY['m2', 'm3', 'm1'])}), 'm3', 'messages are known');
+is(at($new, 'globex', q{SELECT idempotency.once_many('globex/in', ARRAY['m2', 'm3', 'm1'])}), 'm3', 'messages are known');
 is(answer('globex', 'prepared') && charges('globex', 'prepared'), 1, 'what was prepared is known');
 
 # ----------------------------------------------------------------

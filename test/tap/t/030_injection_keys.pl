@@ -52,7 +52,7 @@ $node->safe_psql('postgres', q{
 		RETURN new;
 	END $$;
 	CREATE FUNCTION batch() RETURNS text LANGUAGE sql AS
-		$$INSERT INTO charge SELECT 'batch' FROM idempotency.once('s', ARRAY['k']) RETURNING answer$$;
+		$$INSERT INTO charge SELECT 'batch' FROM idempotency.once_many('s', ARRAY['k']) RETURNING answer$$;
 
 	-- The time of a lease passes, or that of a row.
 	CREATE FUNCTION pass() RETURNS void LANGUAGE sql AS

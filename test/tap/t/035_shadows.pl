@@ -111,7 +111,7 @@ SELECT idempotency.checkpoint('s', 'l', token, 'p', '{}'), idempotency.renew('s'
 SELECT idempotency.complete('s', key, '1', token => (operation).token) FROM idempotency.claim_abandoned('s', '1 min')
 SELECT outcome FROM idempotency.run('s', 'run', '{}', 'app.handler(pg_catalog.json)')
 SELECT idempotency.once('s', 'o'), idempotency.once('s', 'o')
-SELECT idempotency.once('s', ARRAY['o', 'p'])
+SELECT idempotency.once_many('s', ARRAY['o', 'p'])
 SELECT idempotency.current_key('s'), (idempotency.peek('s', 'k')).status
 INSERT INTO app.guarded VALUES (1)
 SELECT idempotency.subscribe('sub', '{t*}', start_at => 'beginning', max_attempts => 1, max_lag => '1 h')
