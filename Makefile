@@ -58,6 +58,7 @@ OBJS = \
 	src/reaper.o \
 	src/reaperrun.o \
 	src/record.o \
+	src/reevaluation.o \
 	src/relay.o \
 	src/relaybatch.o \
 	src/relaybell.o \

@@ -1037,6 +1037,38 @@ COMMENT ON FUNCTION idempotency.reap(integer) IS
 	'remove expired rows and events that everybody has had, in this transaction; returns how many';
 
 -- ---------------------------------------------------------------------------
+-- Whatever writes is called once for a row
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.single_evaluation(internal)
+	RETURNS internal
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_single_evaluation';
+COMMENT ON FUNCTION idempotency.single_evaluation(internal) IS
+	'planner support: refuse a call that the server might evaluate twice for one row';
+
+ALTER FUNCTION idempotency.claim SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.try_claim SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.complete SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.fail SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.release SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.renew SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.checkpoint SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.claim_abandoned SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.run SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.forget SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.once SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.once_many SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.publish SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.subscribe SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.unsubscribe SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.fetch SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.ack SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.nack SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.extend SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.redrive SUPPORT idempotency.single_evaluation;
+ALTER FUNCTION idempotency.reap SUPPORT idempotency.single_evaluation;
+
+-- ---------------------------------------------------------------------------
 -- Rights: nothing to PUBLIC
 -- ---------------------------------------------------------------------------
 

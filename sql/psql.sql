@@ -12,12 +12,12 @@
 \df idempotency.once*
 \df idempotency.fetch
 
--- Whatever is called by name has names for its arguments (what casts, I/O and
--- operators call is not).
+-- Whatever is called by name has names for its arguments (what casts, I/O,
+-- operators and the planner call is not).
 SELECT p.oid::regprocedure AS without_names
 	FROM pg_proc AS p
 	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.pronargs > 0
-		AND p.proname !~ '^(keytext|document)' AND coalesce(p.proargnames[1], '') = '';
+		AND p.proname !~ '^(keytext|document|single_evaluation)' AND coalesce(p.proargnames[1], '') = '';
 
 -- A key is named before all else, and so is a subscription.
 SELECT p.oid::regprocedure AS in_another_order

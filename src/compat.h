@@ -72,6 +72,13 @@ typedef bool TU_UpdateIndexes;
 #define INTERVAL_IS_NOEND(interval) false
 #endif
 
+/* 17: the condition of a MERGE is no longer one of its join tree. */
+#if PG_VERSION_NUM < 170000
+#define MergeJoinCondition(query) NULL
+#else
+#define MergeJoinCondition(query) (query)->mergeJoinCondition
+#endif
+
 /* 17: wait events of extensions have names. */
 #if PG_VERSION_NUM < 170000
 #define WaitEventExtensionNew(name) PG_WAIT_EXTENSION

@@ -14,6 +14,7 @@
 #include "postgres.h"
 
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 #include "utils/regproc.h"
 #include "utils/timestamp.h"
 
@@ -481,6 +482,27 @@ ErrorKeyDimensions(void)
 	ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
 					errmsg("idempotency keys must be an array of one dimension"),
 					errhint("Flatten the array, for instance with unnest().")));
+}
+
+/*
+ * ErrorEvaluatedTwice reports a call of "function" where the server may evaluate
+ * it twice for one row; "command" is that of the query.
+ */
+void
+ErrorEvaluatedTwice(Oid function, const char *command)
+{
+	const char *name = get_func_name(function);
+
+	ereport(
+		ERROR,
+		(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+		 errmsg("cannot call idempotency.%s() in the conditions or values of %s", name, command),
+		 errdetail("The server evaluates them again for a row that another transaction has "
+				   "changed, and the second call finds what the first has stored."),
+		 errhint("Call it before the statement, or in a WITH query, such as WITH first AS "
+				 "MATERIALIZED (SELECT idempotency.%s(...) AS result) UPDATE ... FROM first "
+				 "WHERE ....",
+				 name)));
 }
 
 /*

@@ -33,6 +33,8 @@ WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
 	-- what implements an operator is called by its sign
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_operator AS o WHERE o.oprcode = p.oid)
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_amproc AS a WHERE a.amproc = p.oid)
+	-- and what the planner calls is called by nobody else
+	AND NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS s WHERE s.prosupport = p.oid)
 
 UNION ALL
 

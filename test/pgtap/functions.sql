@@ -59,6 +59,7 @@ SELECT set_eq(
 		-- guards
 		('require_claim()', 'trigger', 'c', 'volatile', 'unsafe', false),
 		('current_key(scope text)', 'text', 'c', 'volatile', 'unsafe', false),
+		('single_evaluation(internal)', 'internal', 'c', 'immutable', 'safe', true),
 
 		-- outbox
 		('publish(topic text, payload idempotency.document, aggregate_id text DEFAULT NULL::text, type text DEFAULT NULL::text, headers idempotency.document DEFAULT NULL::idempotency.document, event_id uuid DEFAULT NULL::uuid)',

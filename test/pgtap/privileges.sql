@@ -120,6 +120,7 @@ SELECT set_eq(
 		('idempotency.once_many(text,text[],interval)', 'client consumer'),
 		('idempotency.require_claim()', 'client'),
 		('idempotency.current_key(text)', 'client'),
+		('idempotency.single_evaluation(internal)', ''),
 		('idempotency.publish(text,idempotency.document,text,text,idempotency.document,uuid)', 'client'),
 		('idempotency.subscribe(text,text[],regprocedure,text,integer,interval,interval,interval,regrole)', 'consumer'),
 		('idempotency.unsubscribe(text)', 'consumer'),
