@@ -86,7 +86,7 @@ COMMENT ON TYPE idempotency.keytext IS 'a key as it is stored: UUIDs are packed'
 CREATE CAST (idempotency.keytext AS pg_catalog.text) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.text AS idempotency.keytext) WITH INOUT AS ASSIGNMENT;
 COMMENT ON CAST (idempotency.keytext AS pg_catalog.text) IS 'the text of the key';
-COMMENT ON CAST (pg_catalog.text AS idempotency.keytext) IS 'the key, if a claim would take it';
+COMMENT ON CAST (pg_catalog.text AS idempotency.keytext) IS 'the key';
 
 -- The order and equality of the index: those of the bytes.  The operators stand
 -- in pg_catalog, so that a query over the view keys finds the index whatever its

@@ -53,18 +53,22 @@ RESET search_path;
 RESET enable_seqscan;
 RESET enable_bitmapscan;
 
--- A row that somebody inserts by hand is held to the rules of a claim.
+-- A row that somebody inserts by hand is like one that a claim has made.
 BEGIN;
 INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, response)
 	SELECT now(), 'infinity', 200, 'moved', 'order-' || n, to_json(n) FROM generate_series(1, 3) AS n;
 SELECT outcome, response FROM idempotency.claim('moved', 'order-2');
+ROLLBACK;
+
+-- The type takes any text, so that a restore never fails; what a key may be is for a
+-- claim to say.
+SELECT n, v::idempotency.keytext::text = v AS same FROM (VALUES (1, ''), (2, E'a\tb'), (3, E'\u0085'), (4, repeat('k', 256))) AS t (n, v);
+BEGIN;
 INSERT INTO idempotency.key (created_at, expires_at, scope, key) VALUES (now(), 'infinity', 'moved', E'a\tb');
+SELECT count(*) FROM idempotency.keys WHERE key = E'a\tb';
+SELECT idempotency.claim('moved', E'a\tb');
 \echo :SQLSTATE
 ROLLBACK;
-SELECT ''::idempotency.keytext;
-\echo :SQLSTATE
-SELECT repeat('k', 256)::idempotency.keytext;
-\echo :SQLSTATE
 SELECT '0190163d-8694-739b-aea5-966c26f8ad91'::idempotency.keytext::text || '!' AS text;
 
 -- By COPY, as text and in binary.

@@ -3,6 +3,9 @@
  * keyname.c
  *	  Checks the scope and the key that callers pass.
  *
+ * Only what a caller passes is checked, never what is stored: a dump of another
+ * encoding, or of another version, must be restored whole.
+ *
  * A key is refused (IK400) when no client sends it on purpose: NULL, empty,
  * longer than 255 characters, or with a control character in it.  A scope is
  * held to the same, and to the login role's idempotency.scope_prefix.
@@ -21,18 +24,50 @@
 #include "prefix.h"
 
 /*
+ * HasC1Bytes tells whether the bytes 80 to 9F are the C1 controls in an encoding of
+ * single bytes: in the ISO 8859 family, whose text becomes U+0080 to U+009F in
+ * UTF-8.  In the other ones they are printed characters.
+ */
+static bool
+HasC1Bytes(int encoding)
+{
+	switch (encoding)
+	{
+		case PG_LATIN1:
+		case PG_LATIN2:
+		case PG_LATIN3:
+		case PG_LATIN4:
+		case PG_LATIN5:
+		case PG_LATIN6:
+		case PG_LATIN7:
+		case PG_LATIN8:
+		case PG_LATIN9:
+		case PG_LATIN10:
+		case PG_ISO_8859_5:
+		case PG_ISO_8859_6:
+		case PG_ISO_8859_7:
+		case PG_ISO_8859_8:
+			return true;
+		default:
+			return false;
+	}
+}
+
+/*
  * ControlCharacterAt returns the position (from 1) of the first control
- * character in "s", or 0.  In UTF-8, C1 controls count too.
+ * character in "s", or 0.  C1 controls count too, in UTF-8 and ISO 8859.
  */
 static int
 ControlCharacterAt(const char *s, int bytes)
 {
 	bool utf8 = GetDatabaseEncoding() == PG_UTF8;
+	bool c1Bytes = HasC1Bytes(GetDatabaseEncoding());
 
 	for (int i = 0; i < bytes; i++)
 	{
 		unsigned char c = s[i];
-		bool c1 = utf8 && c == 0xC2 && i + 1 < bytes && (unsigned char) s[i + 1] < 0xA0;
+		bool c1 = (utf8 && c == 0xC2 && i + 1 < bytes && (unsigned char) s[i + 1] < 0xA0) ||
+				  (c1Bytes && c >= 0x80 && c < 0xA0);
 
 		if (c < 0x20 || c == 0x7F || c1)
 			return pg_mbstrlen_with_len(s, i) + 1;
@@ -112,22 +147,13 @@ KeyNameFromArgs(FunctionCallInfo fcinfo, int scopeArg, KeyName *name)
 }
 
 /*
- * CheckKey throws IK400 unless "key" may serve as a key.
- */
-void
-CheckKey(const text *key)
-{
-	CheckName(key, "key");
-}
-
-/*
  * KeyNameMake fills "name" from a checked scope and a key that it checks.
  * Throws IK400.
  */
 void
 KeyNameMake(text *scope, text *key, KeyName *name)
 {
-	CheckKey(key);
+	CheckName(key, "key");
 	KeyNameSet(scope, key, name);
 }
 

@@ -26,7 +26,6 @@ extern void KeyNameFromArgs(FunctionCallInfo fcinfo, int scopeArg, KeyName *name
 extern void KeyNameMake(text *scope, text *key, KeyName *name);
 extern void KeyNameSet(text *scope, text *key, KeyName *name);
 extern void CheckName(const text *value, const char *what);
-extern void CheckKey(const text *key);
 extern text *NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what);
 extern text *ScopeFromArg(FunctionCallInfo fcinfo, int scopeArg);
 extern void KeyNameCopy(const KeyName *from, KeyName *to);

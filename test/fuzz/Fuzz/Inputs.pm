@@ -41,6 +41,7 @@ sub refusal
 	return $state if $state;
 	my $characters = $utf8 ? () = $bytes =~ /$character/g : length $bytes;
 	return 'IK400' if $characters == 0 || $characters > 255 || $bytes =~ /[\x01-\x1f\x7f]/ || ($utf8 && $bytes =~ /\xc2[\x80-\x9f]/);
+	return 'IK400' if $self->{encoding} eq 'LATIN1' && $bytes =~ /[\x80-\x9f]/;
 	return '';
 }
 
@@ -52,6 +53,15 @@ sub first
 	my @refusals = grep { $_ } map { refusal($self, $_) } @names;
 
 	return (grep { $_ eq '22021' } @refusals)[0] // $refusals[0] // '';
+}
+
+# is_array tells whether a key is the text of an array, which once() refuses.
+sub is_array
+{
+	my ($self, $key) = @_;
+
+	return $key =~ /^\{.*\}\z/s && $key !~ /^\{[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\}\z/i
+	  && state_of($self, 'SELECT ' . literal($key) . '::text[]') eq '';
 }
 
 # state_of returns the SQLSTATE of a query that asks the server's own types, '' for
@@ -132,7 +142,10 @@ sub scope_and_key
 	answers($self, "SELECT idempotency.complete($both, '1')", '1');
 	$self->{session}->ok('COMMIT');
 	answers($self, "SELECT outcome, response, $found FROM idempotency.claim($both)", "replayed|1|$bytes");
-	answers($self, "SELECT status, idempotency.once($both), idempotency.forget($both), idempotency.forget($both) FROM idempotency.peek($both)", '200|f|t|f');
+	my $array = is_array($self, $key);
+	refused($self, "once($both)", 'IK400') if $array;
+	my $known = $array ? 'false' : "idempotency.once($both)";
+	answers($self, "SELECT status, $known, idempotency.forget($both), idempotency.forget($both) FROM idempotency.peek($both)", '200|f|t|f');
 	answers($self, "SELECT " . hex_of('o') . ' FROM idempotency.once_many(' . literal($scope) . ', ARRAY[' . literal($key) . ']) AS o', $bytes);
 	answers($self, "SELECT idempotency.forget($both)", 't');
 	return;

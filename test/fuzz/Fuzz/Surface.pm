@@ -186,6 +186,7 @@ sub not_called
 	my @reached = map { $_->[0] } $self->rows(q{SELECT typreceive::oid::regprocedure FROM pg_type WHERE typreceive <> 0 AND oid IN (%s)}, 'pg_type');
 
 	push @reached, map { $_->[0] } $self->rows(q{SELECT amproc::oid::regprocedure FROM pg_amproc WHERE amprocfamily IN (%s)}, 'pg_opfamily');
+	push @reached, map { $_->[0] } $self->rows(q{SELECT prosupport::oid::regprocedure FROM pg_proc WHERE prosupport <> 0 AND oid IN (%s)}, 'pg_proc');
 	delete @{ $self->{inner} }{@reached};
 	return sort keys %{ $self->{inner} };
 }

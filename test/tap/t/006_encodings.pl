@@ -158,9 +158,13 @@ my $hostile = '\xff\xfe\xc3\xed\xa0\x80';
 goes_on($session{UTF8}, "SELECT idempotency.$_", '22021', "UTF8: $_", qr/invalid byte sequence for encoding "UTF8"/)
   foreach "claim('s', E'$hostile')", "claim(E'$hostile', 'k')", qq(claim('s', 'e', E'"$hostile"')),
   qq(complete('s', 'k', E'"$hostile"')), "once_many('s', ARRAY[E'$hostile'])";
-my $raw = unpack 'H*', eval qq("\\"$hostile\\"");
+goes_on($session{LATIN1}, "SELECT idempotency.$_", 'IK400', "LATIN1: $_", qr/contains a control character/)
+  foreach "claim('s', E'$hostile')", "claim(E'$hostile', 'k')", "once('s', E'\\x9f')", "once_many('s', ARRAY[E'a\\x80'])",
+  "publish(E't\\x85', '1')", "subscribe(E's\\x85', ARRAY['*'])", "subscribe('s', ARRAY[E'\\x85*'])";
 foreach my $db (qw(SQL_ASCII LATIN1))
 {
+	my $hostile = $db eq 'LATIN1' ? $hostile =~ s/\\x80//r : $hostile;
+	my $raw = unpack 'H*', eval qq("\\"$hostile\\"");
 	is( $session{$db}->query_safe(
 			operation("E'$hostile'", "E'$hostile'", "E' \"$hostile\"'", "E'\"$hostile\"'", "'{}'")),
 		"claimed\n1\nreplayed|$raw|7b7d", "$db: hostile bytes are replayed");
@@ -230,6 +234,42 @@ foreach my $db (qw(UTF8 LATIN1 SQL_ASCII))
 	  foreach "SELECT idempotency.claim('s', 'abyss', $abyss)", "SELECT idempotency.complete('s', 'k', $abyss)";
 }
 
+# ----------------------------------------------------------------
+# Restored into another encoding
+# ----------------------------------------------------------------
+
+# Rows that no claim would make, such as older versions of this library let in: each
+# is data to a restore, and none keeps the others from coming back.
 $_->quit foreach values %session;
+$node->safe_psql('latin1', q{
+	TRUNCATE idempotency.key, idempotency.outbox;
+	SELECT idempotency.subscribe('plain', ARRAY['*']);
+	INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, response)
+	SELECT now(), 'infinity', 200, s, k::idempotency.keytext, '1'
+	FROM (VALUES ('plain', 'k'), ('plain', '0190163d-8694-739b-aea5-966c26f8ad91'), (E'a\x85', 'k'), ('s', E'\x85'), ('s', E'a\x80b\x9f'),
+		('s', E'tab\t'), ('s', ''), ('s', repeat(E'\xe9', 255)), ('s', repeat('x', 300))) AS v (s, k);
+	INSERT INTO idempotency.subscription SELECT E's\x85', number + 1, owner, ARRAY[E't\x85*'], handler, max_attempts, retry_delay, max_retry_delay, max_lag, created_at
+		FROM idempotency.subscription;
+	INSERT INTO idempotency.outbox (seq, txid, published_at, id, aggregatetype, aggregateid, type) VALUES (1, '1', now(), gen_random_uuid(), E't\x85', E'\x85', E'\x85');
+	INSERT INTO idempotency.parked (subscription, seq, published_at, id, aggregatetype, attempts) VALUES (E's\x85', 1, now(), gen_random_uuid(), E't\x85', 1)});
+my $stored = q{SELECT count(*), encode(sha256(convert_to(string_agg(r, E'\n' ORDER BY r COLLATE "C"), 'UTF8')), 'hex') FROM (
+	SELECT format('%s %s %s', scope, key, expires_at) FROM idempotency.key UNION ALL SELECT format('%s %s', subscription, topics) FROM idempotency.subscription
+	UNION ALL SELECT format('%s %s', aggregatetype, aggregateid) FROM idempotency.outbox UNION ALL SELECT format('%s %s', subscription, seq) FROM idempotency.parked) AS v (r)};
+my $rows = $node->safe_psql('latin1', $stored);
+like($rows, qr/^13\|/, 'LATIN1 has such rows');
+foreach my $format (qw(plain custom))
+{
+	my $dump = $node->basedir . "/latin1.$format";
+	$node->command_ok([ 'pg_dump', '--format', $format, '--file', $dump, 'latin1' ], "$format: dumped from LATIN1");
+	$node->safe_psql('postgres', qq{DROP DATABASE IF EXISTS restored; CREATE DATABASE restored TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'});
+	$node->command_ok($format eq 'plain' ? [ 'psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-d', 'restored', '-f', $dump ] : [ 'pg_restore', '--exit-on-error', '-d', 'restored', $dump ],
+		"$format: restored into UTF8");
+	is($node->safe_psql('restored', $stored), $rows, "$format: every row is there");
+}
+my $copy = $node->basedir . '/key.binary';
+$node->safe_psql('latin1', qq{SET client_encoding = 'UTF8'; COPY idempotency.key TO '$copy' WITH (FORMAT binary)});
+$node->safe_psql('restored', qq{TRUNCATE idempotency.key; SET client_encoding = 'UTF8'; COPY idempotency.key FROM '$copy' WITH (FORMAT binary)});
+is($node->safe_psql('restored', $stored), $rows, 'a COPY in binary has every row');
+
 $node->stop;
 done_testing();
