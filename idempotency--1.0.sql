@@ -1153,14 +1153,60 @@ $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role look at what is remembered, and evict it';
 
+-- Default privileges of the installing role (ALTER DEFAULT PRIVILEGES) and the
+-- server's own have granted rights on each object above.  Only the owner keeps any.
+-- (Arrays have no rights of their own.  No default privilege applies to row types of
+-- tables and views, and pg_dump warns of a REVOKE on one.)
+DO $$
+DECLARE
+	grant_made record;
+BEGIN
+	FOR grant_made IN
+		SELECT DISTINCT o.kind, o.name, CASE
+			WHEN a.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+			ELSE a.grantee::pg_catalog.regrole::pg_catalog.text
+		END AS grantee
+		FROM (
+			SELECT 'pg_catalog.pg_namespace'::pg_catalog.regclass AS catalog, n.oid, 'SCHEMA' AS kind,
+				n.oid::pg_catalog.regnamespace::pg_catalog.text AS name, n.nspowner AS owner,
+				COALESCE(n.nspacl, pg_catalog.acldefault('n', n.nspowner)) AS acl
+			FROM pg_catalog.pg_namespace AS n
+			UNION ALL
+			SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, c.oid,
+				CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'S' THEN 'SEQUENCE' ELSE 'TABLE' END,
+				c.oid::pg_catalog.regclass::pg_catalog.text, c.relowner, c.relacl
+			FROM pg_catalog.pg_class AS c
+			UNION ALL
+			SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass, p.oid, 'ROUTINE',
+				p.oid::pg_catalog.regprocedure::pg_catalog.text, p.proowner,
+				COALESCE(p.proacl, pg_catalog.acldefault('f', p.proowner))
+			FROM pg_catalog.pg_proc AS p
+			UNION ALL
+			SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid, 'TYPE',
+				t.oid::pg_catalog.regtype::pg_catalog.text, t.typowner,
+				COALESCE(t.typacl, pg_catalog.acldefault('T', t.typowner))
+			FROM pg_catalog.pg_type AS t
+			LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) t.typrelid
+			WHERE t.typcategory OPERATOR(pg_catalog.<>) 'A'
+				AND (c.oid IS NULL OR c.relkind OPERATOR(pg_catalog.=) 'c')
+		) AS o
+		JOIN pg_catalog.pg_depend AS d
+			ON d.classid OPERATOR(pg_catalog.=) o.catalog AND d.objid OPERATOR(pg_catalog.=) o.oid
+		JOIN pg_catalog.pg_extension AS e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
+		CROSS JOIN LATERAL pg_catalog.aclexplode(o.acl) AS a
+		WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+			AND d.deptype OPERATOR(pg_catalog.=) 'e'
+			AND e.extname OPERATOR(pg_catalog.=) 'idempotency'
+			AND a.grantee OPERATOR(pg_catalog.<>) o.owner
+	LOOP
+		EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s CASCADE',
+			grant_made.kind, grant_made.name, grant_made.grantee);
+	END LOOP;
+END
+$$;
+
 -- Whoever monitors the server reads the counters and how far everybody is, and no
 -- keys, no events and no texts of errors.
 GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
 GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions TO pg_monitor;
 GRANT EXECUTE ON FUNCTION idempotency.stats() TO pg_monitor;
-
-REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON TYPE idempotency.document, idempotency.keytext, idempotency.outcome, idempotency.operation, idempotency.abandoned, idempotency.event FROM PUBLIC;

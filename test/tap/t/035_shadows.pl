@@ -302,18 +302,70 @@ fails_with($node, $_, '42501', "mallory may not: $_", @as_mallory)
 # Rights by default
 # ----------------------------------------------------------------
 
-# What a database grants to PUBLIC by default it does not grant here.  (Row types of
-# tables and views keep the server's default: a REVOKE on one makes pg_dump warn.)
-$node->safe_psql('postgres', 'CREATE DATABASE generous');
-$node->safe_psql('generous', join '; ', (map { "ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO PUBLIC" } qw(TABLES SEQUENCES FUNCTIONS TYPES SCHEMAS)), 'CREATE EXTENSION idempotency');
-is($node->safe_psql('generous', qq{$member SELECT pg_describe_object(classid, objid, 0) FROM member
-		LEFT JOIN pg_namespace AS n ON classid = 'pg_namespace'::regclass AND n.oid = objid LEFT JOIN pg_class AS c ON classid = 'pg_class'::regclass AND c.oid = objid
-		LEFT JOIN pg_proc AS p ON classid = 'pg_proc'::regclass AND p.oid = objid
-		LEFT JOIN pg_type AS t ON classid = 'pg_type'::regclass AND t.oid = objid AND t.typname IN ('document', 'keytext', 'operation', 'abandoned', 'event'),
-		aclexplode(coalesce(nspacl, relacl, proacl, typacl)) AS a WHERE a.grantee = 0}), '', 'nothing is granted to PUBLIC, whatever is by default');
-$node->safe_psql('generous', 'CREATE ROLE anybody LOGIN');
-fails_with($node, $_, '42501', "anybody may not: $_", dbname => 'generous', extra_params => [ '--username', 'anybody' ])
-  foreach q{SELECT idempotency.peek('s', 'k')}, 'SELECT * FROM idempotency.key', 'CREATE TABLE idempotency.mine (i int)', q{SELECT nextval('idempotency.token')};
+# rights_in returns every right of every object of the extension in a database, one line
+# a grant.  An object without a list of its own has the server's default.
+sub rights_in
+{
+	my ($dbname) = @_;
+	return $node->safe_psql($dbname, qq{$member
+		SELECT o.kind || ' ' || o.name || ': ' || CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END || ' ' || a.privilege_type || CASE WHEN a.is_grantable THEN '*' ELSE '' END
+		FROM (
+			SELECT 'pg_namespace'::regclass, oid, 'schema', nspname, coalesce(nspacl, acldefault('n', nspowner)) FROM pg_namespace
+			UNION ALL SELECT 'pg_class'::regclass, oid, 'relation', oid::regclass::text, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner)) FROM pg_class
+			UNION ALL SELECT 'pg_class'::regclass, attrelid, 'column', attrelid::regclass || '.' || attname, attacl FROM pg_attribute
+			UNION ALL SELECT 'pg_proc'::regclass, oid, 'function', oid::regprocedure::text, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc
+			UNION ALL SELECT 'pg_type'::regclass, t.oid, 'type', t.oid::regtype::text, coalesce(typacl, acldefault('T', typowner)) FROM pg_type AS t
+				LEFT JOIN pg_class AS c ON c.oid = t.typrelid WHERE t.typcategory <> 'A' AND coalesce(c.relkind, 'c') = 'c'
+		) AS o (classid, objid, kind, name, acl) JOIN member USING (classid, objid), aclexplode(o.acl) AS a
+		ORDER BY o.kind, o.name, 1});
+}
+
+# too_much returns the rights in a database that are not in another list.
+sub too_much
+{
+	my ($dbname, $expected) = @_;
+	my %expected = map { $_ => 1 } split /\n/, $expected;
+	return join "\n", grep { !$expected{$_} } split /\n/, rights_in($dbname);
+}
+
+# Each kind of default privilege of the installing role, and all of them: the rights are
+# those of an installation without any.
+my @kinds = qw(SCHEMAS TABLES SEQUENCES FUNCTIONS TYPES);
+my %defaults = map { $_ => qq{ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO PUBLIC; ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO anybody, "any ""one"", else" WITH GRANT OPTION} } @kinds;
+$defaults{all} = join '; ', values %defaults;
+$node->safe_psql('postgres', 'CREATE ROLE anybody LOGIN; CREATE ROLE "any ""one"", else"; CREATE ROLE dumped');
+my $rights = rights_in('postgres');
+my $owner = $node->safe_psql('postgres', 'SELECT current_user');
+is(join(' ', sort keys %{ { map { (/^(\w+)/)[0] => 1 } split /\n/, $rights } }), 'function relation schema type', 'objects of all kinds have rights');
+is(join(' ', sort keys %{ { map { (/: (\w+) /)[0] => 1 } split /\n/, $rights } }), join(' ', sort $owner, 'pg_monitor'), 'of the owner, and of pg_monitor');
+foreach my $kind (@kinds, 'all')
+{
+	my $dbname = 'generous_' . lc $kind;
+	$node->safe_psql('postgres', "CREATE DATABASE $dbname TEMPLATE template0");
+	$node->safe_psql($dbname, "$defaults{$kind}; CREATE EXTENSION idempotency");
+	is(too_much($dbname, $rights), '', "default privileges on $kind grant nothing here");
+	is(rights_in($dbname), $rights, "nor do they take anything: $kind");
+}
+fails_with($node, $_, '42501', "anybody may not: $_", dbname => 'generous_all', extra_params => [ '--username', 'anybody' ])
+  foreach q{SELECT idempotency.peek('s', 'k')}, 'SELECT * FROM idempotency.key', 'CREATE TABLE idempotency.mine (i int)', q{SELECT nextval('idempotency.token')},
+	'CREATE TABLE public.mine (d idempotency.document)';
+
+# A dump tells of what was granted since, and of nothing else; where it is restored, it
+# does not matter what is granted by default.
+my $dir = PostgreSQL::Test::Utils::tempdir;
+$node->safe_psql('generous_all', q{SELECT idempotency.grant_client('dumped'), idempotency.grant_consumer('dumped'), idempotency.grant_operator('dumped')});
+my $dumped = rights_in('generous_all');
+$node->command_ok([ 'pg_dump', '--file', "$dir/dump", 'generous_all' ], 'dump');
+my $dump = slurp_file("$dir/dump");
+like($dump, qr/^GRANT .* idempotency\..* TO dumped;$/m, 'the dump grants what was granted');
+is(join("\n", $dump =~ /^((?:GRANT|REVOKE) .* (?:SCHEMA idempotency|idempotency\.).*)(?<! TO dumped;)$/mg), '', 'and neither takes nor grants anything else');
+foreach my $dbname ('restored_plain', 'restored_generous')
+{
+	$node->safe_psql('postgres', "CREATE DATABASE $dbname TEMPLATE template0");
+	$node->safe_psql($dbname, $defaults{all}) if $dbname =~ /generous/;
+	$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/dump", '--dbname', $dbname ], "$dbname: restored");
+	is(rights_in($dbname), $dumped, "$dbname: the rights are those that were dumped");
+}
 
 $node->stop;
 done_testing();

@@ -103,13 +103,19 @@ sub copied_server
 my ($outbox) = $script =~ /^(-- -+\n-- The outbox: .*?)^-- -+\n-- Counters: /ms or die 'the script has no section about the outbox';
 my $before = $script =~ s/\Q$outbox\E//r;
 my $way = $outbox;
-foreach my $grant ([ ', idempotency.subscriptions', 'GRANT SELECT ON idempotency.subscriptions TO pg_monitor' ],
-	[ ', idempotency.event', 'REVOKE ALL ON TYPE idempotency.event FROM PUBLIC' ])
+$before =~ s/^(GRANT SELECT ON .*), idempotency\.subscriptions(?= )/$1/m or die 'nothing grants idempotency.subscriptions';
+$way .= only_owner($outbox =~ /^CREATE \w+ idempotency\.(\w+)/mg) . "GRANT SELECT ON idempotency.subscriptions TO pg_monitor;\n";
+
+# only_owner returns the script's own statement that leaves objects to their owner, for
+# new objects: what was granted on older ones stays.
+sub only_owner
 {
-	$before =~ s/^((?:GRANT|REVOKE) .*)\Q$grant->[0]\E(?= |,|;)/$1/m or die "nothing grants $grant->[0]";
-	$way .= "$grant->[1];\n";
+	my ($take) = $script =~ /^(DO \$\$\n.*?^\$\$;\n)/ms or die 'the script takes no rights';
+	my $new = join ', ', map { "'$_'" } @_;
+
+	$take =~ s/^\t\t\tAND a\.grantee .*\K$/\n\t\t\tAND pg_catalog.regexp_replace(o.name, '^idempotency\\."?|[^.\\w].*\$', '', 'g') IN ($new)/m or die 'the script takes all rights';
+	return $take;
 }
-$way .= "REVOKE ALL ON ALL $_ IN SCHEMA idempotency FROM PUBLIC;\n" for qw(FUNCTIONS TABLES SEQUENCES);
 
 # The version after, and the way there; and how it shows where a line of it is left out.
 my @tariff = ('CREATE TABLE idempotency.tariff (name pg_catalog.text COLLATE "C" PRIMARY KEY, price pg_catalog.numeric)',
@@ -118,7 +124,7 @@ my %more = (
 	'ALTER TABLE idempotency.tariff ADD CONSTRAINT tariff_price_check CHECK (price >= 0)' => qr/missing: .*tariff_price_check/,
 	'COMMENT ON COLUMN idempotency.tariff.price IS \'per operation\'' => qr/missing: .*per operation/,
 	'SELECT pg_catalog.pg_extension_config_dump(\'idempotency.tariff\', \'WHERE price > 0\')' => qr/missing: .*tariff dumped WHERE/,
-	'REVOKE ALL ON FUNCTION idempotency.price(pg_catalog.text) FROM PUBLIC' => qr/missing: REVOKE .*idempotency\.price/,
+	only_owner('tariff', 'price') =~ s/;\n\z//r => qr/missing: REVOKE .*idempotency\.price/,
 	'GRANT SELECT ON idempotency.tariff TO pg_monitor' => qr/missing: GRANT SELECT .*tariff/,
 	'COMMENT ON FUNCTION idempotency.reap(integer) IS \'another text\'' => qr/missing: .*another text/,
 	'ALTER FUNCTION idempotency.uuidv7() COST 100' => qr/missing: .*COST 100/,
@@ -238,6 +244,13 @@ is(differences(updated($node, $default, '99.0'), $next), '', "from $default to 9
 
 my $forgotten = differences(updated($node, $default, '99.0.forgetful'), $next);
 like($forgotten, $more{$_}, "a way without this is seen: $_") for sort keys %more;
+
+# What is new in a version goes by default to nobody, and nothing that was granted is taken.
+$node->safe_psql('scratch', join ';', 'CREATE ROLE stranger', map { "ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO stranger" } qw(SCHEMAS TABLES SEQUENCES FUNCTIONS TYPES));
+my $strange = sub { return join "\n", $_[0] =~ /^(GRANT .* idempotency\.?.* TO stranger.*)$/mg };
+is($strange->(updated($node, $_, $default)), '', "from $_ to $default: nothing is granted by default") for '0.9', @released;
+is($strange->(updated($node, $default, '99.0')), '', "from $default to 99.0: nothing is granted by default");
+like($strange->(updated($node, $default, '99.0.forgetful')), qr/idempotency\.price/, 'a way that forgets to take rights is seen');
 
 keeps_data($node, $default, '99.0');
 foreach my $from (@released)
