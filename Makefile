@@ -73,6 +73,7 @@ OBJS = \
 	src/relayturn.o \
 	src/run.o \
 	src/serverlog.o \
+	src/setting.o \
 	src/settlement.o \
 	src/shmem.o \
 	src/stats.o \

@@ -30,24 +30,72 @@ SET idempotency.outbox_retention = 90; SHOW idempotency.outbox_retention;
 SET idempotency.outbox_retention = 0; SHOW idempotency.outbox_retention;
 SET idempotency.outbox_retention = -1; SHOW idempotency.outbox_retention;
 
+-- So is every interval of SQL.
+SET idempotency.retention = '30 days'; SHOW idempotency.retention;
+BEGIN;
+SET LOCAL timezone = 'UTC';
+CREATE FUNCTION pg_temp.remembered(setting text) RETURNS interval LANGUAGE plpgsql AS $$
+DECLARE
+	remembered interval;
+BEGIN
+	PERFORM set_config('idempotency.retention', setting, true), idempotency.once('intervals', setting);
+	SELECT expires_at - created_at INTO remembered FROM idempotency.key WHERE scope = 'intervals' AND key = setting;
+	RETURN make_interval(secs => round(extract(epoch FROM remembered)));
+END
+$$;
+SELECT setting, pg_temp.remembered(setting)
+	FROM unnest('{30 days,7d,36 hours,90 minutes,1 day 12:00,P3D,PT45M,2.5 hours,1 week,@ 2 h,1h 30min,86400, 3600 ,1e2,1 s}'::text[]) AS setting;
+SET LOCAL idempotency.retention = '1 month';
+SELECT outcome FROM idempotency.claim('settings', 'month');
+SELECT idempotency.complete('settings', 'month');
+SELECT created_at + interval '1 month' - expires_at BETWEEN '-1 min' AND '1 min' AS calendar_month FROM idempotency.key WHERE scope = 'settings' AND key = 'month';
+SET LOCAL idempotency.retention = '-1 second';
+SELECT idempotency.once('intervals', 'for ever');
+SELECT expires_at FROM idempotency.key WHERE scope = 'intervals' AND key = 'for ever';
+ROLLBACK;
+SET idempotency.wait = '2 minutes'; SHOW idempotency.wait;
+SET idempotency.wait = '1 day'; SHOW idempotency.wait;
+SET idempotency.outbox_retention = '2 weeks'; SHOW idempotency.outbox_retention;
+SET idempotency.handler_timeout = '1.5 minutes'; SHOW idempotency.handler_timeout;
+
 -- Out of range, or no such thing.
 \set VERBOSITY sqlstate
 SET idempotency.retention = -2;
 SET idempotency.retention = '-7d';
-SET idempotency.retention = '69y';
+SET idempotency.retention = '70 years';
+SET idempotency.retention = '-30 days';
+SET idempotency.retention = '30 days ago';
+SET idempotency.retention = '30 dayz';
+SET idempotency.retention = '';
+SET idempotency.retention = ' ';
+SET idempotency.retention = '178000000 years';
+SET idempotency.retention = '1 month -31 days';
+SET idempotency.retention = '500 milliseconds';
 SET idempotency.retention = '100000d';
 SET idempotency.retention = 'for ever';
 SET idempotency.wait = -1;
 SET idempotency.wait = '25d';
+SET idempotency.wait = '25 days';
+SET idempotency.wait = '1 month';
+SET idempotency.wait = '-1 second';
+SET idempotency.wait = 'five seconds';
 SET idempotency.max_response_size = 1023;
 SET idempotency.max_response_size = '1GB';
 SET idempotency.max_response_size = -1;
+SET idempotency.max_response_size = '2 kib';
 SET idempotency.outbox_retention = -2;
-SET idempotency.outbox_retention = '69y';
+SET idempotency.outbox_retention = '70 years';
+SET idempotency.handler_timeout = -1;
+SET idempotency.handler_timeout = 'a minute';
 SET idempotency.outbox_retention = 'for ever';
 \set VERBOSITY default
 SET idempotency.retention = 0;
 SET idempotency.retention = '400ms';
+SET idempotency.retention = 'for ever';
+SET idempotency.wait = '25 days';
+SET idempotency.wait = 'soon';
+SET idempotency.max_response_size = '2 kib';
+SET idempotency.outbox_retention = '-2 days';
 -- What was set before still counts.
 SHOW idempotency.retention;
 RESET ALL;

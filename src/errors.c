@@ -19,6 +19,7 @@
 #include "utils/timestamp.h"
 
 #include "errors.h"
+#include "guc.h"
 
 /*
  * DetailName adds the detail that names the scope and the key to the error
@@ -334,17 +335,27 @@ ErrorScopeForbidden(const text *scope, const char *prefix)
 }
 
 /*
- * ErrorPrefixRejected reports that the session brought a prefix of its own,
- * which was refused, so that nobody knows which one holds.
+ * ErrorSettingRefused reports a setting whose value cannot be used, where it is
+ * needed (setting.c).
  */
 void
-ErrorPrefixRejected(const text *scope)
+ErrorSettingRefused(const Setting *setting)
 {
+	if (setting->state == SETTING_DENIED)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied to set parameter \"%s\"", setting->name),
+				 errdetail("This session had set it before the library was loaded, so that the "
+						   "value that a superuser has set is not known."),
+				 errhint("Connect without setting it. A superuser sets it per role.")));
+
 	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),
-			 errdetail("The idempotency.scope_prefix of this session was refused."),
-			 errhint("Connect without setting it. A superuser sets it per role.")));
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("invalid value for parameter \"%s\": \"%s\"", setting->name, setting->text),
+			 errdetail("It was stored before the library could check it. What needs the "
+					   "setting is refused until its value is valid."),
+			 errhint("Correct it with ALTER DATABASE, ALTER ROLE, ALTER FUNCTION or in "
+					 "postgresql.conf, and connect again, or use SET.")));
 }
 
 /*
@@ -363,11 +374,12 @@ ErrorTooManyClaims(const KeyName *name)
 
 /*
  * ErrorTooLarge reports a document above idempotency.max_response_size; "what"
- * says which.
+ * says which.  If the setting was refused, every document is, and that is said.
  */
 void
 ErrorTooLarge(const KeyName *name, const char *what, Size bytes, int limit)
 {
+	RequireSetting(&ResponseSizeSetting);
 	ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 					errmsg("%s of %zu bytes exceeds idempotency.max_response_size (%d bytes)", what,
 						   bytes, limit),

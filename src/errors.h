@@ -12,6 +12,7 @@
 #include "datatype/timestamp.h"
 
 #include "keyname.h"
+#include "setting.h"
 
 /* The HTTP status of the IETF draft stands in the last three digits. */
 #define ERRCODE_IDEMPOTENCY_BAD_KEY MAKE_SQLSTATE('I', 'K', '4', '0', '0')
@@ -64,7 +65,9 @@ pg_noreturn extern void ErrorConcurrentChange(const KeyName *name);
 
 /* 42501 */
 pg_noreturn extern void ErrorScopeForbidden(const text *scope, const char *prefix);
-pg_noreturn extern void ErrorPrefixRejected(const text *scope);
+
+/* 22023, 42501 */
+pg_noreturn extern void ErrorSettingRefused(const Setting *setting);
 
 /* 53200 */
 pg_noreturn extern void ErrorTooManyClaims(const KeyName *name);

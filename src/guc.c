@@ -19,21 +19,37 @@
 
 #include "compat.h"
 #include "guc.h"
+#include "setting.h"
 
-int DefaultRetention = 86400;
-int DefaultWait = 5000;
+#define WAIT_MS 5000
+#define HANDLER_TIMEOUT_MS 60000
+
+Setting RetentionSetting = {.name = "idempotency.retention"};
+static Setting WaitSetting = {.name = "idempotency.wait"};
+Setting ResponseSizeSetting = {.name = "idempotency.max_response_size"};
+Setting PrefixSetting = {.name = PREFIX_SETTING};
+Setting FinalErrorsSetting = {.name = "idempotency.final_errors"};
+static Setting OutboxRetentionSetting = {.name = "idempotency.outbox_retention"};
+static Setting HandlerTimeoutSetting = {.name = "idempotency.handler_timeout"};
+
+Retention DefaultRetention = {.length = {.time = USECS_PER_DAY}};
+int DefaultWait = WAIT_MS;
 int MaxResponseSize = 1024 * 1024;
-char *ScopePrefix = "";
-bool ScopePrefixRejected = false;
 int RelayWorkers = 2;
-int HandlerTimeout = 60000;
-int OutboxRetention = 86400;
+int HandlerTimeout = HANDLER_TIMEOUT_MS;
+int OutboxRetention = SECS_PER_DAY;
 int ReaperNaptime = 10000;
 char *ReaperDatabases = "";
 
-/* The parsed idempotency.final_errors: a count, then that many SQLSTATEs. */
-static char *finalErrorsText = NULL;
-static int *finalErrors = NULL;
+/* The parsed idempotency.final_errors. */
+typedef struct FinalErrors
+{
+	bool valid;
+	int count;
+	int sqlstates[FLEXIBLE_ARRAY_MEMBER];
+} FinalErrors;
+
+static const FinalErrors *finalErrors = NULL;
 
 /*
  * Classes of SQLSTATE that tell of the server's or the network's state, never
@@ -42,17 +58,128 @@ static int *finalErrors = NULL;
 static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55", "57",
 											   "58", "72", "F0", "HV", "IK", "XX", NULL};
 
+/* ----------------------------------------------------------------
+ * Durations and sizes.  What an invalid value leaves is the least harmful: where
+ * that is an error, RequireSetting() throws it.
+ * ----------------------------------------------------------------
+ */
+
 /*
- * CheckRetention refuses 0: an outcome forgotten at once protects nobody.
+ * CheckRetention refuses less than a second: an outcome forgotten at once
+ * protects nobody.
  */
 static bool
-CheckRetention(int *newval, void **extra, GucSource source)
+CheckRetention(char **newval, void **extra, GucSource source)
 {
-	if (*newval != 0)
-		return true;
-	GUC_check_errdetail("An outcome must be remembered for at least a second; -1 means for ever.");
-	return false;
+	const DurationRule rule = {.unit = GUC_UNIT_S, .nonzero = true, .forever = true};
+	SettingValue value;
+
+	ParseDuration(*newval, &rule, &value);
+	return SettingAccept(&RetentionSetting, *newval, extra, source, &value);
 }
+
+static void
+AssignRetention(const char *newval, void *extra)
+{
+	const SettingValue *value = extra;
+
+	RetentionSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
+	DefaultRetention = value->duration;
+}
+
+static bool
+CheckWait(char **newval, void **extra, GucSource source)
+{
+	const DurationRule rule = {.unit = GUC_UNIT_MS};
+	SettingValue value;
+
+	ParseDuration(*newval, &rule, &value);
+	return SettingAccept(&WaitSetting, *newval, extra, source, &value);
+}
+
+/*
+ * AssignWait keeps the default for an invalid value: every wait is safe.
+ */
+static void
+AssignWait(const char *newval, void *extra)
+{
+	const SettingValue *value = extra;
+
+	WaitSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
+	DefaultWait = value->valid ? value->number : WAIT_MS;
+}
+
+static bool
+CheckResponseSize(char **newval, void **extra, GucSource source)
+{
+	SettingValue value;
+
+	ParseSize(*newval, 1024, MaxAllocSize / 2, &value);
+	return SettingAccept(&ResponseSizeSetting, *newval, extra, source, &value);
+}
+
+/*
+ * AssignResponseSize makes every document too large for an invalid value;
+ * ErrorTooLarge() says why.
+ */
+static void
+AssignResponseSize(const char *newval, void *extra)
+{
+	const SettingValue *value = extra;
+
+	ResponseSizeSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
+	MaxResponseSize = value->valid ? value->number : 0;
+}
+
+static bool
+CheckOutboxRetention(char **newval, void **extra, GucSource source)
+{
+	const DurationRule rule = {.unit = GUC_UNIT_S, .forever = true};
+	SettingValue value;
+
+	ParseDuration(*newval, &rule, &value);
+	return SettingAccept(&OutboxRetentionSetting, *newval, extra, source, &value);
+}
+
+/*
+ * AssignOutboxRetention keeps all events for an invalid value.
+ */
+static void
+AssignOutboxRetention(const char *newval, void *extra)
+{
+	const SettingValue *value = extra;
+
+	OutboxRetentionSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
+	OutboxRetention = value->valid ? value->number : -1;
+}
+
+static bool
+CheckHandlerTimeout(char **newval, void **extra, GucSource source)
+{
+	const DurationRule rule = {.unit = GUC_UNIT_MS};
+	SettingValue value;
+
+	ParseDuration(*newval, &rule, &value);
+	return SettingAccept(&HandlerTimeoutSetting, *newval, extra, source, &value);
+}
+
+/*
+ * AssignHandlerTimeout keeps the default for an invalid value: an error would
+ * count as a failed attempt of every event.
+ */
+static void
+AssignHandlerTimeout(const char *newval, void *extra)
+{
+	const SettingValue *value = extra;
+
+	HandlerTimeoutSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
+	HandlerTimeout = value->valid ? value->number : HANDLER_TIMEOUT_MS;
+}
+
+/* ----------------------------------------------------------------
+ * Texts
+ * ----------------------------------------------------------------
+ */
 
 /*
  * CheckPrefix accepts an empty prefix, or one with a visible end, so that the
@@ -61,12 +188,19 @@ CheckRetention(int *newval, void **extra, GucSource source)
 static bool
 CheckPrefix(char **newval, void **extra, GucSource source)
 {
-	size_t bytes = *newval ? strlen(*newval) : 0;
+	size_t bytes = strlen(*newval);
+	SettingValue value = {.valid = bytes == 0 || (*newval)[bytes - 1] == '/' ||
+								   (*newval)[bytes - 1] == ':'};
 
-	if (bytes == 0 || (*newval)[bytes - 1] == '/' || (*newval)[bytes - 1] == ':')
-		return true;
-	GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
-	return false;
+	if (!value.valid)
+		GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
+	return SettingAccept(&PrefixSetting, *newval, extra, source, &value);
+}
+
+static void
+AssignPrefix(const char *newval, void *extra)
+{
+	PrefixSetting.state = ((const SettingValue *) extra)->valid ? SETTING_VALID : SETTING_INVALID;
 }
 
 /*
@@ -139,44 +273,53 @@ ParseSqlState(const char *token)
 }
 
 /*
- * CheckFinalErrors parses a comma-separated list of SQLSTATEs into "extra":
- * their count, and then they.  An empty list is no error final.
+ * ParseFinalErrors fills "parsed", which has room for all, from a comma-separated
+ * list of SQLSTATEs.  An empty list is no error final.
  */
-static bool
-CheckFinalErrors(char **newval, void **extra, GucSource source)
+static void
+ParseFinalErrors(const char *text, FinalErrors *parsed)
 {
-	char *list = pstrdup(*newval);
+	char *list = pstrdup(text);
 	char *rest = list;
-	int *parsed = guc_malloc(LOG, (strlen(list) + 2) * sizeof(int));
-	bool valid = true;
 	char *token;
 
-	if (parsed == NULL)
-		return false;
-
-	parsed[0] = 0;
+	parsed->valid = true;
+	parsed->count = 0;
 	if (list[strspn(list, " ")] == '\0')
 		rest = NULL;
-	while (valid && (token = strsep(&rest, ",")) != NULL)
+	while (parsed->valid && (token = strsep(&rest, ",")) != NULL)
 	{
 		int sqlstate = ParseSqlState(TrimSpaces(token));
 
-		parsed[++parsed[0]] = sqlstate;
-		valid = sqlstate != 0;
+		parsed->sqlstates[parsed->count++] = sqlstate;
+		parsed->valid = sqlstate != 0;
 	}
 	pfree(list);
+}
 
-	if (valid)
-		*extra = parsed;
-	else
+static bool
+CheckFinalErrors(char **newval, void **extra, GucSource source)
+{
+	Size places = strlen(*newval) / 2 + 1; /* a comma after every SQLSTATE */
+	FinalErrors *parsed = guc_malloc(LOG, offsetof(FinalErrors, sqlstates) + places * sizeof(int));
+
+	if (parsed == NULL)
+		return false;
+	ParseFinalErrors(*newval, parsed);
+	if (!parsed->valid && !SettingMayStay(&FinalErrorsSetting, *newval, source))
+	{
 		guc_free(parsed);
-	return valid;
+		return false;
+	}
+	*extra = parsed;
+	return true;
 }
 
 static void
 AssignFinalErrors(const char *newval, void *extra)
 {
-	finalErrors = (int *) extra;
+	finalErrors = extra;
+	FinalErrorsSetting.state = finalErrors->valid ? SETTING_VALID : SETTING_INVALID;
 }
 
 /*
@@ -186,13 +329,18 @@ AssignFinalErrors(const char *newval, void *extra)
 bool
 IsFinalError(int sqlstate)
 {
-	for (int i = 1; i <= finalErrors[0]; i++)
+	for (int i = 0; i < finalErrors->count; i++)
 	{
-		if (finalErrors[i] == sqlstate)
+		if (finalErrors->sqlstates[i] == sqlstate)
 			return true;
 	}
 	return false;
 }
+
+/* ----------------------------------------------------------------
+ * Definitions
+ * ----------------------------------------------------------------
+ */
 
 /*
  * FindSetting returns the server's own record of a setting, or NULL.
@@ -215,44 +363,65 @@ FindSetting(const char *name)
 }
 
 /*
+ * DefineText defines a setting whose value the library parses.  Of one that only
+ * superusers set, the server drops a value that the session brought without the
+ * right to, and with it the value that it had hidden: then nothing tells what the
+ * superuser has set, and the setting is denied until it is assigned again.
+ */
+static void
+DefineText(Setting *setting, const char *description, const char *more, const char *boot,
+		   GucContext context, GucStringCheckHook check, GucStringAssignHook assign)
+{
+	struct config_generic *given = FindSetting(setting->name);
+	bool wasGiven = given != NULL && given->source != PGC_S_DEFAULT;
+
+	DefineCustomStringVariable(setting->name, description, more, &setting->text, boot, context, 0,
+							   check, assign, NULL);
+	if (wasGiven && FindSetting(setting->name)->source == PGC_S_DEFAULT)
+		setting->state = SETTING_DENIED;
+}
+
+/*
+ * DefineClientSettings registers what roles, databases and functions carry.
+ */
+static void
+DefineClientSettings(void)
+{
+	DefineText(&RetentionSetting, "How long a stored outcome is remembered; -1 means for ever.",
+			   "An interval, or a number of seconds.", "1d", PGC_USERSET, CheckRetention,
+			   AssignRetention);
+	DefineText(&WaitSetting, "How long a claim waits for the owner of its key; 0 means not at all.",
+			   "An interval, or a number of milliseconds.", "5s", PGC_USERSET, CheckWait,
+			   AssignWait);
+	DefineText(&ResponseSizeSetting, "The largest response, with its headers, that is stored.",
+			   "In bytes.", "1MB", PGC_USERSET, CheckResponseSize, AssignResponseSize);
+	DefineText(&PrefixSetting, "What every scope must begin with.",
+			   "Set by a superuser, per login role. It ends in \"/\" or \":\".", "", PGC_SUSET,
+			   CheckPrefix, AssignPrefix);
+	DefineText(&FinalErrorsSetting, "SQLSTATEs that idempotency.run() remembers as final failures.",
+			   "A comma-separated list.", "IKFIN", PGC_USERSET, CheckFinalErrors,
+			   AssignFinalErrors);
+	DefineText(&OutboxRetentionSetting,
+			   "How long an event is kept that every subscription has passed.",
+			   "0 means that it goes at once, -1 that it stays for ever.", "1d", PGC_SUSET,
+			   CheckOutboxRetention, AssignOutboxRetention);
+	DefineText(&HandlerTimeoutSetting,
+			   "How long a subscription's handler may take for an event; 0 means for ever.",
+			   "Set by a superuser, per role or database.", "1min", PGC_SUSET, CheckHandlerTimeout,
+			   AssignHandlerTimeout);
+	if (OutboxRetentionSetting.state == SETTING_DENIED)
+		OutboxRetention = -1;
+}
+
+/*
  * DefineSettings registers every setting; called once, from _PG_init().
  */
 void
 DefineSettings(void)
 {
-	/* did somebody set it before the server knew who may? */
-	struct config_generic *given = FindSetting(PREFIX_SETTING);
-	bool prefixGiven = given != NULL && given->source != PGC_S_DEFAULT;
-
-	DefineCustomIntVariable("idempotency.retention",
-							"How long a stored outcome is remembered; -1 means for ever.", NULL,
-							&DefaultRetention, 86400, -1, INT_MAX, PGC_USERSET, GUC_UNIT_S,
-							CheckRetention, NULL, NULL);
-
-	DefineCustomIntVariable(
-		"idempotency.wait", "How long a claim waits for the owner of its key; 0 means not at all.",
-		NULL, &DefaultWait, 5000, 0, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
-
-	DefineCustomIntVariable("idempotency.max_response_size",
-							"The largest response, with its headers, that is stored.", NULL,
-							&MaxResponseSize, 1024 * 1024, 1024, MaxAllocSize / 2, PGC_USERSET,
-							GUC_UNIT_BYTE, NULL, NULL, NULL);
-
-	DefineCustomStringVariable(PREFIX_SETTING, "What every scope must begin with.",
-							   "Set by a superuser, per login role. It ends in \"/\" or \":\".",
-							   &ScopePrefix, "", PGC_SUSET, 0, CheckPrefix, NULL, NULL);
-	ScopePrefixRejected = prefixGiven && FindSetting(PREFIX_SETTING)->source == PGC_S_DEFAULT;
-
-	DefineCustomStringVariable("idempotency.final_errors",
-							   "SQLSTATEs that idempotency.run() remembers as final failures.",
-							   "A comma-separated list.", &finalErrorsText, "IKFIN", PGC_USERSET, 0,
-							   CheckFinalErrors, AssignFinalErrors, NULL);
-
-	DefineCustomIntVariable("idempotency.outbox_retention",
-							"How long an event is kept that every subscription has passed.",
-							"0 means that it goes at once, -1 that it stays for ever.",
-							&OutboxRetention, 86400, -1, INT_MAX, PGC_SUSET, GUC_UNIT_S, NULL, NULL,
-							NULL);
+	SettingsLoading(true);
+	DefineClientSettings();
+	SettingsLoading(false);
 
 	DefineCustomIntVariable("idempotency.reaper_naptime",
 							"How often expired keys are removed; 0 means never.",
@@ -263,12 +432,6 @@ DefineSettings(void)
 							"For how many subscriptions handlers are called at once; 0 means none.",
 							"It takes a library that is preloaded.", &RelayWorkers, 2, 0, 1024,
 							PGC_SIGHUP, 0, NULL, NULL, NULL);
-
-	DefineCustomIntVariable("idempotency.handler_timeout",
-							"How long a subscription's handler may take for an event; 0 means for "
-							"ever.",
-							"Set by a superuser, per role or database.", &HandlerTimeout, 60000, 0,
-							INT_MAX, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 
 	DefineCustomStringVariable("idempotency.databases", "The databases that workers are sent to.",
 							   "A comma-separated list; empty means all.", &ReaperDatabases, "",

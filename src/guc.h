@@ -8,12 +8,22 @@
 #ifndef IDEMPOTENCY_GUC_H
 #define IDEMPOTENCY_GUC_H
 
+#include "setting.h"
+
 #define PREFIX_SETTING "idempotency.scope_prefix"
 
-extern int DefaultRetention; /* seconds; -1 = for ever */
-extern int DefaultWait;		 /* milliseconds */
-extern int MaxResponseSize;	 /* bytes */
-extern char *ScopePrefix;	 /* never NULL; empty = none */
+/*
+ * Those that protect: call RequireSetting() where the value is needed.  The text of
+ * the prefix is its value, empty for none.
+ */
+extern Setting RetentionSetting;
+extern Setting ResponseSizeSetting;
+extern Setting PrefixSetting;
+extern Setting FinalErrorsSetting;
+
+extern Retention DefaultRetention;
+extern int DefaultWait;		/* milliseconds */
+extern int MaxResponseSize; /* bytes; 0 if it was refused */
 
 extern int OutboxRetention;	  /* seconds; 0 = at once, -1 = for ever */
 extern int ReaperNaptime;	  /* milliseconds; 0 = no tours */
@@ -21,9 +31,6 @@ extern char *ReaperDatabases; /* a list of names; empty = all */
 
 extern int RelayWorkers;   /* at once; 0 = none */
 extern int HandlerTimeout; /* milliseconds; 0 = none */
-
-/* Was another prefix refused when the library came in? */
-extern bool ScopePrefixRejected;
 
 extern bool IsFinalError(int sqlstate);
 extern void DefineSettings(void);

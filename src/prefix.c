@@ -11,7 +11,8 @@
  * at all.  So the first check of a session applies what the catalog says,
  * which the server ignores where a more specific source has set it already.
  * If there is nothing, the value that was dropped may have hidden a prefix in
- * postgresql.conf, and the session may name no scope.
+ * postgresql.conf, and the session may name no scope: the setting stays denied
+ * (setting.c).
  *
  * Locks: ACCESS SHARE on pg_db_role_setting during the first check.
  *
@@ -67,9 +68,8 @@ PrefixInSettings(HeapTuple row, TupleDesc desc)
 
 /*
  * ApplyPrefixOf applies the prefix that the catalog has for a database and a
- * role, either of which may be 0 for all.  Throws 22023 for a prefix without
- * an end: it was stored before the library could check it, and to ignore it
- * would open every scope.
+ * role, either of which may be 0 for all.  A prefix without an end was stored
+ * before the library could check it: it is applied as one that is refused.
  */
 static void
 ApplyPrefixOf(Relation catalog, Oid database, Oid role, GucSource source)
@@ -89,11 +89,8 @@ ApplyPrefixOf(Relation catalog, Oid database, Oid role, GucSource source)
 		char *prefix = PrefixInSettings(row, RelationGetDescr(catalog));
 
 		if (prefix != NULL)
-		{
 			(void) set_config_option(PREFIX_SETTING, prefix, PGC_SUSET, source, GUC_ACTION_SET,
 									 true, ERROR, false);
-			ScopePrefixRejected = false;
-		}
 	}
 	systable_endscan(scan);
 }
@@ -119,21 +116,23 @@ ApplyPrefixOfLogin(void)
 
 /*
  * CheckScopePrefix throws 42501 unless the scope begins with the prefix that
- * a superuser set for the login role.  Needs a transaction.
+ * a superuser set for the login role, and 22023 if that cannot be one.  Needs a
+ * transaction.
  */
 void
 CheckScopePrefix(const text *scope)
 {
+	const char *prefix;
 	size_t bytes;
 
 	if (!prefixApplied)
 		ApplyPrefixOfLogin();
 
-	bytes = strlen(ScopePrefix);
-	if (bytes == 0 && ScopePrefixRejected)
-		ErrorPrefixRejected(scope);
+	RequireSetting(&PrefixSetting);
+	prefix = PrefixSetting.text;
+	bytes = strlen(prefix);
 	if (bytes == 0)
 		return;
-	if (VARSIZE_ANY_EXHDR(scope) < bytes || memcmp(VARDATA_ANY(scope), ScopePrefix, bytes) != 0)
-		ErrorScopeForbidden(scope, ScopePrefix);
+	if (VARSIZE_ANY_EXHDR(scope) < bytes || memcmp(VARDATA_ANY(scope), prefix, bytes) != 0)
+		ErrorScopeForbidden(scope, prefix);
 }

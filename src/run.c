@@ -181,6 +181,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	Oid handler;
 
 	KeyNameFromArgs(fcinfo, 0, &request.name);
+	RequireSetting(&FinalErrorsSetting);
 	request.waitMs = WaitFromArg(fcinfo, 4, DefaultWait);
 	request.retention = RetentionFromArg(fcinfo, 5);
 	request.fingerprint = document == NULL ? NULL : FingerprintOfDocument(document);

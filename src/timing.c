@@ -58,17 +58,17 @@ WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs)
 /*
  * RetentionFromArg returns the retention that argument "arg" passes.  For
  * ever is -1 second, as in the setting, or infinity where the server has it.
+ * Throws what RequireSetting() does for NULL, if the setting cannot be used.
  */
 Retention
 RetentionFromArg(FunctionCallInfo fcinfo, int arg)
 {
-	Retention retention = {.forever = false};
+	Retention retention;
 
 	if (PG_ARGISNULL(arg))
 	{
-		retention.forever = DefaultRetention < 0;
-		retention.length.time = DefaultRetention * USECS_PER_SEC;
-		return retention;
+		RequireSetting(&RetentionSetting);
+		return DefaultRetention;
 	}
 
 	retention.length = *PG_GETARG_INTERVAL_P(arg);
