@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/regproc.h"
 
@@ -199,6 +200,24 @@ ErrorEventHandlerMissing(const char *handler)
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_FUNCTION), errmsg("handler %s does not exist", handler),
 			 errhint("Make it again, or subscribe with another one.")));
+}
+
+/*
+ * ErrorEventHandlerOwner reports a handler whose body can be replaced by a role that
+ * cannot act as the owner of the subscription.
+ */
+void
+ErrorEventHandlerOwner(Oid handler, Oid functionOwner, Oid owner)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("owner \"%s\" of handler %s does not have the privileges of role \"%s\"",
+					GetUserNameFromId(functionOwner, false), format_procedure_qualified(handler),
+					GetUserNameFromId(owner, false)),
+			 errdetail("The owner of a function can replace its body at any time, and the handler "
+					   "runs with the privileges of the subscription's owner."),
+			 errhint("Use ALTER FUNCTION ... OWNER TO to make the subscription's owner the owner "
+					 "of the handler.")));
 }
 
 /*

@@ -23,6 +23,7 @@ pg_noreturn extern void ErrorFetchSnapshot(void);
 /* 40001 */
 pg_noreturn extern void ErrorPositionChanged(const text *subscription);
 
+pg_noreturn extern void ErrorEventHandlerOwner(Oid handler, Oid functionOwner, Oid owner);
 pg_noreturn extern void ErrorEventHandlerReplaced(const char *handler);
 
 /* 42501 */

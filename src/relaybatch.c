@@ -138,6 +138,8 @@ RelayBatchPutOut(const RelayTask *task, const Batch *next)
 {
 	MemoryContext old = outContext;
 
+	if (touched)
+		RegistryProgress(task);
 	out = *next;
 	touched = blamed = false;
 	outContext = nextContext;

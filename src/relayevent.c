@@ -13,6 +13,9 @@
  * connected, and can get no other role's: it runs as a SECURITY DEFINER function
  * does, in which the server refuses SET ROLE and SET SESSION AUTHORIZATION.  None of
  * its code runs later: the end of the transaction finds no trigger and no cursor.
+ * The owner of its function, who can replace its body at any time, must be able to act
+ * as the subscription's owner: that is checked when the handler is looked up, which is
+ * once a transaction, and whenever it has been replaced since.
  *
  * What it leaves in the session does not get into the next event: settings,
  * temporary tables, cursors and prepared statements go with the event; session locks
@@ -33,6 +36,7 @@
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
 #include "commands/prepare.h"
 #include "commands/sequence.h"
 #include "mb/pg_wchar.h"
@@ -41,6 +45,7 @@
 #include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"
 #include "utils/resowner.h"
@@ -72,6 +77,8 @@ static TimeoutId graceTimeout = MAX_TIMEOUTS;
 /*
  * EventHandlerFind looks up the handler of a subscription, which is to run as
  * "owner", in the current memory context.  Throws 42883, 42P13, 42501 and 42804.
+ * The definition is noted first: if it is still the same at the call, it is the one
+ * that was checked.
  */
 void
 EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *handler)
@@ -103,6 +110,31 @@ EventHandlerReplaced(EventHandler *handler, EventHandler *now)
 		   ((handler->definer != now->definer ||
 			 !ItemPointerEquals(&handler->definition, &now->definition)) &&
 			!TransactionIdIsCurrentTransactionId(now->definer));
+}
+
+/*
+ * CheckTrust throws 42501 if the handler was replaced since it was looked up, and by now
+ * a role owns it that may not decide what runs here.  A handler that is gone is
+ * left to the call.
+ */
+static void
+CheckTrust(EventHandler *handler)
+{
+	Oid function = handler->function.fn_oid;
+	HeapTuple definition;
+	Oid functionOwner;
+	bool same;
+
+	AcceptInvalidationMessages();
+	definition = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	if (!HeapTupleIsValid(definition))
+		return;
+	same = handler->definer == HeapTupleHeaderGetRawXmin(definition->t_data) &&
+		   ItemPointerEquals(&handler->definition, &definition->t_self);
+	functionOwner = ((Form_pg_proc) GETSTRUCT(definition))->proowner;
+	ReleaseSysCache(definition);
+	if (!same && !EventHandlerIsTrusted(functionOwner, handler->owner))
+		ErrorEventHandlerOwner(function, functionOwner, handler->owner);
 }
 
 /*
@@ -139,7 +171,9 @@ StopTimeouts(void)
 }
 
 /*
- * Call calls the handler, as its owner.
+ * Call calls the handler, as its owner.  A language finds the body in the same cache as
+ * CheckTrust(), which nothing brings up to date between the two; unless the function has
+ * settings of its own, whose check may.  So what ran is checked once more afterwards.
  */
 static void
 Call(EventHandler *handler, const Event *event)
@@ -151,7 +185,9 @@ Call(EventHandler *handler, const Event *event)
 	call->args[0].value = EventDatum(event);
 	call->args[0].isnull = false;
 	pgstat_init_function_usage(call, &usage);
+	CheckTrust(handler);
 	(void) FunctionCallInvoke(call);
+	CheckTrust(handler);
 	pgstat_end_function_usage(&usage, true);
 }
 

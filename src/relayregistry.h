@@ -60,6 +60,7 @@ extern bool RegistryOthersWait(int workers);
 extern bool RegistryIsUntouched(const RelayTask *task, int64 batch);
 extern void RegistrySetUntouched(const RelayTask *task, int64 batch);
 extern bool RegistryNoteProblem(const RelayTask *task, const char *problem, bool told);
+extern void RegistryProgress(const RelayTask *task);
 extern void RegistryLeave(const RelayTask *task, RelayEnd end, TimestampTz dueAt);
 extern bool RegistryMoveOn(const RelayTask *task, RelayEnd end, TimestampTz dueAt, int workers,
 						   RelayTask *next);

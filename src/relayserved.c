@@ -164,6 +164,20 @@ Succeed(RelaySubscription *it)
 }
 
 /*
+ * RegistryProgress notes that events were handled: whatever was wrong before is over, and
+ * what goes wrong from now on begins anew.
+ */
+void
+RegistryProgress(const RelayTask *task)
+{
+	RelaySubscription *it = RegistryLockTask(task);
+
+	if (it != NULL)
+		Succeed(it);
+	RegistryUnlock();
+}
+
+/*
  * LeaveIt notes how a subscription was left.
  */
 static void

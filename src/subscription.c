@@ -229,20 +229,33 @@ EventHandlerOid(const char *handler)
 }
 
 /*
+ * EventHandlerIsTrusted tells whether the owner of a handler's function, who can
+ * replace its body, can act as the owner of the subscription anyway.
+ */
+bool
+EventHandlerIsTrusted(Oid functionOwner, Oid owner)
+{
+	return has_privs_of_role(functionOwner, owner) || member_can_set_role(functionOwner, owner);
+}
+
+/*
  * EventHandlerCheck throws 42P13 unless the function takes one event and returns
- * void, 42883 if there is none, and 42501 unless the owner may execute it.
+ * void, 42883 if there is none, and 42501 unless the owner may execute it, and its own
+ * owner has the privileges of that one.
  */
 void
 EventHandlerCheck(Oid handler, Oid owner)
 {
 	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
 	Form_pg_proc proc;
+	Oid functionOwner;
 	AclResult acl;
 	bool fits;
 
 	if (!HeapTupleIsValid(tuple))
 		ErrorHandlerMissing(handler);
 	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	functionOwner = proc->proowner;
 	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset && proc->pronargs == 1 &&
 		   proc->proargtypes.values[0] == EventType() && proc->prorettype == VOIDOID;
 	ReleaseSysCache(tuple);
@@ -252,4 +265,6 @@ EventHandlerCheck(Oid handler, Oid owner)
 	acl = object_aclcheck(ProcedureRelationId, handler, owner, ACL_EXECUTE);
 	if (acl != ACLCHECK_OK)
 		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(handler));
+	if (!EventHandlerIsTrusted(functionOwner, owner))
+		ErrorEventHandlerOwner(handler, functionOwner, owner);
 }

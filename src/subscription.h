@@ -34,6 +34,7 @@ extern bool SubscriptionLock(const text *name, int waitMs);
 extern void SubscriptionUnlock(const text *name);
 
 extern Oid EventHandlerOid(const char *handler);
+extern bool EventHandlerIsTrusted(Oid functionOwner, Oid owner);
 extern void EventHandlerCheck(Oid handler, Oid owner);
 
 #endif /* IDEMPOTENCY_SUBSCRIPTION_H */

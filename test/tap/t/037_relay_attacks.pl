@@ -3,7 +3,8 @@
 # Proves that no handler becomes another role, or a superuser, though its owner is a
 # member of one: not at once, nor in what it leaves for the commit, for the next
 # event, or for the next worker; that it cannot take a subscription from its owner;
-# and that what it leaves behind in the session harms no other event.
+# that no role which cannot act as that owner decides what runs; and that what a handler
+# leaves behind in the session harms no other event.
 
 use strict;
 use warnings FATAL => 'all';
@@ -240,10 +241,97 @@ ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42883: handler 
 	'a handler that removes itself is missed by its subscription');
 ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'another handler'}), 'and by no other');
 
-# It is a name: what somebody else who may has put in its place is run.
+# It is a name: another role can put its own function in the place of one that was dropped, but
+# is not its subscription's owner.
 $node->safe_psql('postgres', q{GRANT USAGE, CREATE ON SCHEMA app TO friend; SELECT idempotency.grant_consumer('friend');
 	SET ROLE friend; CREATE FUNCTION app.handle(idempotency.event) RETURNS void LANGUAGE sql AS $$ INSERT INTO public.seen (what) VALUES ('in its place') $$});
-ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'in its place' AND who = 'app'}), 'another function is put in its place');
+ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42501: owner "friend" of handler app.handle%' FROM idempotency.subscription WHERE subscription = 'app'}),
+	'another function is put in its place, and not called');
+$node->safe_psql('postgres', q{ALTER FUNCTION app.handle(idempotency.event) OWNER TO app});
+ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'in its place' AND who = 'app'}), 'it is when the owner of the subscription owns it');
+
+# ----------------------------------------------------------------
+# Former members
+# ----------------------------------------------------------------
+
+# guest owns a handler, and was a member of the subscription's owner.
+$node->safe_psql('postgres', q{DELETE FROM seen; CREATE ROLE guest NOINHERIT; GRANT app TO guest; SELECT idempotency.grant_consumer('guest'); GRANT USAGE, CREATE ON SCHEMA app TO guest});
+
+# guest_has replaces the body of its function, as guest.
+sub guest_has
+{
+	my ($body, $options) = @_;
+	$options //= '';
+	return $node->safe_psql('postgres', qq{SET ROLE guest; CREATE OR REPLACE FUNCTION app.guest(e idempotency.event) RETURNS void LANGUAGE plpgsql
+		$options AS \$\$ BEGIN $body; END \$\$});
+}
+
+# rests waits until the subscription rests since guest is no member, with nothing of an
+# event left and no attempt counted.
+sub rests
+{
+	my ($name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42501: owner "guest" of handler app.guest(idempotency.event) does not have the privileges of role "app"%'
+		FROM idempotency.subscription WHERE subscription = 'guest'}), "$name: the subscription rests");
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.parked WHERE subscription = 'guest'}), '0', "$name: no event has failed");
+	is($node->safe_psql('postgres', q{SELECT string_agg(what, ', ') FROM seen}), '', "$name: nothing has run");
+}
+
+# mended makes guest a member again, and waits until so many events have been handled.
+sub mended
+{
+	my ($name, $count) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$node->safe_psql('postgres', q{GRANT app TO guest});
+	ok($node->poll_query_until('postgres', qq{SELECT count(*) = $count AND bool_and(what = 'guest' AND refused = '1') FROM seen}), "$name: mended, it goes on by itself");
+	$node->safe_psql('postgres', q{DELETE FROM seen; UPDATE idempotency.subscription SET last_error = NULL});
+}
+my $good = q{INSERT INTO public.seen (what, refused) VALUES ('guest', e.attempt)};
+my $evil = q{INSERT INTO public.seen (what, refused) VALUES ('stolen', e.attempt)};
+my $hold = "$good; PERFORM pg_advisory_xact_lock(9)";
+
+guest_has($good);
+as_app(q{SELECT idempotency.subscribe('guest', '{guest}', 'app.guest(idempotency.event)')});
+as_app(q{SELECT idempotency.publish('guest', '{}')});
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM seen}), "a member's function is a handler, though it does not inherit");
+$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'}) or die;
+
+$node->safe_psql('postgres', 'DELETE FROM seen; REVOKE app FROM guest');
+guest_has($evil);
+as_app(q{SELECT idempotency.publish('guest', '{}') FROM generate_series(1, 2)});
+rests('no worker is there');
+is(scalar(() = slurp_file($node->logfile) =~ /cannot serve subscription.*\n.*DETAIL:  42501: owner "guest"/g), 1, 'the log says it once');
+like(($node->psql('postgres', q{SELECT idempotency.subscribe('another', '{guest}', 'app.guest(idempotency.event)')}, extra_params => [ '--username', 'app' ]))[2],
+	qr/ERROR:  owner "guest" of handler app\.guest\(idempotency\.event\) does not have the privileges of role "app"/, 'subscribe() refuses it');
+guest_has($good);
+mended('no worker is there', 2);
+
+# Between two events of a batch, in two kinds of functions: the second must not be the new body's.
+foreach my $options ('', 'SECURITY INVOKER SET search_path = pg_catalog')
+{
+	guest_has($hold, $options);
+	my $session = open_session($node);
+	$session->query_safe('BEGIN; SELECT pg_advisory_xact_lock(9)');
+	as_app(q{SELECT idempotency.publish('guest', '{}') FROM generate_series(1, 3)});
+	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 9 AND NOT granted}) or die;
+	$node->safe_psql('postgres', 'REVOKE app FROM guest');
+	guest_has($evil, $options);
+	$session->query_safe('COMMIT');
+	$session->quit;
+	rests("in the middle of a batch $options");
+	guest_has($good, $options);
+	mended("in the middle of a batch $options", 3);
+}
+
+# A handler that gives itself away is its event's error.
+$node->safe_psql('postgres', 'ALTER FUNCTION app.guest(idempotency.event) OWNER TO app');
+as_app(q{CREATE OR REPLACE FUNCTION app.guest(e idempotency.event) RETURNS void LANGUAGE plpgsql AS
+	$$ BEGIN ALTER FUNCTION app.guest(idempotency.event) OWNER TO friend; END $$;
+	SELECT idempotency.subscribe('guest', '{guest}', 'app.guest(idempotency.event)', max_attempts => 1);
+	SELECT idempotency.publish('guest', '{}')});
+ok($node->poll_query_until('postgres', q{SELECT error LIKE '42501: owner "friend" of handler app.guest%' FROM idempotency.dead_letters WHERE subscription = 'guest'}),
+	'a handler that gives itself to another role fails');
 
 unlike(slurp_file($node->logfile), qr/PANIC:|TRAP:|terminated by signal|\bXX\d{3}\b/, 'nothing alarming in the log');
 $node->stop;
