@@ -14,13 +14,17 @@
  *		step 2		handle A, acknowledge A, fetch B
  *		step 3		handle B, acknowledge B, nothing to fetch
  *
+ * A step that takes long acknowledges the part of the batch that it has handled, and
+ * fetches the rest once more.
+ *
  * The worker leaves when it has found nothing for a while, or when others need its
  * place (relaystay.c).  Before it leaves for want of events, it arms the bell and looks
  * once more (relaybell.c).  If the subscription whose turn is next is of the same owner
  * and database, it goes on with that one.
  *
- * However it ends, it tells the registry how it has left.  If the server is stopped, it
- * gives the batch back that is out: none of its events is to blame.
+ * However it ends, it tells the registry how it has left.  If the server is stopped, or the
+ * database is to be dropped or copied, it gives the batch back that is out: none of its
+ * events is to blame.
  *
  * Locks: those of a step, to its end.
  *
@@ -187,17 +191,21 @@ ServerIsStopping(void)
 }
 
 /*
- * GiveBackAtStop gives the batch that is out back, if the server is being stopped:
- * then none of its events is to blame.  What the handler did with them is rolled
- * back.  Nothing can end a wait for a standby any more, which would keep the server
- * from stopping.
+ * GiveBackAtStop gives the batch that is out back, if the server is being stopped, or
+ * the database is to be dropped or copied: then none of its events is to blame.  What the handler
+ * did with them is rolled back.  Nothing can end a wait for a standby any more, which would keep
+ * the server from stopping.
  */
 static void
 GiveBackAtStop(int code, Datum arg)
 {
 	Subscription *subscription;
 
-	if (!RelayBatchIsOut() || !ServerIsStopping())
+	if (RegistryIsRecalled(&task))
+		leaving = RELAY_BUSY;
+	else if (!RelayBatchIsOut() || !ServerIsStopping())
+		return;
+	if (!RelayBatchIsOut())
 		return;
 	AbortOutOfAnyTransaction();
 	StartTransactionCommand();

@@ -41,6 +41,9 @@
  */
 #define BATCH_EVENTS 60
 
+/* How many the next one is to have: not many more than fit into a transaction. */
+static int wanted = BATCH_EVENTS;
+
 /* How long a batch that a worker has left behind is kept from a consumer. */
 static const Interval lease = {.time = 30 * USECS_PER_SEC};
 
@@ -114,7 +117,7 @@ ForgetFailure(void)
 void
 RelayBatchFetch(const Subscription *subscription, bool last, Batch *next)
 {
-	FetchPlan plan = {.max = BATCH_EVENTS, .lease = &lease, .last = last};
+	FetchPlan plan = {.max = wanted, .lease = &lease, .last = last};
 	MemoryContext caller = MemoryContextSwitchTo(nextContext);
 
 	DeliveryFetch(subscription, &plan, next);
@@ -200,6 +203,7 @@ RelayBatchLeave(const RelayTask *task)
 		RegistrySetUntouched(task, out.number);
 	out.number = 0;
 	inherited = false;
+	wanted = BATCH_EVENTS;
 	ForgetFailure();
 }
 
@@ -317,6 +321,21 @@ Rest(const ListCell *cell, const List *failed)
 }
 
 /*
+ * Learn reckons from a batch how large the next one is to be: of one that was handled in
+ * part, that part; of any other, twice as many.
+ */
+static void
+Learn(int handled)
+{
+	bool whole = handled == list_length(out.events);
+
+	if (!whole)
+		wanted = handled;
+	else if (handled >= wanted)
+		wanted = Min(2 * wanted, BATCH_EVENTS);
+}
+
+/*
  * HasGone tells whether a handler has removed the subscription.
  */
 static bool
@@ -327,14 +346,15 @@ HasGone(const RelayTask *task)
 
 /*
  * RelayBatchHandle gives the events of the batch that is out to the handler, and
- * acknowledges them; but not those that are left when we are wanted elsewhere.
- * Returns false if the handler has removed the subscription.
+ * acknowledges them; but not those that are left when it is time to commit, or when we
+ * are wanted elsewhere.  Returns false if the handler has removed the subscription.
  */
 bool
 RelayBatchHandle(const RelayTask *task, const Subscription *subscription, EventHandler *handler)
 {
 	List *failed = NIL;
 	List *rest = NIL;
+	int handled = 0;
 	ListCell *cell;
 
 	touched = true;
@@ -344,12 +364,14 @@ RelayBatchHandle(const RelayTask *task, const Subscription *subscription, EventH
 		HandleEvent(subscription, handler, cell, &failed);
 		if (HasGone(task))
 			return false;
-		if (RelayStayIsOver())
+		handled++;
+		if (RelayStayCommits() || RelayStayIsOver())
 		{
 			rest = Rest(cell, failed);
 			break;
 		}
 	}
+	Learn(handled);
 	InjectionPoint("relay-acknowledge");
 	if (rest != NIL)
 		DeliveryAckPart(subscription, out.number, rest);

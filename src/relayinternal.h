@@ -25,6 +25,8 @@ typedef enum Step
 /* relaystay.c */
 extern void RelayStayBegin(void);
 extern void RelayStayBeginStep(void);
+extern bool RelayStayEnterDatabase(void);
+extern bool RelayStayCommits(void);
 extern bool RelayStayIsOver(void);
 extern long RelayStaySleepTime(instr_time servedAt, TimestampTz nextDue);
 extern void RelayStaySleep(long ms);

@@ -30,6 +30,10 @@
  *
  * A database that is not there any more is forgotten.
  *
+ * While workers are at work it looks twice a second whether a session waits to drop, copy,
+ * rename or move their database, and ends those that have kept it waiting for as long
+ * (relaystay.c).  The batch that such a worker has out is given back.
+ *
  * The launcher ends with exit code 1, so that the postmaster starts it again,
  * unless it was the server that was stopped.  Workers go on without it.
  *
@@ -68,6 +72,12 @@
 
 /* The longest sleep, in milliseconds; the server knows none of 25 days. */
 #define LONGEST_MS (24L * 60 * 60 * 1000)
+
+/*
+ * How often it looks whether a session waits for a database, in milliseconds.  Workers
+ * have as long to leave by themselves.
+ */
+#define CLOSING_MS 500
 
 /* How many seconds pass until a launcher that died is started again. */
 #define RESTART_SECONDS 1
@@ -252,6 +262,33 @@ StartWorkers(void)
 		LogRelayFull(RELAY_SUBSCRIPTIONS, RELAY_DATABASES);
 }
 
+/*
+ * LookForClosing looks every CLOSING_MS whether a session waits to drop or copy a database
+ * in which workers are, and ends those that keep it waiting.  Returns whether there are any
+ * workers.
+ */
+static bool
+LookForClosing(void)
+{
+	static instr_time looked;
+	List *databases = RegistryServedDatabases();
+	ListCell *cell;
+
+	if (databases == NIL || WorkerElapsed(looked) < CLOSING_MS)
+		return databases != NIL;
+	INSTR_TIME_SET_CURRENT(looked);
+	foreach (cell, databases)
+	{
+		bool open;
+
+		StartTransactionCommand();
+		open = DatabaseIsOpen(lfirst_oid(cell));
+		CommitTransactionCommand();
+		RegistryNoteClosing(lfirst_oid(cell), !open);
+	}
+	return true;
+}
+
 /* ----------------------------------------------------------------
  * The launcher
  * ----------------------------------------------------------------
@@ -259,18 +296,18 @@ StartWorkers(void)
 
 /*
  * MillisecondsToNext returns how long there is nothing to do unless somebody
- * calls; -1: for ever.
+ * calls; -1: for ever.  "watching" says that there are workers to look after.
  */
 static long
-MillisecondsToNext(void)
+MillisecondsToNext(bool watching)
 {
 	TimestampTz next = RelayWorkers > 0 ? RegistryNextTime() : 0;
 	long ms;
 
 	if (next == 0)
-		return -1;
+		return watching ? CLOSING_MS : -1;
 	ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next);
-	return Min(ms, LONGEST_MS) + 1;
+	return Min(ms, watching ? CLOSING_MS : LONGEST_MS) + 1;
 }
 
 /*
@@ -302,11 +339,14 @@ idempotency_relay_launcher_main(Datum unused)
 	while (!ShutdownRequestPending)
 	{
 		bool reload;
+		bool watching;
 
 		ForgetEnded();
 		StartWorkers();
+		watching = LookForClosing();
+		MemoryContextSwitchTo(each);
 		MemoryContextReset(each);
-		reload = WorkerSleep(MillisecondsToNext(), event);
+		reload = WorkerSleep(MillisecondsToNext(watching), event);
 		if (reload)
 			RegistryRetryAll();
 	}

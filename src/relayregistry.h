@@ -52,9 +52,12 @@ extern bool RegistryChoose(int workers, RelayTask *task);
 extern TimestampTz RegistryNextTime(void);
 extern void RegistryRetryAll(void);
 extern bool RegistryTakeFull(void);
+extern List *RegistryServedDatabases(void);
+extern void RegistryNoteClosing(Oid database, bool closing);
 
 /* For the launcher and the worker, about a subscription that is being served. */
 extern bool RegistryAttach(const RelayTask *task);
+extern bool RegistryIsRecalled(const RelayTask *task);
 extern void RegistryBeginLook(const RelayTask *task);
 extern bool RegistryOthersWait(int workers);
 extern bool RegistryIsUntouched(const RelayTask *task, int64 batch);

@@ -14,6 +14,9 @@
  *	UNFIT		likewise, and longer; its problem is kept for the survey
  *	GONE		forgotten
  *
+ * A worker whose handler keeps a session waiting that is to drop or copy the database
+ * is ended.  It leaves as BUSY, and gives its batch back.
+ *
  * A batch that it has left behind without having called the handler is remembered, so
  * that no event of it is suspected of the worker's end.
  *
@@ -23,7 +26,10 @@
  */
 #include "postgres.h"
 
+#include <signal.h>
+
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/timestamp.h"
 
 #include "relayregistryinternal.h"
@@ -39,6 +45,14 @@
  * ----------------------------------------------------------------
  */
 
+static void
+Attach(RelaySubscription *it)
+{
+	it->state = RELAY_STATE_SERVED;
+	it->pid = MyProcPid;
+	it->closing = 0;
+}
+
 /*
  * RegistryAttach makes the caller the one who serves the subscription.  Returns
  * false if it is gone, or another does.
@@ -50,7 +64,7 @@ RegistryAttach(const RelayTask *task)
 	bool free = it != NULL && it->state != RELAY_STATE_SERVED;
 
 	if (free)
-		it->state = RELAY_STATE_SERVED;
+		Attach(it);
 	RegistryUnlock();
 	return free;
 }
@@ -70,6 +84,72 @@ RegistryBeginLook(const RelayTask *task)
 		it->dueAt = 0;
 	}
 	RegistryUnlock();
+}
+
+/*
+ * RegistryServedDatabases returns the databases in which workers are, each once.
+ */
+List *
+RegistryServedDatabases(void)
+{
+	RelayRegistry *registry = &Shared->relay;
+	Oid served[RELAY_DATABASES];
+	List *databases = NIL;
+	int count = 0;
+
+	LWLockAcquire(registry->lock, LW_SHARED);
+	for (int place = 0; place < registry->used; place++)
+	{
+		const RelaySubscription *it = &registry->subscriptions[place];
+		int i = 0;
+
+		if (it->state != RELAY_STATE_SERVED)
+			continue;
+		while (i < count && served[i] != it->database)
+			i++;
+		if (i == count && count < RELAY_DATABASES)
+			served[count++] = it->database;
+	}
+	RegistryUnlock();
+	for (int i = 0; i < count; i++)
+		databases = lappend_oid(databases, served[i]);
+	return databases;
+}
+
+/*
+ * RegistryNoteClosing notes whether a session waits to drop or copy a database, and ends
+ * the workers there if it has been so before: they do not leave by themselves.
+ */
+void
+RegistryNoteClosing(Oid database, bool closing)
+{
+	RelayRegistry *registry = &Shared->relay;
+
+	RegistryLock();
+	for (int place = 0; place < registry->used; place++)
+	{
+		RelaySubscription *it = &registry->subscriptions[place];
+
+		if (it->database != database || it->state != RELAY_STATE_SERVED)
+			continue;
+		it->closing = closing ? it->closing + 1 : 0;
+		if (it->closing > 1)
+			kill(it->pid, SIGTERM);
+	}
+	RegistryUnlock();
+}
+
+/*
+ * RegistryIsRecalled tells whether the worker was ended for that.
+ */
+bool
+RegistryIsRecalled(const RelayTask *task)
+{
+	RelaySubscription *it = RegistryLockTask(task);
+	bool recalled = it != NULL && it->closing > 1;
+
+	RegistryUnlock();
+	return recalled;
 }
 
 /*
@@ -240,6 +320,8 @@ RegistryMoveOn(const RelayTask *task, RelayEnd end, TimestampTz dueAt, int worke
 	if (it != NULL)
 		LeaveIt(it, end, dueAt);
 	found = RegistryTakeNext(workers, RELAY_STATE_SERVED, task, next);
+	if (found)
+		Attach(&Shared->relay.subscriptions[next->place]);
 	RegistryUnlock();
 	RegistryWakeLauncher();
 	return found;

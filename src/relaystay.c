@@ -5,12 +5,19 @@
  *
  * With nothing to do, it stays for LINGER_MS after the last event, and sleeps until
  * something is published: the next event often comes soon.  With much to do, it
- * stays for SLICE_MS, and then as long as nobody needs its place: another
- * subscription that waits for a worker, or whoever is to drop or copy the database.
+ * stays for SLICE_MS, and then as long as no other subscription waits for a worker.
+ * A transaction ends after COMMIT_MS in any case, and the event at hand: what the handler has
+ * locked is locked no longer, and sessions that wait for the subscription, or for a
+ * table of ours, have their turn.
+ *
+ * DROP DATABASE, and whatever copies, renames or moves one, takes the database's lock, waits 5
+ * seconds until no session is connected, and fails then.  So each step has that lock as well:
+ * those seconds begin when the step has ended, and the next one does not begin.  A handler
+ * that keeps such a session waiting is ended by the launcher (relaylauncher.c).
  *
  * SIGTERM ends a worker at work at once.  One that sleeps leaves by itself.
  *
- * Locks: ROW EXCLUSIVE on the database, in the middle of a long step, to its end.
+ * Locks: ROW EXCLUSIVE on the database, not waited for, to the end of a step.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,8 +45,11 @@
 #define LINGER_MS 250
 #define SLICE_MS 1000
 
+/* After how long a transaction commits, though there be more in its batch. */
+#define COMMIT_MS 250
+
 static instr_time came;
-static bool holdsDatabase; /* this step has the database's lock */
+static instr_time began; /* this step */
 
 /* SIGTERM may wait: nothing is in progress. */
 static volatile sig_atomic_t atRest = false;
@@ -59,7 +69,7 @@ RelayStayBegin(void)
 void
 RelayStayBeginStep(void)
 {
-	holdsDatabase = false;
+	INSTR_TIME_SET_CURRENT(began);
 }
 
 /* ----------------------------------------------------------------
@@ -68,9 +78,17 @@ RelayStayBeginStep(void)
  */
 
 /*
- * DatabaseIsClosing tells whether somebody is to drop or copy the database.  The
- * lock that keeps him waiting while we are at an event is given back first: so he
- * gets it, and finds us leaving.
+ * RelayStayEnterDatabase locks the database for this step, unless a session is to drop or
+ * copy it, or does so now.  Returns whether it has.
+ */
+bool
+RelayStayEnterDatabase(void)
+{
+	return DatabaseIsOpen(MyDatabaseId);
+}
+
+/*
+ * DatabaseIsClosing tells whether a session waits to drop or copy the database.
  */
 static bool
 DatabaseIsClosing(void)
@@ -78,21 +96,28 @@ DatabaseIsClosing(void)
 	LOCKTAG tag;
 
 	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
-	if (holdsDatabase)
-		LockRelease(&tag, RowExclusiveLock, false);
-	holdsDatabase = DatabaseIsOpen(MyDatabaseId);
-	return !holdsDatabase;
+	return LockHasWaiters(&tag, RowExclusiveLock, false);
+}
+
+/*
+ * RelayStayCommits tells whether the step has taken so long that it is to commit what was
+ * handled, though there be more in the batch.
+ */
+bool
+RelayStayCommits(void)
+{
+	return WorkerElapsed(began) >= COMMIT_MS;
 }
 
 /*
  * RelayStayIsOver tells whether it is time to make room, though there be more to do.
- * Needs a transaction, and none within it.
+ * Needs RelayStayEnterDatabase().
  */
 bool
 RelayStayIsOver(void)
 {
-	return WorkerElapsed(came) >= SLICE_MS &&
-		   (RegistryOthersWait(RelayWorkers) || DatabaseIsClosing());
+	return DatabaseIsClosing() ||
+		   (WorkerElapsed(came) >= SLICE_MS && RegistryOthersWait(RelayWorkers));
 }
 
 /* ----------------------------------------------------------------

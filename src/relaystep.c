@@ -5,16 +5,17 @@
  *
  * A step locks the subscription and looks whether it can be served: its owner may be
  * gone, and the handler, too.  Then it gives the batch that is out to the handler
- * (relaybatch.c), acknowledges it, and fetches the next one.  So the handler's writes
+ * (relaybatch.c), acknowledges it, or what fits into a transaction (relaystay.c), and fetches
+ * the next one.  So the handler's writes
  * and the position commit together.
  *
  * After an error it is as if the step had not been.  If the batch is to blame, the
  * next step deals with it; if somebody was in the way, the subscription is left for a
  * moment; anything else is a problem, which the log and the subscription are told.
  *
- * Locks: ACCESS SHARE on the relations that delivery and handlers may need, taken
- * first and not waited for, and the subscription's, waited for LOCK_MS; to the end of
- * the step.
+ * Locks: that of the database (relaystay.c); ACCESS SHARE on the relations that delivery and
+ *handlers may need, taken first and not waited for, and the subscription's, waited for LOCK_MS; to
+ *the end of the step.
  *
  *-------------------------------------------------------------------------
  */
@@ -220,6 +221,13 @@ InTransaction(const RelayTask *task, bool last, Batch *next)
 	{
 		RelayBatchLeave(task);
 		return STEP_LEAVE;
+	}
+	if (!RelayStayEnterDatabase())
+	{
+		/* A copy of the database must not find a batch that seems to have been handled. */
+		if (handled)
+			RelayBatchGiveBack(subscription);
+		return Leave(RELAY_BUSY);
 	}
 	if (!handled)
 		RelayBatchInherit(task, subscription);

@@ -73,6 +73,8 @@ typedef struct RelaySubscription
 	uint64 notedAt;	 /* by the registry's own clock */
 	uint64 servedAt; /* by that, too */
 	int state;		 /* a RelayState */
+	int pid;		 /* of the worker that serves it */
+	int closing;	 /* how often the launcher has found its database closing, in a row */
 	bool due;
 	TimestampTz dueAt;	   /* when it will be, if nobody publishes; 0: then only */
 	TimestampTz notBefore; /* it is not served before; 0: no matter */

@@ -88,6 +88,20 @@ idle();
 as_app(q{COMMIT PREPARED 'p'});
 comes(q{SELECT count(*) = 2 FROM done WHERE topic = 'prepared'}, 'whose events come, too');
 
+# A batch is acknowledged in parts: what the first event has written is committed, and locked
+# no longer, while a later one is at work.  None counts as an attempt, and the order stays.
+publish('parts', [ 'nap 0.3', 'await', 'two', 'three' ], aggregate => 'A');
+waits_in_handler();
+comes(q{SELECT count(*) = 1 FROM done WHERE topic = 'parts'}, 'what was handled is committed while a later event is at work');
+$node->safe_psql('postgres', q{INSERT INTO flag VALUES ('go')});
+comes(q{SELECT count(*) = 4 FROM done WHERE topic = 'parts'}, 'the rest comes');
+is(done(q{topic = 'parts' AND attempt = 1}), 'nap 0.3 await two three', 'in order, at the first attempt');
+publish('parts 2', [ 'nap 0.3', 'once', 'nap 0.3', 'two', 'once', 'nap 0.3', 'three' ], aggregate => 'A');
+comes(q{SELECT count(*) = 7 FROM done WHERE topic = 'parts 2'}, 'beside errors, too');
+is(done(q{topic = 'parts 2'}), 'nap 0.3 once nap 0.3 two once nap 0.3 three', 'in order');
+is($node->safe_psql('postgres', q{SELECT count(*) - count(DISTINCT seq) FROM done}), '0', 'once');
+$node->safe_psql('postgres', 'DELETE FROM flag');
+
 # A rollback wakes nobody.
 idle();
 as_app(q{BEGIN; SELECT idempotency.publish('never', '{"do": "never"}'); ROLLBACK});

@@ -359,6 +359,41 @@ is(($node->psql('postgres', "DROP DATABASE copy"))[2], '', "DROP DATABASE in the
 cmp_ok(time - $began, '<', 30, 'before it ends');
 is_quiet('databases', qr/exited with exit code 1|terminating background worker|database .* does not exist/);
 
+# It ends a handler that would keep it waiting for longer, whether that heeds a cancel or not.
+# So does what copies, renames or moves a database; the event is given again, with no attempt
+# counted, and in a copy as well.
+$node->safe_psql('postgres', 'ALTER ROLE app SET idempotency.handler_timeout = 0');
+foreach my $kind ('await', 'deaf')
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE third');
+	$node->safe_psql('third', q{CREATE EXTENSION idempotency; SELECT idempotency.grant_client('app'), idempotency.grant_consumer('app');
+		GRANT CREATE ON SCHEMA public TO app});
+	as_app($handlers, 'third');
+	as_app($subscribe =~ s/max_attempts => 3/max_attempts => 1/r, 'third');
+	publish('long', $kind, dbname => 'third');
+	waits_in_handler();
+	foreach my $case ([ 'third', 'CREATE DATABASE copy TEMPLATE third' ], [ 'renamed', 'ALTER DATABASE third RENAME TO renamed' ],
+		[ 'third', 'ALTER DATABASE renamed RENAME TO third' ])
+	{
+		my ($database, $statement) = @$case;
+		is(($node->psql('postgres', "SET lock_timeout = '60s'; $statement"))[2], '', "$kind: $statement while a handler is called") or die;
+		is($node->safe_psql($database, q{SELECT count(*) FROM idempotency.dead_letters}), '0', "$kind: no event has failed after $statement") or die;
+		pid_of('idempotency relay', q{query LIKE 'serving%' AND wait_event = 'PgSleep' AND datname <> 'copy'});
+	}
+	is($node->safe_psql('copy', q{SELECT count(*) FROM idempotency.dead_letters}), '0', "$kind: no event has failed in the copy");
+	if ($kind eq 'await')
+	{
+		$node->safe_psql($_, q{INSERT INTO flag VALUES ('go')}) foreach 'third', 'copy';
+		comes(q{SELECT count(*) = 1 FROM done WHERE topic = 'long' AND attempt = 1}, "$kind: the event comes, in $_", $_) foreach 'third', 'copy';
+		$node->safe_psql('third', 'DELETE FROM flag');
+		publish('long', $kind, dbname => 'third');
+		pid_of('idempotency relay', q{query LIKE 'serving%' AND wait_event = 'PgSleep' AND datname = 'third'});
+	}
+	is(($node->psql('postgres', "SET lock_timeout = '60s'; DROP DATABASE $_"))[2], '', "$kind: DROP DATABASE $_ while a handler is called") foreach 'third', 'copy';
+}
+$node->safe_psql('postgres', 'ALTER ROLE app RESET ALL');
+is_quiet('a handler is ended', qr/exited with exit code 1|terminating background worker|database .* does not exist/);
+
 # DROP EXTENSION, too.
 $node->safe_psql('postgres', 'DELETE FROM done');
 as_app(q{SELECT idempotency.unsubscribe('all')});
