@@ -669,6 +669,8 @@ CREATE INDEX parked_due ON idempotency.parked (subscription, retry_at, seq) WHER
 COMMENT ON INDEX idempotency.parked_due IS 'what is to be given again, and when';
 CREATE INDEX parked_aggregate ON idempotency.parked (subscription, aggregateid, seq) WHERE dead_at IS NULL;
 COMMENT ON INDEX idempotency.parked_aggregate IS 'what later events of an aggregate wait for';
+CREATE INDEX parked_again ON idempotency.parked (subscription, aggregateid, seq) WHERE retry_at IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_again IS 'what is given again of an aggregate, among many that wait';
 
 -- What a consumer gets of one event.
 CREATE TYPE idempotency.event AS (
@@ -790,14 +792,65 @@ COMMENT ON COLUMN idempotency.dead_letters.seq IS 'its number in the outbox';
 -- unless it lies behind the position, or is among what was in flight: there by its
 -- transaction, or by its own number.  (Cursor.c says how: the transaction may bear
 -- a mark, 2^62, and is over then.)  A stretch is not read while its transaction is at
--- work: there is nothing to be found.  No event is counted, but numbers: that takes an index and no time.
+-- work, nor if that has failed: there is nothing to be found.  No event is counted, but
+-- numbers: that takes an index and no time.
+-- There may be a million rows that nobody sees, since their transaction is open or has
+-- failed.  They are read once, however many subscriptions are behind them: each looks
+-- from its own position to the next one's only, and has what the next one has if there
+-- is nothing.
 CREATE VIEW idempotency.subscriptions AS
+	WITH place AS MATERIALIZED (
+		SELECT
+			s.subscription,
+			p.*
+		FROM idempotency.subscription AS s
+		CROSS JOIN LATERAL (
+			SELECT
+				n.passed,
+				n.inflight,
+				n.leased_at,
+				n.leased_until,
+				n.system_identifier OPERATOR(pg_catalog.=) c.system_identifier
+					AND n.relation OPERATOR(pg_catalog.=) 'idempotency.outbox'::regclass::oid AS ours
+			FROM idempotency.position AS n, pg_catalog.pg_control_system() AS c
+			WHERE n.subscription OPERATOR(pg_catalog.=) s.subscription
+			ORDER BY n.version DESC
+			LIMIT 1
+		) AS p
+	),
+	newest AS MATERIALIZED (
+		SELECT o.seq FROM idempotency.outbox AS o
+		ORDER BY o.seq DESC
+		LIMIT 1
+	),
+	stretch AS MATERIALIZED (
+		SELECT
+			p.subscription,
+			p.passed,
+			LEAST(newest.seq, pg_catalog.lead(p.passed) OVER (ORDER BY p.passed, p.subscription)) AS upto,
+			newest.seq AS last
+		FROM place AS p
+		CROSS JOIN newest
+	),
+	behind AS MATERIALIZED (
+		SELECT
+			b.subscription,
+			b.last,
+			pg_catalog.min(e.seq) OVER (ORDER BY b.passed DESC, b.subscription DESC) AS first
+		FROM stretch AS b
+		LEFT JOIN LATERAL (
+			SELECT o.seq FROM idempotency.outbox AS o
+			WHERE o.seq OPERATOR(pg_catalog.>) b.passed AND o.seq OPERATOR(pg_catalog.<=) b.upto
+			ORDER BY o.seq
+			LIMIT 1
+		) AS e ON true
+	)
 	SELECT
 		s.subscription,
-		pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(behind.first, late.oldest)) AS lag,
+		pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(first.published_at, late.oldest)) AS lag,
 		CASE
 			WHEN behind.first IS NOT NULL
-			THEN behind.last OPERATOR(pg_catalog.-) p.passed
+			THEN behind.last OPERATOR(pg_catalog.-) behind.first OPERATOR(pg_catalog.+) 1
 			WHEN late.oldest IS NOT NULL THEN 1
 			WHEN p.passed IS NOT NULL THEN 0
 		END AS lag_events,
@@ -810,7 +863,7 @@ CREATE VIEW idempotency.subscriptions AS
 			ELSE '<insufficient privilege>'
 		END AS last_error,
 		e.at AS last_error_at,
-		LEAST(behind.first, late.oldest) AS behind_since,
+		LEAST(first.published_at, late.oldest) AS behind_since,
 		k.oldest_parked_at,
 		p.leased_at AS batch_out_since,
 		p.leased_until AS batch_leased_until,
@@ -820,34 +873,13 @@ CREATE VIEW idempotency.subscriptions AS
 		s.max_lag,
 		s.created_at
 	FROM idempotency.subscription AS s
+	LEFT JOIN place AS p ON p.subscription OPERATOR(pg_catalog.=) s.subscription
+	LEFT JOIN behind ON behind.subscription OPERATOR(pg_catalog.=) s.subscription
 	LEFT JOIN LATERAL (
-		SELECT
-			n.passed,
-			n.inflight,
-			n.leased_at,
-			n.leased_until,
-			n.system_identifier OPERATOR(pg_catalog.=) c.system_identifier
-				AND n.relation OPERATOR(pg_catalog.=) 'idempotency.outbox'::regclass::oid AS ours
-		FROM idempotency.position AS n, pg_catalog.pg_control_system() AS c
-		WHERE n.subscription OPERATOR(pg_catalog.=) s.subscription
-		ORDER BY n.version DESC
+		SELECT o.published_at FROM idempotency.outbox AS o
+		WHERE o.seq OPERATOR(pg_catalog.=) behind.first
 		LIMIT 1
-	) AS p ON true
-	LEFT JOIN LATERAL (
-		SELECT
-			(
-				SELECT o.published_at FROM idempotency.outbox AS o
-				WHERE o.seq OPERATOR(pg_catalog.>) p.passed
-				ORDER BY o.seq
-				LIMIT 1
-			) AS first,
-			(
-				SELECT o.seq FROM idempotency.outbox AS o
-				WHERE o.seq OPERATOR(pg_catalog.>) p.passed
-				ORDER BY o.seq DESC
-				LIMIT 1
-			) AS last
-	) AS behind ON true
+	) AS first ON true
 	LEFT JOIN LATERAL (
 		SELECT pg_catalog.min(e.published_at) AS oldest
 		FROM pg_catalog.generate_subscripts(p.inflight, 1) AS i
@@ -868,12 +900,12 @@ CREATE VIEW idempotency.subscriptions AS
 			LIMIT 1
 		) AS e
 		WHERE i OPERATOR(pg_catalog.%) 3 OPERATOR(pg_catalog.=) 1
-			AND (
-				t.txid IS NULL
-				OR t.over
-				OR NOT p.ours
-				OR pg_catalog.pg_visible_in_snapshot(t.txid, pg_catalog.pg_current_snapshot())
-			)
+			AND CASE
+				WHEN t.txid IS NULL OR t.over OR NOT p.ours THEN true
+				WHEN pg_catalog.pg_visible_in_snapshot(t.txid, pg_catalog.pg_current_snapshot())
+				THEN pg_catalog.pg_xact_status(t.txid) IS DISTINCT FROM 'aborted'
+				ELSE false
+			END
 	) AS late ON true
 	LEFT JOIN LATERAL (
 		SELECT
@@ -897,7 +929,7 @@ CREATE VIEW idempotency.subscriptions AS
 COMMENT ON VIEW idempotency.subscriptions IS 'how far each subscription has come, and what keeps it';
 COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'its name';
 COMMENT ON COLUMN idempotency.subscriptions.lag IS 'age of the oldest event that it has not passed, of any topic, in full seconds; NULL: none';
-COMMENT ON COLUMN idempotency.subscriptions.lag_events IS 'numbers from its position to the last event: as many events at most, of any topic';
+COMMENT ON COLUMN idempotency.subscriptions.lag_events IS 'numbers from the first event that it has not passed to the last one: as many events at most, of any topic';
 COMMENT ON COLUMN idempotency.subscriptions.parked IS 'events that failed and are given again';
 COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'events that wait behind them, since they are about the same thing';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
@@ -982,7 +1014,7 @@ COMMENT ON COLUMN idempotency.stats.failed IS 'deliveries that failed (nack)';
 COMMENT ON COLUMN idempotency.stats.dead_letters IS 'events that became dead letters by that';
 COMMENT ON COLUMN idempotency.stats.redriven IS 'dead letters given once more by redrive()';
 COMMENT ON COLUMN idempotency.stats.events_reaped IS 'events that the reaper removed from the outbox';
-COMMENT ON COLUMN idempotency.stats.events_dropped IS 'events that a subscription lost, since they were older than its max_lag';
+COMMENT ON COLUMN idempotency.stats.events_dropped IS 'numbers that a subscription was moved past, since they were older than its max_lag: as many events at most';
 COMMENT ON COLUMN idempotency.stats.stats_reset IS 'since when is counted';
 
 CREATE FUNCTION idempotency.stats_reset()

@@ -443,6 +443,70 @@ SELECT count(*) FROM idempotency.fetch('patient', wait => '10 min');
 SELECT clock_timestamp() - :'before' < '5 min' AS soon;
 SELECT idempotency.unsubscribe('patient');
 DELETE FROM idempotency.outbox WHERE aggregatetype = 'common';
+-- Nor does he read all at once that there is for others, or that nobody can have yet;
+-- so a limit to the time of a statement does not keep him where he is.
+CREATE FUNCTION pg_temp.entries_read() RETURNS bigint LANGUAGE sql AS $$
+	SELECT pg_stat_get_xact_tuples_returned('idempotency.outbox_pkey'::regclass)
+$$;
+SELECT idempotency.subscribe('patient', '{rare}'), idempotency.subscribe('common', '{common}');
+BEGIN;
+SELECT pg_temp.publish(array_agg(n), 'common') FROM generate_series(1, 130000) AS n;
+PREPARE TRANSACTION 'regress_fetch';
+SELECT pg_temp.publish('{131}', 'rare');
+SELECT lag_events FROM idempotency.subscriptions WHERE subscription = 'patient';
+BEGIN;
+SELECT pg_temp.entries_read() AS before \gset
+SELECT count(*) FROM idempotency.fetch('patient', wait => '10 min');
+SELECT pg_temp.entries_read() - :before BETWEEN 100000 AND 101000 AS bounded;
+COMMIT;
+SELECT pg_temp.fetch('patient');
+SELECT pg_temp.ack('patient');
+SELECT pg_temp.fetch('common');
+SELECT pg_temp.fetch('common');
+COMMIT PREPARED 'regress_fetch';
+BEGIN;
+SELECT pg_temp.entries_read() AS before \gset
+SELECT count(*) FROM idempotency.fetch('patient', wait => '10 min');
+SELECT pg_temp.entries_read() - :before BETWEEN 100000 AND 101000 AS bounded;
+COMMIT;
+SELECT pg_temp.publish('{132}', 'rare');
+SELECT pg_temp.fetch('patient');
+SELECT pg_temp.ack('patient'), idempotency.unsubscribe('patient');
+-- A batch that is given again is found without all that was in flight beside it.
+SELECT pg_temp.fetch('common', 1);
+SELECT pg_temp.pass('common');
+BEGIN;
+SELECT pg_temp.entries_read() AS before \gset
+SELECT pg_temp.fetch('common', 1);
+SELECT pg_temp.entries_read() - :before < 1000 AS few;
+COMMIT;
+SELECT idempotency.unsubscribe('common');
+TRUNCATE idempotency.outbox;
+
+-- Thousands of numbers without a row between two events: the next look finds that they
+-- are nobody's, and a row that has come into one of them since.
+SELECT idempotency.subscribe('holes', '{hole}');
+SELECT last_value AS last FROM idempotency.outbox_seq \gset
+SELECT count(idempotency.publish('hole', to_json(n))) FROM generate_series(1, 6000) AS n;
+CREATE TEMPORARY TABLE missing AS SELECT * FROM idempotency.outbox WHERE seq % 2 = 0 ORDER BY seq;
+DELETE FROM idempotency.outbox WHERE seq % 2 = 0;
+VACUUM idempotency.outbox;
+SELECT count(*), pg_temp.ack('holes') FROM idempotency.fetch('holes', 10000);
+SELECT cardinality(inflight) / 3 BETWEEN 2999 AND 3000 AS holes FROM idempotency.position WHERE subscription = 'holes';
+INSERT INTO idempotency.outbox SELECT * FROM missing ORDER BY seq OFFSET 1000 LIMIT 1;
+SELECT payload::text::int BETWEEN 2001 AND 2002 AS came FROM idempotency.fetch('holes', 10000);
+SELECT pg_temp.ack('holes');
+SELECT inflight FROM idempotency.position WHERE subscription = 'holes';
+DROP TABLE missing;
+SELECT idempotency.unsubscribe('holes');
+TRUNCATE idempotency.outbox;
+
+-- A number of a batch stays what it is where JSON's numbers are doubles: 53 bits.
+SELECT pg_temp.publish(array_agg(n)) FROM generate_series(1, 30) AS n;
+SELECT bool_and(batch BETWEEN 1 AND 9007199254740991) AS exact, count(DISTINCT batch), max(batch) > 4294967296 AS large
+	FROM generate_series(1, 30) AS n, LATERAL (SELECT batch FROM idempotency.fetch('fetch', n - n + 1)) AS f,
+		LATERAL (SELECT idempotency.ack('fetch', batch)::text AS done OFFSET 0) AS a WHERE done = '';
+
 -- A wait is cut short as any statement is.
 SET statement_timeout = '50 ms';
 SELECT idempotency.fetch('fetch', wait => '1 hour');

@@ -453,5 +453,56 @@ SELECT pg_temp.ack('order');
 COMMIT;
 SELECT pg_temp.fetch('order'), pg_temp.ack('order');
 
-SELECT idempotency.unsubscribe('nack'), idempotency.unsubscribe('dead'), idempotency.unsubscribe('order');
+--
+-- Many events of one aggregate
+--
+
+-- They are parked behind the one that failed a thousand at a time: a fetch that gives
+-- nothing says how far it has come, whether it may wait or not, and the next goes on.
+SELECT idempotency.subscribe('many', '{many}', retry_delay => '1 hour');
+SELECT count(idempotency.publish('many', to_json(n), 'hot')) FROM generate_series(1, 2500) AS n;
+SELECT id AS first FROM idempotency.fetch('many', 1) \gset
+SELECT idempotency.nack('many', pg_temp.batch('many'), :'first', 'it failed') > now() AS later, pg_temp.ack('many');
+SELECT count(*) FROM idempotency.fetch('many', wait => '10 min');
+SELECT parked, waiting, lag_events FROM idempotency.subscriptions WHERE subscription = 'many';
+SELECT count(*) FROM idempotency.fetch('many', 5);
+SELECT parked, waiting, lag_events FROM idempotency.subscriptions WHERE subscription = 'many';
+-- What was not committed is done again.
+BEGIN;
+SELECT count(*) FROM idempotency.fetch('many');
+ROLLBACK;
+SELECT count(*) FROM idempotency.fetch('many');
+SELECT parked, waiting, lag_events FROM idempotency.subscriptions WHERE subscription = 'many';
+-- What is neither of the aggregate nor behind it comes with the rest.
+SELECT idempotency.publish('many', '0') IS NOT NULL AS published;
+SELECT pg_temp.drain('many');
+
+-- When it is done they go a hundred at a time, and those that wait are not read for that,
+-- be they given again, be they acknowledged, all of one aggregate, or does one fail again.
+CREATE FUNCTION pg_temp.parked_read() RETURNS bigint LANGUAGE sql AS $$
+	SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint FROM pg_index WHERE indrelid = 'idempotency.parked'::regclass
+$$;
+ANALYZE idempotency.parked;
+SELECT pg_temp.pass('many');
+SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempotency.fetch('many');
+SELECT pg_temp.ack('many');
+SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempotency.fetch('many', 1000);
+BEGIN;
+SELECT pg_temp.parked_read() AS before \gset
+SELECT pg_temp.ack('many');
+SELECT pg_temp.parked_read() - :before < 1500 AS few;
+COMMIT;
+SELECT id AS first FROM idempotency.fetch('many', 1) \gset
+BEGIN;
+SELECT pg_temp.parked_read() AS before \gset
+SELECT idempotency.nack('many', pg_temp.batch('many'), :'first', 'it failed', '0') IS NOT NULL AS again;
+SELECT pg_temp.parked_read() - :before < 1500 AS few;
+COMMIT;
+SELECT pg_temp.ack('many');
+SELECT parked, waiting FROM idempotency.subscriptions WHERE subscription = 'many';
+SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempotency.fetch('many', 1000);
+SELECT pg_temp.ack('many');
+SELECT parked, waiting FROM idempotency.subscriptions WHERE subscription = 'many';
+
+SELECT idempotency.unsubscribe('nack'), idempotency.unsubscribe('dead'), idempotency.unsubscribe('order'), idempotency.unsubscribe('many');
 SELECT count(*) FROM idempotency.parked WHERE subscription IN ('nack', 'dead', 'order');

@@ -112,18 +112,65 @@ CursorAddNumber(OutboxCursor *cursor, int64 seq)
 		CursorAdd(cursor, &part);
 }
 
+static int
+CompareParts(const void *a, const void *b)
+{
+	int64 left = ((const InFlight *) a)->from;
+	int64 right = ((const InFlight *) b)->from;
+
+	return left < right ? -1 : left > right;
+}
+
 /*
- * CursorHasInFlight tells whether the row of that number, which "txid" published,
- * is among what was passed and not delivered.
+ * CursorSweepBegin prepares to ask a cursor about rising numbers, in the current
+ * memory context.  Sorts the parts of the cursor by where they begin; until the sweep
+ * is over, nothing but their "from" may change, and that only upwards.
+ */
+void
+CursorSweepBegin(CursorSweep *sweep, OutboxCursor *cursor)
+{
+	memset(sweep, 0, sizeof(CursorSweep));
+	sweep->cursor = cursor;
+	sweep->open = palloc(Max(1, cursor->count) * sizeof(int));
+	if (cursor->count > 0)
+		qsort(cursor->inFlight, cursor->count, sizeof(InFlight), CompareParts);
+}
+
+/*
+ * CursorSweepTo moves a sweep to a number, which is not below the one before: its open
+ * parts are those around that number.
+ */
+void
+CursorSweepTo(CursorSweep *sweep, int64 seq)
+{
+	const InFlight *parts = sweep->cursor->inFlight;
+	int kept = 0;
+
+	for (int i = 0; i < sweep->openCount; i++)
+	{
+		if (parts[sweep->open[i]].upto >= seq)
+			sweep->open[kept++] = sweep->open[i];
+	}
+	for (; sweep->next < sweep->cursor->count && parts[sweep->next].from <= seq; sweep->next++)
+	{
+		if (parts[sweep->next].upto >= seq)
+			sweep->open[kept++] = sweep->next;
+	}
+	sweep->openCount = kept;
+}
+
+/*
+ * CursorSweepHas tells whether the row of the number that the sweep is at, which
+ * "txid" published, is among what was passed and not delivered.
  */
 bool
-CursorHasInFlight(const OutboxCursor *cursor, uint64 txid, int64 seq)
+CursorSweepHas(const CursorSweep *sweep, uint64 txid, int64 seq)
 {
-	for (int i = 0; i < cursor->count; i++)
+	for (int i = 0; i < sweep->openCount; i++)
 	{
-		const InFlight *part = &cursor->inFlight[i];
+		const InFlight *part = &sweep->cursor->inFlight[sweep->open[i]];
 
-		if (part->from <= seq && seq <= part->upto && (part->txid == txid || part->txid == 0))
+		if (part->from <= seq && (part->txid == txid || part->txid == 0))
 			return true;
 	}
 	return false;

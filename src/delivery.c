@@ -38,8 +38,19 @@
 #define PROGRESS_EVENTS 1000
 
 /*
+ * One look parks so many events at most, and looks at so many rows; the rest is left to
+ * the next one, when the position is committed.  So a consumer whose statements have a
+ * time limit gets on, whatever lies before him.
+ */
+#define LOOK_PARKS 1000
+#define LOOK_ROWS 100000
+
+#define BATCH_BITS 53
+
+/*
  * NewBatchNumber returns a number that nobody can guess, so that a consumer who
- * comes late does not acknowledge another's batch.
+ * comes late does not acknowledge another's batch; never 0, and of 53 bits, which is
+ * what a client that reads JSON numbers as doubles keeps exactly.
  */
 static int64
 NewBatchNumber(void)
@@ -51,7 +62,7 @@ NewBatchNumber(void)
 		if (!pg_strong_random(&number, sizeof(number)))
 			ereport(ERROR,
 					(errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
-		number >>= 1;
+		number >>= 64 - BATCH_BITS;
 	}
 	return (int64) number;
 }
@@ -94,8 +105,8 @@ IsForUs(const Subscription *subscription, TupleTableSlot *slot, const ParkedSumm
 
 /*
  * Collect adds to a new batch what the scan gives, until it has "max" events.  An
- * event that has to wait for another is parked; after many of them the rest is left
- * to the next look.
+ * event that has to wait for another is parked.  Sets batch->more where a limit of the
+ * look was met.
  */
 static void
 Collect(const Subscription *subscription, OutboxScan *scan, int max, const ParkedSummary *parked,
@@ -103,8 +114,9 @@ Collect(const Subscription *subscription, OutboxScan *scan, int max, const Parke
 {
 	TupleTableSlot *slot;
 	int waiting = 0;
+	int64 next;
 
-	while (list_length(batch->events) < max && waiting < PROGRESS_EVENTS &&
+	while (list_length(batch->events) < max && waiting < LOOK_PARKS &&
 		   (slot = OutboxScanNext(scan)) != NULL)
 	{
 		Event *event;
@@ -121,7 +133,7 @@ Collect(const Subscription *subscription, OutboxScan *scan, int max, const Parke
 			batch->events = lappend(batch->events, event);
 	}
 	batch->wrote |= waiting > 0;
-	batch->more = waiting == PROGRESS_EVENTS;
+	batch->more = waiting == LOOK_PARKS || OutboxScanExhausted(scan, &next);
 }
 
 /*
@@ -131,13 +143,12 @@ void
 BatchCollect(const Subscription *subscription, const Position *position, Batch *batch)
 {
 	ParkedSummary parked;
-	OutboxScan *scan;
-
 	TupleTableSlot *slot;
+	OutboxScan *scan;
 
 	ParkedSummarize(subscription->name, &position->start, &parked);
 	batch->events = ParkedInBatch(subscription->name, position);
-	scan = OutboxScanBegin(&position->start, &position->end);
+	scan = OutboxScanBegin(&position->start, &position->end, PG_INT64_MAX);
 	while ((slot = OutboxScanNext(scan)) != NULL)
 	{
 		if (IsForUs(subscription, slot, &parked))
@@ -205,13 +216,13 @@ GiveNext(const Subscription *subscription, Position *position, const FetchPlan *
 	foreach (cell, batch->events)
 		position->parked[foreach_current_index(cell)] = EventSeq(lfirst(cell));
 
-	scan = OutboxScanBegin(&position->start, NULL);
+	scan = OutboxScanBegin(&position->start, NULL, LOOK_ROWS);
 	Collect(subscription, scan, max, &parked, batch);
 	looked = OutboxScanEnd(scan, &position->end);
 
 	if (batch->events != NIL && position->singles > 0)
 		position->singles--;
-	if (batch->events != NIL || batch->wrote || looked >= PROGRESS_EVENTS ||
+	if (batch->events != NIL || batch->wrote || batch->more || looked >= PROGRESS_EVENTS ||
 		(plan->last && looked > 0))
 		NotePosition(subscription, position, plan->lease, batch);
 }

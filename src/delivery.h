@@ -27,9 +27,9 @@ typedef struct FetchPlan
 typedef struct Batch
 {
 	int64 number;
-	List *events;	  /* of Event *; NIL: there is nothing to do */
-	bool more;		  /* there is more to look at, though it may have given nothing */
-	bool wrote;		  /* something was written, though it may have given nothing */
+	List *events; /* of Event *; NIL: there is nothing to do */
+	bool more;	  /* a limit was met: commit, and look again, though it may have given nothing */
+	bool wrote;	  /* something was written, though it may have given nothing */
 	TimestampTz next; /* when there may be something again; 0: when somebody publishes */
 } Batch;
 

@@ -17,6 +17,7 @@
 /* The HTTP status of the IETF draft stands in the last three digits. */
 #define ERRCODE_IDEMPOTENCY_BAD_KEY MAKE_SQLSTATE('I', 'K', '4', '0', '0')
 #define ERRCODE_IDEMPOTENCY_CLAIM_REQUIRED MAKE_SQLSTATE('I', 'K', '4', '0', '3')
+#define ERRCODE_IDEMPOTENCY_BATCH_LOST MAKE_SQLSTATE('I', 'K', '4', '0', '8')
 #define ERRCODE_IDEMPOTENCY_IN_PROGRESS MAKE_SQLSTATE('I', 'K', '4', '0', '9')
 #define ERRCODE_IDEMPOTENCY_CLAIM_LOST MAKE_SQLSTATE('I', 'K', '4', '1', '0')
 #define ERRCODE_IDEMPOTENCY_NO_CLAIM MAKE_SQLSTATE('I', 'K', '4', '1', '2')

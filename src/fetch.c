@@ -3,9 +3,10 @@
  * fetch.c
  *	  fetch(), ack(), nack(), extend() and redrive(): delivery by SQL.
  *
- * Locks: the subscription's, to the end of the transaction, once there is
- * something to be changed.  A fetch() that waits keeps nobody from the subscription;
- * but like any statement it holds its snapshot, and the tables it has read.
+ * Locks: the subscription's, and ACCESS SHARE on the tables, to the end of the
+ * transaction, once there is something to be changed, and in the last look.  A fetch()
+ * that waits holds neither while it sleeps, but like any statement its snapshot.  The
+ * extension may be dropped then, and made anew.
  *
  *-------------------------------------------------------------------------
  */
@@ -15,7 +16,10 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 #include "utils/uuid.h"
@@ -26,6 +30,7 @@
 #include "guc.h"
 #include "outboxerrors.h"
 #include "outboxtable.h"
+#include "owntable.h"
 #include "parked.h"
 #include "relaynote.h"
 #include "stats.h"
@@ -128,13 +133,57 @@ TryFetch(text *name, const FetchPlan *plan, Batch *batch)
 		SubscriptionUnlock(name);
 }
 
+/* What a look reads, in the order in which it is locked. */
+static const char *const lookedAt[] = {"subscription", "position", "parked", "outbox"};
+
 /*
- * FetchWithin looks until there is something, for at most "waitMs", and no longer once
- * it has written down how far it has come: then the lock stays to our commit.  Each
- * look has memory of its own; the last one's stays.
+ * LookEnd ends a look, and keeps its locks for the transaction or lets go of them.
  */
 static void
-FetchWithin(text *name, FetchPlan *plan, int waitMs, Batch *batch)
+LookEnd(ResourceOwner look, bool keep)
+{
+	CurrentResourceOwner = ResourceOwnerGetParent(look);
+	ResourceOwnerRelease(look, RESOURCE_RELEASE_BEFORE_LOCKS, keep, false);
+	ResourceOwnerRelease(look, RESOURCE_RELEASE_LOCKS, keep, false);
+	ResourceOwnerRelease(look, RESOURCE_RELEASE_AFTER_LOCKS, keep, false);
+	ResourceOwnerDelete(look);
+}
+
+/*
+ * LookBegin begins a look: whatever locks on tables it takes belong to it, and can be let
+ * go of without those that the transaction had before.  The tables are locked first, all
+ * or none, so that nothing is held that a DROP EXTENSION waits for which holds others of
+ * them.  Throws 55000 if the extension, and with it the function that was called, is no
+ * longer there.
+ */
+static ResourceOwner
+LookBegin(Oid function)
+{
+	for (;;)
+	{
+		ResourceOwner look = ResourceOwnerCreate(CurrentResourceOwner, "idempotency fetch");
+		OwnLock lock;
+
+		CurrentResourceOwner = look;
+		lock = OwnRelationsLock(lookedAt, lengthof(lookedAt));
+		AcceptInvalidationMessages();
+		if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
+			ErrorExtensionReplaced();
+		if (lock != OWN_BUSY)
+			return look;
+		LookEnd(look, false);
+		OwnRelationsAwait(lookedAt, lengthof(lookedAt));
+	}
+}
+
+/*
+ * FetchWithin looks until there is something, for at most "waitMs", and no longer once
+ * it has written down how far it has come: the lock stays to our commit, and what a
+ * look has done is safe only then.  Each look has memory of its own; the last one's
+ * stays.
+ */
+static void
+FetchWithin(Oid function, text *name, FetchPlan *plan, int waitMs, Batch *batch)
 {
 	TimestampTz end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), waitMs);
 	MemoryContext look =
@@ -144,16 +193,19 @@ FetchWithin(text *name, FetchPlan *plan, int waitMs, Batch *batch)
 	for (int round = 0;; round++)
 	{
 		long left = MillisecondsUntil(end);
+		ResourceOwner locks;
+		bool done;
 
 		MemoryContextReset(look);
 		plan->last = left <= 0;
 		if (!plan->last)
 			WakeupPrepare(OutboxChannel());
+		locks = LookBegin(function);
 		TryFetch(name, plan, batch);
-		if (batch->events != NIL || ((plan->last || batch->wrote) && !batch->more))
+		done = batch->events != NIL || batch->wrote || plan->last;
+		LookEnd(locks, done);
+		if (done)
 			break;
-		if (batch->more)
-			continue;
 		if (batch->next != 0)
 			left = Min(left, MillisecondsUntil(batch->next) + 1);
 		WakeupSleep(OutboxChannel(), round, left);
@@ -185,7 +237,7 @@ idempotency_fetch(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	EventCheckRow(rsinfo->setDesc);
-	FetchWithin(name, &plan, waitMs, &batch);
+	FetchWithin(fcinfo->flinfo->fn_oid, name, &plan, waitMs, &batch);
 	foreach (cell, batch.events)
 	{
 		Event *event = lfirst(cell);

@@ -24,12 +24,13 @@
 void
 ErrorBatchLost(const text *subscription, int64 batch)
 {
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
-					errmsg("this batch is not the current one of its subscription"),
-					errdetail("Subscription \"%s\", batch %lld.", text_to_cstring(subscription),
-							  (long long) batch),
-					errhint("It is acknowledged, or was given again after its lease ran out. Fetch "
-							"the next one; a longer lease, or idempotency.extend(), keeps it.")));
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BATCH_LOST),
+			 errmsg("this batch is not the current one of its subscription"),
+			 errdetail("Subscription \"%s\", batch %lld.", text_to_cstring(subscription),
+					   (long long) batch),
+			 errhint("Call idempotency.fetch() for the next batch; to keep one longer, pass a "
+					 "longer lease or call idempotency.extend().")));
 }
 
 /*
@@ -143,6 +144,17 @@ ErrorEventHandlerSignature(Oid handler)
 	ereport(ERROR, (errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
 					errmsg("function %s cannot handle events", format_procedure(handler)),
 					errhint("A handler takes one idempotency.event and returns void.")));
+}
+
+/*
+ * ErrorExtensionReplaced reports that the extension was dropped while the call waited.
+ */
+void
+ErrorExtensionReplaced(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("extension \"idempotency\" was dropped or replaced during the call"),
+					errhint("Call the function again.")));
 }
 
 /*

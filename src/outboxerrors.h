@@ -11,7 +11,7 @@
 #include "compat.h"
 #include "event.h"
 
-/* IK410 */
+/* IK408 */
 pg_noreturn extern void ErrorBatchLost(const text *subscription, int64 batch);
 
 /* 22023 */
@@ -42,6 +42,7 @@ pg_noreturn extern void ErrorEventHandlerMissing(const char *handler);
 pg_noreturn extern void ErrorEventHandlerSignature(Oid handler);
 
 /* 55000 */
+pg_noreturn extern void ErrorExtensionReplaced(void);
 pg_noreturn extern void ErrorHasHandler(const text *subscription, const char *handler);
 pg_noreturn extern void ErrorNumbersBehind(const text *subscription, int64 passed, int64 last);
 

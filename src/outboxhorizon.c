@@ -27,6 +27,10 @@
 #include "outboxhorizon.h"
 #include "outboxtable.h"
 
+/* How often, and how long in microseconds, we wait for whoever is publishing. */
+#define PUBLISHER_LOOKS 10
+#define PUBLISHER_SLEEP_US 500
+
 /*
  * FullXid returns the 64-bit form of a transaction id of this cluster that is
  * not in the future.
@@ -142,6 +146,26 @@ OutboxOldestPublisher(Relation table)
 	}
 	list_free(indexes);
 	return oldest;
+}
+
+/*
+ * OutboxNobodyIsPublishing tells whether every transaction that was in the middle of
+ * publish() when it was called has left it: no number that was given out before gets a
+ * row any more.  Waits for them no longer than some milliseconds.
+ */
+bool
+OutboxNobodyIsPublishing(Relation table)
+{
+	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
+
+	for (int look = 0; look < PUBLISHER_LOOKS; look++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (OutboxOldestPublisher(table) >= next)
+			return true;
+		pg_usleep(PUBLISHER_SLEEP_US);
+	}
+	return false;
 }
 
 /*

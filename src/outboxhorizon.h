@@ -36,6 +36,7 @@ typedef struct OutboxHorizon
 extern void OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot);
 extern bool OutboxIsOver(const OutboxHorizon *horizon, uint64 txid);
 extern uint64 OutboxOldestPublisher(Relation table);
+extern bool OutboxNobodyIsPublishing(Relation table);
 extern OutboxRowState OutboxTupleState(HeapTuple tuple, uint64 txid, Buffer buffer,
 									   Snapshot snapshot);
 extern OutboxRowState OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot);

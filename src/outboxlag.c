@@ -4,20 +4,20 @@
  *	  Moving on a subscription that nobody reads.
  *
  * Events stay as long as a subscription needs them, so one that nobody reads lets
- * the outbox grow for ever.  One that has a max_lag is moved on, past the events
- * that are older than that and that it has not had: they are lost to it, which
- * the log says and a counter counts.  What it has parked stays.  An event that
- * was in flight is no exception: its age counts from publish(), so that a max_lag
- * has to be longer than the longest transaction that publishes.
+ * the outbox grow for ever.  One that has a max_lag, and whose oldest event is older
+ * than that, is moved to the first event that is not: what lies between is lost to it,
+ * which the log says and a counter counts, by numbers.  What it has parked stays.  An
+ * event that is in flight is no exception: its age counts from publish(), so that a
+ * max_lag has to be longer than the longest transaction that publishes.
  *
- * A batch that is out is its consumer's until its lease is over.  Then it is given
- * up, if something in it is too old.  What is not is parked, to be given again: were
- * the position to go back for it, what has been parked of the batch already would be
- * met once more, even after it had been acknowledged.
+ * Numbers rise with time, so that the place is found by bisection in the index.  The
+ * events between are not read: a transaction may have published a million of them, and
+ * a hundred subscriptions may have to be moved past them.  Below the place no row will
+ * be inserted any more, since whoever was publishing has left publish() by then.
  *
- * The scan ends at the first event that is young enough.  That one has been given
- * by then, so it is put back into the cursor, as what was in flight of a transaction
- * that is over.
+ * A batch that is out is its consumer's until its lease is over.  Then it is given up,
+ * once all of it is too old: the position never goes back into one, where what has been
+ * parked of it would be met once more, even after it had been acknowledged.
  *
  * Locks: the subscription's, to the end of the transaction, if there is something
  * to be lost, and if it is free; the tables, and the reaper's (OutboxReaperLock()).
@@ -26,42 +26,38 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "delivery.h"
-#include "event.h"
+#include "outboxhorizon.h"
 #include "outboxlag.h"
 #include "outboxreap.h"
 #include "outboxscan.h"
 #include "outboxtable.h"
 #include "ownerquery.h"
-#include "parked.h"
 #include "position.h"
 #include "serverlog.h"
 #include "stats.h"
 #include "subscription.h"
 #include "timing.h"
 
-/* So many events are passed over in a transaction at most. */
-#define BATCH_EVENTS 5000
-
 /* So many subscriptions are looked at in a transaction at most. */
 #define LOOKS 250
 
-/* What was passed over. */
-typedef struct Loss
-{
-	int64 passed; /* events */
-	int64 lost;	  /* of them, those that would have been delivered */
-	int64 upto;	  /* the highest number */
-} Loss;
+/* If so many rows show no event that can be had, the age of the next one counts. */
+#define LOOK_ROWS 100
+#define PROBE_ROWS 10
 
 static OwnerQuery nextQuery = {
 	.table = "subscription",
@@ -134,165 +130,208 @@ NextLimited(LagRun *run, int64 *number, TimestampTz *cutoff)
 	}
 }
 
-/*
- * IsTooOld tells whether the event in the slot was published before "cutoff".
+/* ----------------------------------------------------------------
+ * One subscription
+ * ----------------------------------------------------------------
  */
-static bool
-IsTooOld(TupleTableSlot *slot, TimestampTz cutoff)
+
+static TimestampTz
+PublishedAt(TupleTableSlot *slot)
 {
 	bool isnull;
 
-	return DatumGetTimestampTz(slot_getattr(slot, OUT_PUBLISHED_AT, &isnull)) < cutoff;
+	return DatumGetTimestampTz(slot_getattr(slot, OUT_PUBLISHED_AT, &isnull));
+}
+
+/* The rows of the outbox, to find the first at or behind a number. */
+typedef struct Probe
+{
+	Relation table;
+	Relation index;
+	Snapshot snapshot;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+} Probe;
+
+static void
+ProbeBegin(Probe *probe)
+{
+	probe->table = OutboxTableOpen(AccessShareLock);
+	probe->index = index_open(OutboxTableIndex(probe->table), AccessShareLock);
+	probe->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	probe->scan = index_beginscan_compat(probe->table, probe->index, SnapshotAny, 2);
+	probe->slot = table_slot_create(probe->table, NULL);
 }
 
 /*
- * ReadIfBehind reads the position, and tells whether the next event behind it is
- * too old, and nobody has it just now.
+ * ProbeRow puts the first row between two numbers into the slot: one that somebody
+ * sees or may yet see, unless there are PROBE_ROWS before it.  Returns false if there is
+ * none.
  */
 static bool
-ReadIfBehind(const Subscription *subscription, TimestampTz cutoff, Position *position)
+ProbeRow(Probe *probe, int64 from, int64 upto)
+{
+	int64 entries = 0;
+
+	OutboxRescan(probe->scan, from, upto);
+	for (int rows = 0; OutboxNextRow(probe->scan, ForwardScanDirection, probe->slot, &entries);)
+	{
+		if (++rows > PROBE_ROWS || OutboxStateOf(probe->slot, probe->snapshot) != ROW_GONE)
+			return true;
+	}
+	return false;
+}
+
+static void
+ProbeEnd(Probe *probe)
+{
+	index_endscan(probe->scan);
+	ExecDropSingleTupleTableSlot(probe->slot);
+	UnregisterSnapshot(probe->snapshot);
+	index_close(probe->index, AccessShareLock);
+	table_close(probe->table, AccessShareLock);
+}
+
+/*
+ * OldestBehind sets the number of the oldest event that the subscription has not had,
+ * and when it was published.  Returns false if there is none.
+ */
+static bool
+OldestBehind(const Position *position, int64 *seq, TimestampTz *publishedAt)
+{
+	OutboxScan *scan = OutboxScanBegin(&position->start, NULL, LOOK_ROWS);
+	TupleTableSlot *slot = OutboxScanNext(scan);
+	bool found = slot != NULL;
+	bool exhausted;
+	int64 next;
+
+	if (found)
+	{
+		*seq = OutboxSeq(slot);
+		*publishedAt = PublishedAt(slot);
+	}
+	exhausted = !found && OutboxScanExhausted(scan, &next);
+	(void) OutboxScanEnd(scan, NULL);
+	if (exhausted)
+	{
+		Probe probe;
+
+		ProbeBegin(&probe);
+		found = ProbeRow(&probe, next, PG_INT64_MAX);
+		if (found)
+		{
+			*seq = OutboxSeq(probe.slot);
+			*publishedAt = PublishedAt(probe.slot);
+		}
+		ProbeEnd(&probe);
+	}
+	return found;
+}
+
+/*
+ * TooOldUpTo returns the number up to which every event is too old, the one of number
+ * "oldest" being so; 0 if it cannot be said now, since somebody is publishing.
+ */
+static int64
+TooOldUpTo(int64 oldest, TimestampTz cutoff)
+{
+	int64 young = Max(OutboxLastNumber(), oldest) + 1; /* the first that is not, as far as known */
+	int64 high = young;
+	int64 low = oldest;
+	Probe probe;
+
+	ProbeBegin(&probe);
+	if (!OutboxNobodyIsPublishing(probe.table))
+		young = 1;
+	while (young > 1 && high - low > 1)
+	{
+		int64 middle = low + (high - low) / 2;
+		bool found = ProbeRow(&probe, middle, high - 1);
+
+		if (found && PublishedAt(probe.slot) < cutoff)
+		{
+			low = OutboxSeq(probe.slot);
+			continue;
+		}
+		high = middle;
+		if (found)
+			young = OutboxSeq(probe.slot);
+	}
+	ProbeEnd(&probe);
+	return young - 1;
+}
+
+/*
+ * ReadIfBehind reads the position, and sets which numbers are too old for the
+ * subscription.  Returns false if there is none, or it is not to be moved now: a
+ * consumer has a batch, or one that he had is not too old as a whole.
+ */
+static bool
+ReadIfBehind(const Subscription *subscription, TimestampTz cutoff, Position *position,
+			 int64 *oldest, int64 *upto)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	TupleTableSlot *slot;
-	OutboxScan *scan;
-	bool behind;
+	TimestampTz publishedAt = 0;
 
 	if (!PositionRead(subscription->name, position))
 		return false;
 	if (position->batch != 0 && now >= position->leasedAt && now <= position->leasedUntil)
 		return false;
-
-	scan = OutboxScanBegin(&position->start, NULL);
-	slot = OutboxScanNext(scan);
-	behind = slot != NULL && IsTooOld(slot, cutoff);
-	OutboxScanEnd(scan, NULL);
-	return behind;
-}
-
-/*
- * IsLost tells whether the event in the slot would have been delivered: it is of
- * the subscription's topics, and not parked.
- */
-static bool
-IsLost(const Subscription *subscription, TupleTableSlot *slot, const ParkedSummary *parked)
-{
-	bool isnull;
-
-	if (!TopicMatches(&subscription->topics,
-					  DatumGetTextPP(slot_getattr(slot, OUT_TOPIC, &isnull))))
+	if (!OldestBehind(position, oldest, &publishedAt) || publishedAt >= cutoff)
 		return false;
-	return !ParkedHas(subscription->name, parked, OutboxSeq(slot));
+	*upto = TooOldUpTo(*oldest, cutoff);
+	return *upto >= (position->batch != 0 ? Max(*oldest, position->end.passed) : *oldest);
 }
 
 /*
- * GiveUpBatch ends the batch that is out, and fills "loss" with what was in it and
- * is too old.  The rest is parked, as it is when a batch is given back.
+ * PassOver moves the position behind a number.
  */
 static void
-GiveUpBatch(const Subscription *subscription, TimestampTz cutoff, Position *position, Loss *loss)
+PassOver(const Subscription *subscription, Position *position, int64 upto)
 {
-	TimestampTz now = GetCurrentTimestamp();
-	ParkedSummary parked;
-	ListCell *cell;
-	Batch batch;
+	const OutboxCursor from = position->batch != 0 ? position->end : position->start;
 
-	(void) DeliveryOutstanding(subscription, &batch);
-	ParkedSummarize(subscription->name, &position->start, &parked);
-	foreach (cell, batch.events)
-	{
-		const Event *event = lfirst(cell);
-
-		if (ParkedHas(subscription->name, &parked, EventSeq(event)))
-			continue;
-		if (DatumGetTimestampTz(event->values[EVENT_PUBLISHED_AT]) >= cutoff)
-		{
-			ParkedAgain(subscription->name, event, now);
-			continue;
-		}
-		loss->passed++;
-		loss->lost++;
-		loss->upto = Max(loss->upto, EventSeq(event));
-	}
-	ParkedHeadsOnly(subscription->name, now);
-	position->start = position->end;
+	CursorInit(&position->start, Max(from.passed, upto));
+	for (int i = 0; i < from.count; i++)
+		CursorAddRange(&position->start, &from.inFlight[i], Max(from.inFlight[i].from, upto + 1));
 	position->batch = 0;
-	InjectionPoint("lag-giveup");
-	PositionWrite(subscription->name, position);
-}
-
-/*
- * PassOver moves the position past events that are too old, and fills "loss".
- * Returns whether there may be more of them.
- */
-static bool
-PassOver(const Subscription *subscription, TimestampTz cutoff, Position *position, Loss *loss)
-{
-	InFlight young = {.over = true};
-	MemoryContext each =
-		AllocSetContextCreate(CurrentMemoryContext, "idempotency lag", ALLOCSET_SMALL_SIZES);
-	TupleTableSlot *slot;
-	ParkedSummary parked;
-	OutboxScan *scan;
-
-	ParkedSummarize(subscription->name, &position->start, &parked);
-	scan = OutboxScanBegin(&position->start, NULL);
-	while (loss->passed < BATCH_EVENTS && (slot = OutboxScanNext(scan)) != NULL)
-	{
-		MemoryContext caller;
-
-		if (!IsTooOld(slot, cutoff))
-		{
-			young.txid = OutboxTxid(slot);
-			young.from = young.upto = OutboxSeq(slot);
-			break;
-		}
-		caller = MemoryContextSwitchTo(each);
-		loss->passed++;
-		loss->upto = Max(loss->upto, OutboxSeq(slot));
-		if (IsLost(subscription, slot, &parked))
-			loss->lost++;
-		MemoryContextSwitchTo(caller);
-		MemoryContextReset(each);
-	}
-	OutboxScanEnd(scan, &position->start);
-	if (young.from != 0)
-		CursorAdd(&position->start, &young);
 	InjectionPoint("lag-pass");
 	PositionWrite(subscription->name, position);
 	InjectionPoint("lag-count");
-	return loss->passed >= BATCH_EVENTS;
 }
 
 /*
- * MoveOn moves on one subscription some way, if it is behind and free, and sets
- * "*more" if it is behind still.  Returns whether it has written anything.
+ * MoveOn moves a subscription on if it is behind and free.  Returns whether it has.
  */
 static bool
-MoveOn(const Subscription *subscription, TimestampTz cutoff, bool *more)
+MoveOn(const Subscription *subscription, TimestampTz cutoff)
 {
-	Loss loss = {0};
 	Position position;
+	int64 oldest;
+	int64 upto;
 
 	/* A fetch() that does not wait must not find the lock taken in vain. */
-	if (!ReadIfBehind(subscription, cutoff, &position))
+	if (!ReadIfBehind(subscription, cutoff, &position, &oldest, &upto))
 		return false;
 	InjectionPoint("lag-lock");
 	if (!SubscriptionLock(subscription->name, 0))
 		return false;
 	InjectionPoint("lag-look");
-	if (!ReadIfBehind(subscription, cutoff, &position))
+	if (!ReadIfBehind(subscription, cutoff, &position, &oldest, &upto))
 	{
 		SubscriptionUnlock(subscription->name);
 		return false;
 	}
-	if (position.batch != 0)
-		GiveUpBatch(subscription, cutoff, &position, &loss);
-	*more = PassOver(subscription, cutoff, &position, &loss);
-	CountEvents(COUNT_EVENTS_DROPPED, loss.lost);
-	if (loss.lost > 0)
-		LogEventsDropped(subscription->name, loss.lost, loss.passed, loss.upto);
+	PassOver(subscription, &position, upto);
+	CountEvents(COUNT_EVENTS_DROPPED, upto - oldest + 1);
+	LogEventsDropped(subscription->name, upto - oldest + 1, upto);
 	return true;
 }
+
+/* ----------------------------------------------------------------
+ * All of them
+ * ----------------------------------------------------------------
+ */
 
 /*
  * LookOn goes on with the round until it has moved a subscription on, or looked at
@@ -311,7 +350,6 @@ LookOn(LagRun *run)
 	{
 		TimestampTz cutoff;
 		int64 number;
-		bool more = false;
 
 		CHECK_FOR_INTERRUPTS();
 		round = !NextLimited(run, &number, &cutoff);
@@ -319,9 +357,8 @@ LookOn(LagRun *run)
 		{
 			Subscription *subscription = SubscriptionFindNumber(number);
 
-			moved = subscription != NULL && MoveOn(subscription, cutoff, &more);
-			if (!more)
-				run->after = number;
+			moved = subscription != NULL && MoveOn(subscription, cutoff);
+			run->after = number;
 		}
 		MemoryContextReset(each);
 	}
@@ -332,7 +369,7 @@ LookOn(LagRun *run)
 
 /*
  * OutboxLagBatch goes on with a round over the subscriptions that have a max_lag:
- * it moves one of them on that is too far behind, some way.  With dontWait it waits
+ * it moves one of them on that is too far behind.  With dontWait it waits
  * for no table and no other reaper.  Returns RUN_ENDED when it is round.  Throws
  * 55000 where the extension is not installed or a table was altered.
  */

@@ -1,12 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * outboxneed.c
- *	  Up to which event no subscription needs any more.
+ *	  Which events a subscription still needs.
  *
  * A subscription needs what is behind its position, as that is committed, and what
  * was in flight when that was written and may still be delivered.  What we read of a
  * position may be old, but a position only goes forward, so that an old one keeps
  * more.
+ *
+ * What was in flight is not looked for, subscription by subscription: a transaction may
+ * have published a million events and failed.  The reaper reads the rows once, and asks
+ * of each that it sees whether a position has it among what was in flight.  A row that
+ * is dead is needed by no subscription, and at one that is pending the reaper stops.
+ * For a number without a row it has to be known that none will come: that is so once
+ * every publisher is younger than the hole in which it is (outboxscan.c).
  *
  * Where there is no subscription, nobody may be inserting one, and nobody may be
  * about to insert an event with a number that is given out: see outboxreap.c.
@@ -18,24 +25,18 @@
  */
 #include "postgres.h"
 
-#include "access/transam.h"
-#include "executor/tuptable.h"
-#include "storage/lmgr.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "nodes/pg_list.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
 #include "compat.h"
 #include "outboxhorizon.h"
 #include "outboxneed.h"
-#include "outboxscan.h"
-#include "outboxtable.h"
 #include "ownerquery.h"
 #include "owntable.h"
 #include "position.h"
-
-/* How often, and how long in microseconds, we wait for whoever is publishing. */
-#define PUBLISHER_LOOKS 10
-#define PUBLISHER_SLEEP_US 500
 
 static OwnerQuery namesQuery = {
 	.table = "subscription",
@@ -62,75 +63,100 @@ Subscriptions(void)
 }
 
 /*
- * NobodyIsPublishing tells whether all who were in the middle of publish() when
- * it was called have left it.  Waits for them no longer than some milliseconds.
- */
-static bool
-NobodyIsPublishing(Relation table)
-{
-	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
-
-	for (int look = 0; look < PUBLISHER_LOOKS; look++)
-	{
-		if (OutboxOldestPublisher(table) >= next)
-			return true;
-		pg_usleep(PUBLISHER_SLEEP_US);
-	}
-	return false;
-}
-
-/*
- * NumberHad returns the number up to which a subscription needs no event any more.
- * "closely" looks whether what was in flight when it was written down still is; the
- * position itself is not written before there is something to be delivered.
+ * DrawnFrom returns the first number above "gone" in a hole of the cursor whose row may
+ * be about to be inserted; PG_INT64_MAX if there is none.
  */
 static int64
-NumberHad(const text *subscription, bool closely)
+DrawnFrom(const OutboxCursor *cursor, uint64 oldestPublisher, int64 gone)
 {
-	Position position;
-	OutboxCursor reached;
-	TupleTableSlot *slot;
-	OutboxScan *scan;
-	int64 first;
+	int64 first = PG_INT64_MAX;
 
-	if (!PositionRead(subscription, &position))
-		return 0;
-	if (!closely || position.start.count == 0)
-		return CursorSafe(&position.start);
+	for (int i = 0; i < cursor->count; i++)
+	{
+		const InFlight *part = &cursor->inFlight[i];
 
-	scan = OutboxScanBegin(&position.start, NULL);
-	slot = OutboxScanNext(scan);
-	first = slot != NULL ? OutboxSeq(slot) : PG_INT64_MAX;
-	(void) OutboxScanEnd(scan, &reached);
-	return Min(first - 1, CursorSafe(&reached));
+		if (part->txid == 0 && oldestPublisher < part->stamp && part->upto > gone)
+			first = Min(first, Max(part->from, gone + 1));
+	}
+	return first;
 }
 
 /*
- * OutboxNotNeeded returns the number up to which no subscription needs an event,
- * and nobody will insert one; 0 if that is not to be known now.  "last" is the
- * last number that was given out, read before.
+ * AddPosition adds what a subscription needs.  One without a position is one whose
+ * position is yet to come: it needs everything.
  */
-int64
-OutboxNotNeeded(Relation table, int64 last, bool closely)
+static void
+AddPosition(OutboxNeed *need, const text *subscription)
 {
-	int64 number = last;
+	OutboxCursor *start = palloc(sizeof(OutboxCursor));
+	Position position;
+
+	if (!PositionRead(subscription, &position))
+	{
+		need->upto = 0;
+		return;
+	}
+	*start = position.start;
+	need->upto = Min(need->upto, start->passed);
+	if (start->count > 0)
+		CursorSweepBegin(&need->sweeps[need->count++], start);
+}
+
+/*
+ * OutboxNeedRead fills "need", in the current memory context; its upto is 0 if what is
+ * needed is not to be known now.  "last" is the last number that was given out, read
+ * before; up to "gone" nothing is left.
+ */
+void
+OutboxNeedRead(Relation table, int64 last, int64 gone, OutboxNeed *need)
+{
 	List *names = Subscriptions();
+	uint64 oldestPublisher;
 	ListCell *cell;
 
+	memset(need, 0, sizeof(OutboxNeed));
 	if (names == NIL)
 	{
 		if (!OwnRelationTake("subscription", ShareLock, true))
-			return 0;
+			return;
 		names = Subscriptions();
 		if (names == NIL)
-			return NobodyIsPublishing(table) ? number : 0;
+		{
+			need->upto = OutboxNobodyIsPublishing(table) ? last : 0;
+			return;
+		}
 	}
+	need->upto = last;
+	need->sweeps = palloc(list_length(names) * sizeof(CursorSweep));
 	foreach (cell, names)
 	{
-		/* Asked twice, as Min() would, it may have gone on, past others. */
-		int64 had = NumberHad(lfirst(cell), closely);
-
-		number = Min(number, had);
+		CHECK_FOR_INTERRUPTS();
+		AddPosition(need, lfirst(cell));
 	}
-	return number;
+
+	/* Whoever has drawn a number that a position calls a hole was at it when that was made. */
+	oldestPublisher = OutboxOldestPublisher(table);
+	for (int i = 0; i < need->count; i++)
+	{
+		int64 drawn = DrawnFrom(need->sweeps[i].cursor, oldestPublisher, gone);
+
+		need->upto = Min(need->upto, drawn - 1);
+	}
+}
+
+/*
+ * OutboxNeedHas tells whether a subscription has yet to get an event of those up to
+ * need->upto, which "txid" published: it was in flight when the position passed it.
+ * The numbers must not go down from one call to the next.
+ */
+bool
+OutboxNeedHas(OutboxNeed *need, uint64 txid, int64 seq)
+{
+	for (int i = 0; i < need->count; i++)
+	{
+		CursorSweepTo(&need->sweeps[i], seq);
+		if (CursorSweepHas(&need->sweeps[i], txid, seq))
+			return true;
+	}
+	return false;
 }

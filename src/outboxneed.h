@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * outboxneed.h
- *	  Up to which event no subscription needs any more.
+ *	  Which events a subscription still needs.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,6 +10,17 @@
 
 #include "utils/relcache.h"
 
-extern int64 OutboxNotNeeded(Relation table, int64 last, bool closely);
+#include "cursor.h"
+
+/* What all subscriptions together need. */
+typedef struct OutboxNeed
+{
+	int64 upto;			 /* up to here every position has passed, and no row will come */
+	int count;			 /* of positions below which something was in flight */
+	CursorSweep *sweeps; /* one for each */
+} OutboxNeed;
+
+extern void OutboxNeedRead(Relation table, int64 last, int64 gone, OutboxNeed *need);
+extern bool OutboxNeedHas(OutboxNeed *need, uint64 txid, int64 seq);
 
 #endif /* IDEMPOTENCY_OUTBOXNEED_H */

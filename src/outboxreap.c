@@ -36,9 +36,9 @@
  *	 same here.
  *
  * - An event that is not committed stays, and so does all behind it.  Where there
- *	 are positions, each has seen to it that below it nobody will insert a row into a
- *	 hole.  Where there are none, we look who is publishing, after we have read the
- *	 sequence's last number: if nobody is, no hole up to there is filled any more.
+ *	 are positions, it is known of each hole below them whether a row may yet be inserted
+ *	 into it (outboxneed.c).  Where there are none, we look who is publishing, after we have read
+ *the sequence's last number: if nobody is, no hole up to there is filled any more.
  *
  * The clock may go back.  An event is young if it was published less than the
  * retention before or after now, so that none from far in the future blocks the
@@ -98,10 +98,12 @@ typedef struct Reaping
 	Relation table;
 	Snapshot snapshot;
 	TimestampTz now;
+	OutboxNeed need;
 	int64 gone; /* no event up to here is left */
 	int64 maxRows;
 	int64 reaped;
-	int64 entries; /* read, of events that are gone or were removed */
+	int64 rows;	   /* that are gone or were removed */
+	int64 entries; /* of the index that were read */
 } Reaping;
 
 static OwnerQuery lastQuery = {
@@ -235,7 +237,8 @@ Remove(Reaping *reaping, TupleTableSlot *slot)
 
 	if (state == ROW_GONE)
 		return true;
-	if (state == ROW_PENDING || IsYoung(reaping, slot))
+	if (state == ROW_PENDING || IsYoung(reaping, slot) ||
+		OutboxNeedHas(&reaping->need, OutboxTxid(slot), OutboxSeq(slot)))
 		return false;
 	InjectionPoint("events-remove");
 	if (table_tuple_delete(reaping->table, &slot->tts_tid, GetCurrentCommandId(true),
@@ -246,23 +249,23 @@ Remove(Reaping *reaping, TupleTableSlot *slot)
 }
 
 /*
- * RemoveScanned removes the events that the scan gives, which ends at "upto", as
- * far as none has to stay.  Returns whether the batch ended before that.  A row
- * that an administrator has updated has two entries.
+ * RemoveScanned removes the events that the scan gives, which ends at need.upto, as
+ * far as none has to stay.  Returns whether the batch ended before that; it reads a row
+ * at least.  A row that an administrator has updated has two entries.
  */
 static RunState
-RemoveScanned(Reaping *reaping, IndexScanDesc scan, int64 upto)
+RemoveScanned(Reaping *reaping, IndexScanDesc scan)
 {
 	TupleTableSlot *slot = table_slot_create(reaping->table, NULL);
+	int64 upto = reaping->need.upto;
 	RunState state = RUN_ENDED;
 
-	while (index_getnext_slot(scan, ForwardScanDirection, slot))
+	while (OutboxNextRow(scan, ForwardScanDirection, slot, &reaping->entries))
 	{
 		int64 seq = OutboxSeq(slot);
 
-		CHECK_FOR_INTERRUPTS();
-		if (seq > reaping->gone &&
-			(reaping->reaped >= reaping->maxRows || reaping->entries >= BATCH_ENTRIES))
+		if (seq > reaping->gone && reaping->rows > 0 &&
+			(reaping->reaped >= reaping->maxRows || reaping->entries > BATCH_ENTRIES))
 		{
 			state = RUN_GOES_ON;
 			upto = reaping->gone;
@@ -274,7 +277,7 @@ RemoveScanned(Reaping *reaping, IndexScanDesc scan, int64 upto)
 			break;
 		}
 		reaping->gone = seq;
-		reaping->entries++;
+		reaping->rows++;
 	}
 	reaping->gone = upto;
 	ExecDropSingleTupleTableSlot(slot);
@@ -282,45 +285,32 @@ RemoveScanned(Reaping *reaping, IndexScanDesc scan, int64 upto)
 }
 
 /*
- * RemoveUpTo removes events behind reaping->gone, up to the number "upto".
+ * RemoveNotNeeded removes events behind reaping->gone that no subscription needs.
+ * "last" is the last number that was given out, read before.
  */
 static RunState
-RemoveUpTo(Reaping *reaping, int64 upto)
+RemoveNotNeeded(Reaping *reaping, int64 last)
 {
-	Relation index = index_open(OutboxTableIndex(reaping->table), AccessShareLock);
-	IndexScanDesc scan = index_beginscan_compat(reaping->table, index, SnapshotAny, 2);
+	Relation index;
+	IndexScanDesc scan;
 	RunState state;
 
+	OutboxNeedRead(reaping->table, last, reaping->gone, &reaping->need);
+	if (reaping->need.upto <= reaping->gone)
+		return RUN_ENDED;
+
+	index = index_open(OutboxTableIndex(reaping->table), AccessShareLock);
+	scan = index_beginscan_compat(reaping->table, index, SnapshotAny, 2);
 	CheckCmdReplicaIdentity(reaping->table, CMD_DELETE);
 	reaping->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	OutboxRescan(scan, reaping->gone + 1, upto);
-	state = RemoveScanned(reaping, scan, upto);
+	OutboxRescan(scan, reaping->gone + 1, reaping->need.upto);
+	state = RemoveScanned(reaping, scan);
 	index_endscan(scan);
 	index_close(index, AccessShareLock);
 	UnregisterSnapshot(reaping->snapshot);
 	if (reaping->reaped > 0)
 		CommandCounterIncrement();
 	return state;
-}
-
-/*
- * RemoveNotNeeded removes events behind reaping->gone that no subscription needs.
- * "last" is the last number that was given out, read before.  Where nothing is left up
- * to what the positions say, it looks at them closely: with no event to come they are
- * not written again, and what was delivered would stay.
- */
-static RunState
-RemoveNotNeeded(Reaping *reaping, int64 last)
-{
-	RunState state = RUN_ENDED;
-	int64 upto = OutboxNotNeeded(reaping->table, last, false);
-
-	if (upto > reaping->gone)
-		state = RemoveUpTo(reaping, upto);
-	if (state != RUN_ENDED || reaping->reaped > 0 || reaping->gone < upto)
-		return state;
-	upto = OutboxNotNeeded(reaping->table, last, true);
-	return upto > reaping->gone ? RemoveUpTo(reaping, upto) : RUN_ENDED;
 }
 
 /*
@@ -344,6 +334,7 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 					ObjectIdGetDatum(OwnRelationByName("key"))};
 	int64 last = OutboxLastNumber();
 	RunState state;
+	int64 before;
 
 	/* A restore has not come to the sequence, and positions seem to be ahead of it. */
 	if (last == 0)
@@ -353,9 +344,10 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 	reaping.gone = OneNumber(&loadQuery, row);
 	if (reaping.gone > last)
 		reaping.gone = 0;
+	before = reaping.gone;
 	state = RemoveNotNeeded(&reaping, last);
 
-	if (reaping.reaped > 0 || reaping.entries >= NOTED_ENTRIES)
+	if (reaping.reaped > 0 || (reaping.entries >= NOTED_ENTRIES && reaping.gone > before))
 	{
 		row[2] = Int64GetDatum(reaping.reaped);
 		row[3] = Int64GetDatum(reaping.gone);

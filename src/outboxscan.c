@@ -30,6 +30,10 @@
  * A scan with an end gives the same events again as the scan that made the end:
  * for a batch that is delivered anew.
  *
+ * A scan has a limit to the rows that it looks at, whether the snapshot shows them or
+ * not, so that one step of a reader ends however many rows there are that it cannot
+ * have.  The cursor behind it is where the next step begins.
+ *
  * Locks: ACCESS SHARE on the table and its index, to the end of the scan.
  *
  *-------------------------------------------------------------------------
@@ -66,16 +70,23 @@ struct OutboxScan
 	TupleTableSlot *slot;
 	MemoryContext context; /* what the scan leaves behind lives here */
 
-	OutboxCursor from;		  /* what is over comes first */
-	OutboxCursor running;	  /* what is not, and what is found to be */
-	const OutboxCursor *upto; /* NULL: as far as there is something */
-	uint64 oldestPublisher;	  /* no older transaction is publishing just now */
+	OutboxCursor from;		/* what is over comes first */
+	OutboxCursor running;	/* what is not, and what is found to be */
+	OutboxCursor holes;		/* that are found, and what is left of "from"; "running" stays short */
+	OutboxCursor upto;		/* if bounded */
+	bool bounded;			/* false: as far as there is something */
+	CursorSweep fromSweep;	/* over "from" */
+	CursorSweep uptoSweep;	/* over "upto" */
+	uint64 oldestPublisher; /* no older transaction is publishing just now */
 
 	Stretch *stretches; /* the last one is what lies behind the cursor */
 	int stretchCount;
 	int stretch;  /* the one being read */
 	int64 behind; /* in it, numbers before this one have been looked at */
 	int64 looked; /* rows, whatever came of them */
+	int64 effort; /* as "looked", with entries of rows that are gone, and stretches */
+	int64 limit;  /* of effort */
+	bool exhausted;
 
 	/* Of the number that is being read, which has a row for each UPDATE of the event. */
 	int64 seq;
@@ -90,38 +101,76 @@ struct OutboxScan
  * ----------------------------------------------------------------
  */
 
+/*
+ * CompareByTransaction orders the parts of a cursor by transaction, and by where they
+ * begin.
+ */
 static int
-CompareStretches(const void *a, const void *b)
+CompareByTransaction(const void *a, const void *b)
 {
-	int64 left = ((const Stretch *) a)->from;
-	int64 right = ((const Stretch *) b)->from;
+	const InFlight *left = a;
+	const InFlight *right = b;
 
-	return left < right ? -1 : left > right;
+	if (left->txid != right->txid)
+		return left->txid < right->txid ? -1 : 1;
+	return left->from < right->from ? -1 : left->from > right->from;
+}
+
+/*
+ * EndOf returns the last number of a part that a bounded scan has to look at.  The end
+ * of a part may be in flight still where the scan ends, as "left" says, whose parts are
+ * ordered by transaction: nothing in there was given.
+ */
+static int64
+EndOf(const InFlight *part, const OutboxCursor *left)
+{
+	const InFlight key = {.txid = part->txid, .from = part->upto};
+	int low = 0;
+	int high = left->count;
+
+	while (low < high)
+	{
+		int middle = low + (high - low) / 2;
+
+		if (CompareByTransaction(&left->inFlight[middle], &key) <= 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	if (low > 0 && left->inFlight[low - 1].txid == part->txid &&
+		left->inFlight[low - 1].upto >= part->upto)
+		return left->inFlight[low - 1].from - 1;
+	return part->upto;
 }
 
 /*
  * MakeStretches makes the list of numbers to look at: those of the parts of
- * scan->from, without overlaps and in order, and all behind the cursor.
+ * scan->from, which are in order, without overlaps; and all behind the cursor.
  */
 static void
 MakeStretches(OutboxScan *scan)
 {
 	const OutboxCursor *from = &scan->from;
+	OutboxCursor left = {0};
 	Stretch *all = palloc((from->count + 1) * sizeof(Stretch));
 	int count = 0;
 
-	for (int i = 0; i < from->count; i++)
-		all[i] = (Stretch){from->inFlight[i].from, from->inFlight[i].upto};
-	qsort(all, from->count, sizeof(Stretch), CompareStretches);
+	for (int i = 0; i < scan->upto.count; i++)
+		CursorAdd(&left, &scan->upto.inFlight[i]);
+	if (left.count > 0)
+		qsort(left.inFlight, left.count, sizeof(InFlight), CompareByTransaction);
 	for (int i = 0; i < from->count; i++)
 	{
-		if (count > 0 && all[i].from <= all[count - 1].upto)
-			all[count - 1].upto = Max(all[count - 1].upto, all[i].upto);
+		Stretch it = {from->inFlight[i].from, EndOf(&from->inFlight[i], &left)};
+
+		if (it.from > it.upto)
+			continue;
+		if (count > 0 && it.from <= all[count - 1].upto)
+			all[count - 1].upto = Max(all[count - 1].upto, it.upto);
 		else
-			all[count++] = all[i];
+			all[count++] = it;
 	}
-	all[count++] =
-		(Stretch){from->passed + 1, scan->upto != NULL ? scan->upto->passed : PG_INT64_MAX};
+	all[count++] = (Stretch){from->passed + 1, scan->bounded ? scan->upto.passed : PG_INT64_MAX};
 	scan->stretches = all;
 	scan->stretchCount = count;
 }
@@ -136,6 +185,7 @@ BeginStretch(OutboxScan *scan)
 
 	OutboxRescan(scan->scan, stretch->from, stretch->upto);
 	scan->behind = stretch->from;
+	scan->effort++;
 }
 
 static bool
@@ -145,11 +195,29 @@ IsLastStretch(const OutboxScan *scan)
 }
 
 /*
+ * CopyParts adds to the scan's cursors what was in flight where it begins: what is over
+ * by now is to be read.
+ */
+static void
+CopyParts(OutboxScan *scan, const OutboxCursor *from)
+{
+	for (int i = 0; i < from->count; i++)
+	{
+		const InFlight *part = &from->inFlight[i];
+		bool over = scan->bounded || part->over || part->txid == 0 ||
+					OutboxIsOver(&scan->horizon, part->txid);
+
+		CursorAdd(over ? &scan->from : &scan->running, part);
+	}
+}
+
+/*
  * OutboxScanBegin begins a scan behind the cursor "from", in the current
- * memory context.  With "upto" it gives what a scan gave that ended there.
+ * memory context.  With "upto" it gives what a scan gave that ended there.  It ends
+ * when it has looked at about "limit" rows.
  */
 OutboxScan *
-OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto)
+OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 {
 	OutboxScan *scan = palloc0(sizeof(OutboxScan));
 	bool holes = false;
@@ -158,10 +226,14 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto)
 	scan->index = index_open(OutboxTableIndex(scan->table), AccessShareLock);
 	scan->slot = table_slot_create(scan->table, NULL);
 	scan->context = CurrentMemoryContext;
-	scan->upto = upto;
 	scan->seq = PG_INT64_MIN;
+	scan->limit = limit;
 	CursorInit(&scan->from, from->passed);
 	CursorInit(&scan->running, from->passed);
+	scan->bounded = upto != NULL;
+	CursorInit(&scan->upto, scan->bounded ? upto->passed : 0);
+	for (int i = 0; scan->bounded && i < upto->count; i++)
+		CursorAdd(&scan->upto, &upto->inFlight[i]);
 
 	for (int i = 0; i < from->count; i++)
 		holes |= from->inFlight[i].txid == 0;
@@ -169,14 +241,9 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto)
 
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	OutboxHorizonInit(&scan->horizon, scan->snapshot);
-	for (int i = 0; i < from->count; i++)
-	{
-		const InFlight *part = &from->inFlight[i];
-		bool over = upto != NULL || part->over || part->txid == 0 ||
-					OutboxIsOver(&scan->horizon, part->txid);
-
-		CursorAdd(over ? &scan->from : &scan->running, part);
-	}
+	CopyParts(scan, from);
+	CursorSweepBegin(&scan->fromSweep, &scan->from);
+	CursorSweepBegin(&scan->uptoSweep, &scan->upto);
 	MakeStretches(scan);
 	scan->scan = index_beginscan_compat(scan->table, scan->index, SnapshotAny, 2);
 	BeginStretch(scan);
@@ -198,8 +265,8 @@ NoteHole(OutboxScan *scan, int64 from, int64 upto)
 	InFlight hole = {
 		.stamp = U64FromFullTransactionId(ReadNextFullTransactionId()), .from = from, .upto = upto};
 
-	if (from <= upto && scan->upto == NULL)
-		CursorAdd(&scan->running, &hole);
+	if (from <= upto && !scan->bounded)
+		CursorAdd(&scan->holes, &hole);
 }
 
 /*
@@ -221,22 +288,27 @@ static bool
 IsWanted(OutboxScan *scan, int64 seq)
 {
 	uint64 txid = OutboxTxid(scan->slot);
-	bool wanted = IsLastStretch(scan) || CursorHasInFlight(&scan->from, txid, seq);
+	bool wanted = IsLastStretch(scan);
 
-	if (scan->upto != NULL)
-		return wanted && !CursorHasInFlight(scan->upto, txid, seq);
-
-	for (int i = 0; i < scan->from.count; i++)
+	CursorSweepTo(&scan->fromSweep, seq);
+	wanted |= CursorSweepHas(&scan->fromSweep, txid, seq);
+	if (scan->bounded)
 	{
-		InFlight *part = &scan->from.inFlight[i];
+		CursorSweepTo(&scan->uptoSweep, seq);
+		return wanted && !CursorSweepHas(&scan->uptoSweep, txid, seq);
+	}
 
-		if (part->txid == 0 && part->from <= seq && seq <= part->upto)
+	for (int i = 0; i < scan->fromSweep.openCount; i++)
+	{
+		InFlight *part = &scan->from.inFlight[scan->fromSweep.open[i]];
+
+		if (part->txid == 0 && part->from <= seq)
 		{
 			InFlight before = *part;
 
 			before.upto = seq - 1;
 			if (MayBeDrawn(scan, part))
-				CursorAddRange(&scan->running, &before, before.from);
+				CursorAddRange(&scan->holes, &before, before.from);
 			part->from = seq + 1;
 		}
 	}
@@ -249,7 +321,7 @@ IsWanted(OutboxScan *scan, int64 seq)
 static void
 NoteIfPending(OutboxScan *scan)
 {
-	if (scan->pending && !scan->given && scan->upto == NULL)
+	if (scan->pending && !scan->given && !scan->bounded)
 		OutboxNotePending(&scan->running, &scan->horizon, scan->txid, scan->seq);
 	scan->pending = false;
 }
@@ -273,29 +345,47 @@ LookAt(OutboxScan *scan, int64 seq)
 }
 
 /*
- * NextEvent puts the next event into the slot.  Returns false if there is none.
+ * NextRow puts the next row of any stretch into the slot.  Returns false if there is
+ * none, or if the scan has come to its limit: at a new number, since a number may have
+ * several rows.
+ */
+static bool
+NextRow(OutboxScan *scan)
+{
+	while (!scan->exhausted)
+	{
+		int64 entries = 0;
+		bool found = OutboxNextRow(scan->scan, ForwardScanDirection, scan->slot, &entries);
+
+		scan->effort += entries;
+		scan->exhausted =
+			scan->effort > scan->limit && (!found || OutboxSeq(scan->slot) != scan->seq);
+		if (found && !scan->exhausted)
+		{
+			scan->looked++;
+			return true;
+		}
+		NoteIfPending(scan);
+		if (found || IsLastStretch(scan))
+			return false;
+		scan->stretch++;
+		BeginStretch(scan);
+	}
+	return false;
+}
+
+/*
+ * NextEvent puts the next event into the slot.  Returns false if there is none, as far
+ * as the scan goes.
  */
 static bool
 NextEvent(OutboxScan *scan)
 {
-	for (;;)
+	while (NextRow(scan))
 	{
+		int64 seq = OutboxSeq(scan->slot);
 		OutboxRowState state;
-		int64 seq;
 
-		CHECK_FOR_INTERRUPTS();
-		if (!index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
-		{
-			NoteIfPending(scan);
-			if (IsLastStretch(scan))
-				return false;
-			scan->stretch++;
-			BeginStretch(scan);
-			continue;
-		}
-
-		scan->looked++;
-		seq = OutboxSeq(scan->slot);
 		LookAt(scan, seq);
 		scan->wanted |= IsWanted(scan, seq);
 		if (!scan->wanted || scan->given)
@@ -313,6 +403,7 @@ NextEvent(OutboxScan *scan)
 			scan->txid = OutboxTxid(scan->slot);
 		}
 	}
+	return false;
 }
 
 /*
@@ -335,6 +426,17 @@ OutboxScanNext(OutboxScan *scan)
  */
 
 /*
+ * OutboxScanExhausted tells whether the scan has ended at its limit, and if so sets
+ * "next" to the number at which the next one goes on.
+ */
+bool
+OutboxScanExhausted(const OutboxScan *scan, int64 *next)
+{
+	*next = scan->behind;
+	return scan->exhausted;
+}
+
+/*
  * OutboxScanEnd ends the scan, and fills "reached", unless that is NULL, with
  * the cursor behind the last event that was given: the start of the next scan.
  * Returns how many rows it has looked at.
@@ -354,10 +456,12 @@ OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
 			InFlight part = scan->from.inFlight[i];
 
 			if (part.txid == 0 && MayBeDrawn(scan, &part))
-				CursorAddRange(&scan->running, &part, part.from);
+				CursorAddRange(&scan->holes, &part, part.from);
 			else
-				CursorAddRange(&scan->running, &part, Max(part.from, behind));
+				CursorAddRange(&scan->holes, &part, Max(part.from, behind));
 		}
+		for (int i = 0; i < scan->holes.count; i++)
+			CursorAdd(&scan->running, &scan->holes.inFlight[i]);
 		*reached = scan->running;
 	}
 	index_endscan(scan->scan);

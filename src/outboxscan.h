@@ -14,8 +14,9 @@
 
 typedef struct OutboxScan OutboxScan;
 
-extern OutboxScan *OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto);
+extern OutboxScan *OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit);
 extern TupleTableSlot *OutboxScanNext(OutboxScan *scan);
+extern bool OutboxScanExhausted(const OutboxScan *scan, int64 *next);
 extern int64 OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached);
 
 #endif /* IDEMPOTENCY_OUTBOXSCAN_H */

@@ -55,10 +55,11 @@ LastNumber(Relation table, int64 from, int64 upto, Snapshot snapshot)
 	Relation index = index_open(OutboxTableIndex(table), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
 	IndexScanDesc scan = index_beginscan_compat(table, index, SnapshotAny, 2);
+	int64 entries = 0;
 	int64 last = 0;
 
 	OutboxRescan(scan, from, upto);
-	while (last == 0 && index_getnext_slot(scan, BackwardScanDirection, slot))
+	while (last == 0 && OutboxNextRow(scan, BackwardScanDirection, slot, &entries))
 	{
 		if (snapshot == NULL || OutboxStateOf(slot, snapshot) == ROW_VISIBLE)
 			last = OutboxSeq(slot);

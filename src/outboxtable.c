@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/relscan.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
@@ -128,6 +129,31 @@ OutboxRescan(IndexScanDesc scan, int64 from, int64 upto)
 	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
 	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(upto));
 	index_rescan(scan, keys, 2, NULL, 0);
+}
+
+/*
+ * OutboxNextRow puts the next row of such a scan into the slot, whatever has become of
+ * it; false at the end.  Adds to "looked" how many entries it took to find it: a row
+ * that was pruned leaves its entry to VACUUM, or to who meets it here, and a rollback
+ * may leave a million of them.  Throws what an interrupt does, at any of them.
+ */
+bool
+OutboxNextRow(IndexScanDesc scan, ScanDirection direction, TupleTableSlot *slot, int64 *looked)
+{
+	for (;;)
+	{
+		bool more = scan->xs_heap_continue; /* of the entry before */
+		bool found;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!more && index_getnext_tid(scan, direction) == NULL)
+			return false;
+		found = index_fetch_heap(scan, slot);
+		if (found || !more)
+			(*looked)++;
+		if (found)
+			return true;
+	}
 }
 
 /*

@@ -9,6 +9,7 @@
 #define IDEMPOTENCY_OUTBOXTABLE_H
 
 #include "access/genam.h"
+#include "access/sdir.h"
 #include "executor/tuptable.h"
 #include "owntable.h"
 
@@ -34,6 +35,8 @@ extern Oid OutboxTableIndex(Relation table);
 extern uint64 OutboxChannel(void);
 
 extern void OutboxRescan(IndexScanDesc scan, int64 from, int64 upto);
+extern bool OutboxNextRow(IndexScanDesc scan, ScanDirection direction, TupleTableSlot *slot,
+						  int64 *looked);
 extern int64 OutboxSeq(TupleTableSlot *slot);
 extern uint64 OutboxTxid(TupleTableSlot *slot);
 

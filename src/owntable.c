@@ -177,6 +177,24 @@ OwnRelationsLock(const char *const *names, int count)
 }
 
 /*
+ * OwnRelationsAwait waits until those relations are free, one after the other, and keeps
+ * none of them: for who has let go of all its locks on them.
+ */
+void
+OwnRelationsAwait(const char *const *names, int count)
+{
+	for (int i = 0; i < count; i++)
+	{
+		Oid relid = OwnRelationByName(names[i]);
+
+		if (!OidIsValid(relid))
+			continue;
+		LockRelationOid(relid, AccessShareLock);
+		UnlockRelationOid(relid, AccessShareLock);
+	}
+}
+
+/*
  * OwnRelationTake locks one of the extension's tables, if it is there; with dontWait
  * it returns false if the lock is not free.
  */

@@ -28,6 +28,7 @@ typedef enum OwnLock
 } OwnLock;
 
 extern OwnLock OwnRelationsLock(const char *const *names, int count);
+extern void OwnRelationsAwait(const char *const *names, int count);
 extern bool OwnRelationTake(const char *name, LOCKMODE lockmode, bool dontWait);
 extern void OwnTableInit(void);
 extern bool OwnTablesFollow(void);

@@ -217,15 +217,6 @@ ParkedInBatch(const text *subscription, const Position *position)
 	return EventsOf(&batchQuery, values);
 }
 
-static int
-CompareNumbers(const void *a, const void *b)
-{
-	int64 left = *(const int64 *) a;
-	int64 right = *(const int64 *) b;
-
-	return left < right ? -1 : left > right;
-}
-
 /*
  * ParkedHas tells whether an event of the outbox is parked.
  */
@@ -235,8 +226,7 @@ ParkedHas(const text *subscription, const ParkedSummary *summary, int64 seq)
 	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(seq)};
 
 	if (seq > summary->passed)
-		return bsearch(&seq, summary->ahead, summary->aheadCount, sizeof(int64), CompareNumbers) !=
-			   NULL;
+		return NumbersFind(summary->ahead, summary->aheadCount, seq) >= 0;
 	return summary->behind && OwnerQueryDo(&hasQuery, values, NULL) > 0;
 }
 

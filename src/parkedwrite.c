@@ -60,14 +60,16 @@ static OwnerQuery failQuery = {
 
 static OwnerQuery holdQuery = {
 	.table = "parked",
-	.text =
-		"UPDATE idempotency.parked SET retry_at = NULL WHERE subscription" EQ
-		"$1 AND aggregateid" EQ "$2 AND seq" GT "$3 AND dead_at IS NULL AND retry_at IS NOT NULL",
+	.text = "UPDATE idempotency.parked SET retry_at = NULL WHERE subscription" EQ
+			"$1 AND aggregateid" EQ "$2 AND seq" GT "$3 AND retry_at IS NOT NULL",
 	.parameters = 3,
 	.types = {TEXTOID, TEXTOID, INT8OID},
 };
 
-/* Not all of a busy aggregate at once: if the first fails, they are held again. */
+/*
+ * Not all of a busy aggregate at once: if the first fails, they are held again.  What is
+ * due has an index of its own, in which those that wait are not met.
+ */
 static OwnerQuery letGoQuery = {
 	.table = "parked",
 	.text = "UPDATE idempotency.parked AS p SET retry_at = $3"
@@ -78,7 +80,7 @@ static OwnerQuery letGoQuery = {
 			" ORDER BY waiting.seq LIMIT 100))"
 			" AND NOT EXISTS (SELECT FROM idempotency.parked AS earlier"
 			" WHERE earlier.subscription" EQ "$1 AND earlier.aggregateid" EQ "$2"
-			" AND earlier.dead_at IS NULL AND earlier.retry_at IS NOT NULL)",
+			" AND earlier.retry_at IS NOT NULL)",
 	.parameters = 3,
 	.types = {TEXTOID, TEXTOID, TIMESTAMPTZOID},
 };
@@ -236,9 +238,16 @@ ParkedLetGo(const text *subscription, const text *aggregate)
 	(void) OwnerQueryDo(&letGoQuery, values, NULL);
 }
 
+static int
+CompareAggregates(const ListCell *a, const ListCell *b)
+{
+	return strcmp(lfirst(a), lfirst(b));
+}
+
 /*
  * ParkedDone removes the parked events of a batch that is done, and lets those
- * go that waited for them.
+ * go that waited for them: aggregate by aggregate, however many events of it there
+ * were.
  */
 void
 ParkedDone(const text *subscription, const Position *position)
@@ -246,6 +255,7 @@ ParkedDone(const text *subscription, const Position *position)
 	MemoryContext caller = CurrentMemoryContext;
 	Datum values[5];
 	List *aggregates = NIL;
+	const char *last = NULL;
 	ListCell *cell;
 	uint64 count;
 
@@ -261,12 +271,17 @@ ParkedDone(const text *subscription, const Position *position)
 		MemoryContext spi = MemoryContextSwitchTo(caller);
 
 		if (!isnull)
-			aggregates = lappend(aggregates, DatumGetTextPCopy(aggregate));
+			aggregates = lappend(aggregates, TextDatumGetCString(aggregate));
 		MemoryContextSwitchTo(spi);
 	}
 	OwnerQueryEnd();
+	list_sort(aggregates, CompareAggregates);
 	foreach (cell, aggregates)
-		ParkedLetGo(subscription, lfirst(cell));
+	{
+		if (last == NULL || strcmp(last, lfirst(cell)) != 0)
+			ParkedLetGo(subscription, cstring_to_text(lfirst(cell)));
+		last = lfirst(cell);
+	}
 }
 
 /*

@@ -30,5 +30,7 @@ extern void PositionCreate(const text *subscription, const OutboxCursor *start);
 extern void PositionWrite(const text *subscription, Position *position);
 extern void PositionDelete(const text *subscription);
 extern ArrayType *NumbersToArray(const int64 *numbers, int count);
+extern void NumbersSort(int64 *numbers, int count);
+extern int NumbersFind(const int64 *numbers, int count, int64 number);
 
 #endif /* IDEMPOTENCY_POSITION_H */

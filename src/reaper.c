@@ -12,7 +12,9 @@
  * The worker connects, works in batches of a transaction each, and leaves: when
  * its tasks have ended, or when it has stayed for STAY_MS; then it says that there
  * is more to do, and the launcher starts another.  So it is never connected
- * for as long as DROP DATABASE waits (5 seconds).  Between two batches it rests
+ * for as long as DROP DATABASE waits (5 seconds): every batch has a bound to what it
+ * reads, not only to what it removes.  SIGTERM cancels the batch that it is at,
+ * and it leaves at once.  Between two batches it rests
  * as long as the last one took, so that it takes no more than half of a
  * processor from the clients.  Its commits are asynchronous: a deletion that a
  * crash undoes is made again.
@@ -71,6 +73,9 @@ typedef enum Task
 	TASK_EVENTS,
 	TASKS
 } Task;
+
+/* A batch is under way: SIGTERM has to cancel it. */
+static volatile sig_atomic_t atWork = false;
 
 typedef struct Visit
 {
@@ -192,6 +197,10 @@ Batch(Visit *visit, Task task, bool last)
 static VisitResult
 ResultOfError(int sqlstate)
 {
+	/* We are to leave. */
+	if (sqlstate == ERRCODE_QUERY_CANCELED && ShutdownRequestPending)
+		return VISIT_UNFINISHED;
+
 	/* Somebody changes the tables just now. */
 	if (sqlstate == ERRCODE_LOCK_NOT_AVAILABLE ||
 		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_TRANSACTION_ROLLBACK)
@@ -230,6 +239,30 @@ AfterRefusal(Visit *visit, const ErrorData *error)
 }
 
 /*
+ * Terminate is the handler of SIGTERM: what the worker is at is cancelled, so that the
+ * visit ends as any other does, without a word in the log.
+ */
+static void
+Terminate(SIGNAL_ARGS)
+{
+	SignalHandlerForShutdownRequest(postgres_signal_arg);
+	if (atWork)
+		QueryCancelPending = InterruptPending = true;
+}
+
+/*
+ * EndWork ends a batch.  A cancel that came with SIGTERM, and too late for it, is
+ * forgotten.
+ */
+static void
+EndWork(void)
+{
+	atWork = false;
+	if (ShutdownRequestPending)
+		QueryCancelPending = false;
+}
+
+/*
  * TryBatch does one batch in a transaction of its own, and says what came of
  * it.  Throws what is none of the errors that are to be expected.
  */
@@ -241,17 +274,22 @@ TryBatch(Visit *visit, Task task, bool last)
 
 	PG_TRY();
 	{
+		atWork = true;
+		if (ShutdownRequestPending)
+			QueryCancelPending = InterruptPending = true;
 		SetCurrentStatementStartTimestamp();
 		StartTransactionCommand();
 		PushActiveSnapshot(GetTransactionSnapshot());
 		result = Batch(visit, task, last);
 		PopActiveSnapshot();
 		CommitTransactionCommand();
+		EndWork();
 	}
 	PG_CATCH();
 	{
 		ErrorData *error;
 
+		EndWork();
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
 		result = ResultOfError(error->sqlerrcode);
@@ -313,7 +351,7 @@ DoVisit(void)
 	INSTR_TIME_SET_CURRENT(came);
 	for (;; task = NextTask(&visit, task))
 	{
-		bool last = WorkerElapsed(came) >= STAY_MS || ShutdownRequestPending;
+		bool last = WorkerElapsed(came) >= STAY_MS;
 		VisitResult result = VISIT_ENDED;
 		instr_time began;
 
@@ -322,6 +360,8 @@ DoVisit(void)
 			task = TASK_KEYS;
 		if (task == TASKS)
 			return visit.refused ? VISIT_REFUSED : VISIT_ENDED;
+		if (ShutdownRequestPending)
+			return VISIT_UNFINISHED;
 
 		INSTR_TIME_SET_CURRENT(began);
 		result = TryBatch(&visit, task, last);
@@ -345,6 +385,7 @@ idempotency_reaper_main(Datum database)
 	VisitResult result;
 
 	WorkerConnect(DatumGetObjectId(database));
+	pqsignal(SIGTERM, Terminate);
 	pgstat_report_activity(STATE_RUNNING, "removing expired idempotency keys");
 	result = DoVisit();
 	LauncherReport(DatumGetObjectId(database), result);

@@ -55,16 +55,17 @@ LogNoWorkerSlot(void)
 }
 
 /*
- * LogEventsDropped says in the log what a subscription has lost, since nobody
- * has read it for longer than it allows.
+ * LogEventsDropped says in the log that a subscription was moved on, since nobody
+ * has read it for longer than it allows: up to the number "upto", "passed" of them.
  */
 void
-LogEventsDropped(const text *subscription, int64 lost, int64 passed, int64 upto)
+LogEventsDropped(const text *subscription, int64 passed, int64 upto)
 {
-	ereport(LOG, (errmsg("subscription \"%s\" lost events that were older than its max_lag",
-						 text_to_cstring(subscription)),
-				  errdetail("Events passed over: %lld; of its topics: %lld; last number: %lld.",
-							(long long) passed, (long long) lost, (long long) upto)));
+	ereport(LOG,
+			(errmsg("subscription \"%s\" was moved past events that are older than its max_lag",
+					text_to_cstring(subscription)),
+			 errdetail("Numbers passed over, as many events at most: %lld; the last of them: %lld.",
+					   (long long) passed, (long long) upto)));
 }
 
 /*

@@ -16,7 +16,7 @@ extern void LogStatsFull(int databases);
 /* The reaper */
 extern void LogReaperRefused(int level, const char *database, const ErrorData *why);
 extern void LogNoWorkerSlot(void);
-extern void LogEventsDropped(const text *subscription, int64 lost, int64 passed, int64 upto);
+extern void LogEventsDropped(const text *subscription, int64 passed, int64 upto);
 
 /* The relay */
 extern void LogRelayProblem(const char *database, int64 number, const char *problem);

@@ -31,7 +31,7 @@
 #include "wakeup.h"
 
 /*
- * LockBatch locks the subscription and reads its position.  Throws IK410 unless
+ * LockBatch locks the subscription and reads its position.  Throws IK408 unless
  * "batch" is out, and 55P03 if the lock is not free in time.
  */
 static void
@@ -86,20 +86,43 @@ DeliveryAck(const Subscription *subscription, int64 batch)
 }
 
 /*
- * TakeOut takes a parked event out of the batch.  Returns whether it was in it.
+ * TakeOut takes parked events out of the batch, whose numbers are in order.  Returns how
+ * many were in it; if "found" is not NULL, it says of each whether it was.
  */
-static bool
-TakeOut(Position *position, int64 seq)
+static int
+TakeOut(Position *position, const int64 *numbers, int count, bool *found)
 {
+	int kept = 0;
+	int taken;
+
 	for (int i = 0; i < position->parkedCount; i++)
 	{
-		if (position->parked[i] == seq)
-		{
-			position->parked[i] = position->parked[--position->parkedCount];
-			return true;
-		}
+		int at = NumbersFind(numbers, count, position->parked[i]);
+
+		if (at < 0)
+			position->parked[kept++] = position->parked[i];
+		else if (found != NULL)
+			found[at] = true;
 	}
-	return false;
+	taken = position->parkedCount - kept;
+	position->parkedCount = kept;
+	return taken;
+}
+
+/*
+ * NumbersOf returns the numbers of events, in order, and how many in "count".
+ */
+static int64 *
+NumbersOf(const List *events, int *count)
+{
+	int64 *numbers = palloc(Max(1, list_length(events)) * sizeof(int64));
+	ListCell *cell;
+
+	*count = 0;
+	foreach (cell, events)
+		numbers[(*count)++] = EventSeq(lfirst(cell));
+	NumbersSort(numbers, *count);
+	return numbers;
 }
 
 /*
@@ -111,15 +134,18 @@ void
 DeliveryAckPart(const Subscription *subscription, int64 batch, const List *rest)
 {
 	Position position;
-	ListCell *cell;
+	int64 *numbers;
+	bool *parked;
+	int count;
 
 	LockBatch(subscription, batch, &position);
-	foreach (cell, rest)
+	numbers = NumbersOf(rest, &count);
+	parked = palloc0(Max(1, count) * sizeof(bool));
+	(void) TakeOut(&position, numbers, count, parked);
+	for (int i = 0; i < count; i++)
 	{
-		int64 seq = EventSeq(lfirst(cell));
-
-		if (!TakeOut(&position, seq))
-			CursorAddNumber(&position.end, seq);
+		if (!parked[i])
+			CursorAddNumber(&position.end, numbers[i]);
 	}
 	ParkedDone(subscription->name, &position);
 	EndBatch(subscription, &position);
@@ -195,6 +221,23 @@ RetryAt(const Subscription *subscription, int attempts, const Interval *retryIn)
 }
 
 /*
+ * FollowersOf returns the later events of the aggregate of the one at "failed".
+ */
+static List *
+FollowersOf(const List *events, const ListCell *failed)
+{
+	List *followers = NIL;
+	ListCell *cell;
+
+	for_each_cell(cell, events, lnext(events, failed))
+	{
+		if (EventsShareAggregate(lfirst(failed), lfirst(cell)))
+			followers = lappend(followers, lfirst(cell));
+	}
+	return followers;
+}
+
+/*
  * HoldFollowers takes the later events of an aggregate out of the batch, to wait
  * behind the one at "failed", and all others that are parked.  Returns whether
  * that has changed the position.
@@ -203,22 +246,19 @@ static bool
 HoldFollowers(const Subscription *subscription, Position *position, const List *events,
 			  const ListCell *failed)
 {
-	const Event *event = lfirst(failed);
-	bool changed = false;
+	List *followers = FollowersOf(events, failed);
+	bool *parked = palloc0(Max(1, list_length(followers)) * sizeof(bool));
+	int count;
+	int64 *numbers = NumbersOf(followers, &count);
+	bool changed = TakeOut(position, numbers, count, parked) > 0;
 	ListCell *cell;
 
-	for_each_cell(cell, events, lnext(events, failed))
+	foreach (cell, followers)
 	{
-		const Event *follower = lfirst(cell);
-
-		if (!EventsShareAggregate(event, follower))
-			continue;
-		if (TakeOut(position, EventSeq(follower)))
-			changed = true;
-		else
-			ParkedWait(subscription->name, follower);
+		if (!parked[NumbersFind(numbers, count, EventSeq(lfirst(cell)))])
+			ParkedWait(subscription->name, lfirst(cell));
 	}
-	ParkedHoldFollowers(subscription->name, event);
+	ParkedHoldFollowers(subscription->name, lfirst(failed));
 	return changed;
 }
 
@@ -248,6 +288,7 @@ Park(const Subscription *subscription, Position *position, const List *events,
 {
 	const Event *event = lfirst(failed);
 	int attempts = DatumGetInt32(event->values[EVENT_ATTEMPT]);
+	int64 number = EventSeq(event);
 	TimestampTz retryAt = 0;
 	bool changed;
 
@@ -256,7 +297,7 @@ Park(const Subscription *subscription, Position *position, const List *events,
 
 	ParkedFail(subscription->name, event, error, retryAt);
 	InjectionPoint("event-takeout");
-	changed = TakeOut(position, EventSeq(event));
+	changed = TakeOut(position, &number, 1, NULL) > 0;
 	if (EventAggregate(event) != NULL)
 	{
 		if (retryAt != 0)

@@ -66,7 +66,7 @@ lost_acknowledgement() {
 	check "batches that nobody acknowledged" 1 \
 		"$(sql "SELECT count(*) FROM idempotency.position WHERE batch IS NOT NULL")"
 	check "receipts to customer 9" 2 "$(receipts 9)"
-	check "its acknowledgement, a second later, is refused with" IK410 "$(
+	check "its acknowledgement, a second later, is refused with" IK408 "$(
 		sql "SELECT count(*) FROM idempotency.fetch('receipts', wait => '5 s', lease => '1 ms')" >"$work/again"
 		sqlstate "SELECT idempotency.ack('receipts', $before)"
 	)"

@@ -6,7 +6,7 @@
  * A batch is fetched, and then is ours until its lease ends, whatever becomes of
  * the connection: its number says so, on any connection.  It is acknowledged, or
  * given back, or its lease runs out and somebody gets it again, whole.  An answer
- * "not current" (IK410) means that it is not ours any more, and does no harm: what
+ * "not current" (IK408) means that it is not ours any more, and does no harm: what
  * was added to Redis will be added once more.
  *
  *-------------------------------------------------------------------------
@@ -142,7 +142,7 @@ EventField(const Relay *relay, int row, const char *column)
 static bool
 NotOurs(Relay *relay)
 {
-	if (strcmp(relay->postgres.state, "IK410") != 0)
+	if (strcmp(relay->postgres.state, "IK408") != 0)
 		return false;
 	Say("batch %s: %s", relay->batch, relay->postgres.error);
 	relay->ours = false;

@@ -197,19 +197,19 @@ SELECT is(pg_temp.drained('all', 2), '[1 {"n":  2}][none x][x x][x 1][5 6][7 11]
 	'another subscription has a position of its own, and gets all topics in batches as it likes');
 
 BEGIN;
-SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.ack(%L, %s)', 'orders', :first), 'IK410',
+SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.ack(%L, %s)', 'orders', :first), 'IK408',
 	'who lost the batch cannot acknowledge it');
-SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.nack(%L, %s, NULL)', 'orders', :first), 'IK410', 'nor give it back');
-SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.nack(%L, %s, %L)', 'orders', :first, pg_temp.id(11)), 'IK410',
+SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.nack(%L, %s, NULL)', 'orders', :first), 'IK408', 'nor give it back');
+SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.nack(%L, %s, %L)', 'orders', :first, pg_temp.id(11)), 'IK408',
 	'nor let an event fail');
-SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.extend(%L, %s, %L)', 'orders', :first, '1 min'), 'IK410',
+SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.extend(%L, %s, %L)', 'orders', :first, '1 min'), 'IK408',
 	'nor extend it');
 SELECT pg_temp.published('other', 16) \g /dev/null
 COMMIT;
 SELECT is(:'SQLSTATE'::text, '00000', 'but his transaction is not doomed');
 SELECT is(pg_temp.drained('all'), '[16]', 'and what he published is there');
 SELECT is(idempotency.ack('orders', :second)::text, '', 'who has it can');
-SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.ack(%L, %s)', 'orders', :second), 'IK410', 'once');
+SELECT pg_temp.refused(pg_catalog.format('SELECT idempotency.ack(%L, %s)', 'orders', :second), 'IK408', 'once');
 SELECT is(pg_temp.drained('orders'), '', 'and the position is behind it');
 
 BEGIN;
@@ -232,7 +232,7 @@ FROM (VALUES
 	($$fetch('orders', 0)$$, '22023'), ($$fetch('orders', NULL)$$, '22023'),
 	($$fetch('orders', lease => NULL)$$, '22023'), ($$fetch('orders', lease => '0')$$, '22023'),
 	($$fetch('orders', wait => '-1 ms')$$, '22023'),
-	($$ack('orders', NULL)$$, '22023'), ($$ack('orders', 0)$$, 'IK410'), ($$ack('orders', -1)$$, 'IK410'),
+	($$ack('orders', NULL)$$, '22023'), ($$ack('orders', 0)$$, 'IK408'), ($$ack('orders', -1)$$, 'IK408'),
 	($$nack('orders', NULL, NULL)$$, '22023'), ($$nack('orders', 1, NULL, retry_in => '-1 ms')$$, '22023'),
 	($$extend('orders', NULL, '1 min')$$, '22023'), ($$extend('orders', 1, NULL)$$, '22023')
 ) AS v (call, sqlstate);

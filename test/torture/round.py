@@ -25,7 +25,7 @@ from server import PATIENCE, ServerError
 
 # What calls may end in at any time: in progress, lost lease, conflict, deadlock, a
 # subscription in use, and whatever the end of a connection or a server looks like.
-ORDINARY = {"IK409", "IK410", "40001", "40P01", "55P03", "lost", "57P01", "57P02", "57P03"}
+ORDINARY = {"IK409", "IK408", "IK410", "40001", "40P01", "55P03", "lost", "57P01", "57P02", "57P03"}
 
 STATE = """
 SELECT json_build_object(

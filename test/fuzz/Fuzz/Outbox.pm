@@ -214,7 +214,7 @@ sub expire
 	my $again = join ' ', sort @{ $model->{held} };
 	die "given again were $again, not $held\n" if !$came || $again ne $held;
 	my ($state) = $model->{consumer}->run("SELECT idempotency.ack('s', $old)");
-	die "$state for a batch that is not current\n" if $state ne 'IK410';
+	die "$state for a batch that is not current\n" if $state ne 'IK408';
 	return;
 }
 

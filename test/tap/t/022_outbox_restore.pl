@@ -171,7 +171,7 @@ sub out_again
 		return (flight_out => '', out => '', failed => '');
 	}
 	$server->safe_psql($dbname, q{UPDATE idempotency.position SET leased_until = leased_at + interval '1 us' WHERE leased_until IS NOT NULL});
-	fails_with($server, "SELECT idempotency.ack('expired', 1)", 'IK410', "$name: no other batch is taken for it", dbname => $dbname);
+	fails_with($server, "SELECT idempotency.ack('expired', 1)", 'IK408', "$name: no other batch is taken for it", dbname => $dbname);
 	return %again;
 }
 

@@ -252,7 +252,7 @@ $node->safe_psql('postgres', q{
 				END IF;
 				SELECT max(batch) INTO given FROM idempotency.fetch(name, 2);
 				PERFORM idempotency.ack(name, coalesce(given, 1));
-			EXCEPTION WHEN SQLSTATE 'IK410' THEN NULL;
+			EXCEPTION WHEN SQLSTATE 'IK408' THEN NULL;
 			END;
 			COMMIT;
 			PERFORM idempotency.publish('memory', '{}') WHERE i % 3 = 0;

@@ -136,7 +136,7 @@ $node->safe_psql('postgres', q{
 		PERFORM idempotency.ack(name, given);
 		INSERT INTO done SELECT name, unnest(events);
 		RETURN true;
-	EXCEPTION WHEN SQLSTATE 'IK410' THEN
+	EXCEPTION WHEN SQLSTATE 'IK408' THEN
 		PERFORM tally('late');
 		RETURN false;
 	END $$;
@@ -144,7 +144,7 @@ $node->safe_psql('postgres', q{
 	BEGIN
 		PERFORM tally('failures');
 		RETURN CASE WHEN idempotency.nack(name, given, event, 'no', random() * interval '20 ms') IS NULL THEN 'dead' ELSE 'parked' END;
-	EXCEPTION WHEN SQLSTATE 'IK410' THEN
+	EXCEPTION WHEN SQLSTATE 'IK408' THEN
 		PERFORM tally('late');
 		RETURN 'late';
 	END $$;

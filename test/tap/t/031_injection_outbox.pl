@@ -153,9 +153,9 @@ my @pairs = (
 	[ 'a fetch finds an acknowledgement at it', $acknowledge, \@out, 'batch-read', [ $take, 'nothing' ], 'acknowledged', '' ],
 	[ 'a fetch finds an acknowledgement done', $acknowledge, \@out, 'batch-wake', [ $take, 'nothing' ], 'acknowledged', '' ],
 	[ 'two acknowledge, and one has to wait', $acknowledge, \@out, 'batch-wake', [ "$patience$acknowledge", '55P03' ], 'acknowledged', '' ],
-	[ 'two acknowledge, and one comes late', $acknowledge, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK410', '' ],
-	[ 'the batch is given again before it is acknowledged', $acknowledge, \@over, 'batch-lock', [ $take, '1 2 3' ], 'IK410', 'again' ],
-	[ 'the batch is acknowledged before one of it is rejected', $reject, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK410', '' ],
+	[ 'two acknowledge, and one comes late', $acknowledge, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK408', '' ],
+	[ 'the batch is given again before it is acknowledged', $acknowledge, \@over, 'batch-lock', [ $take, '1 2 3' ], 'IK408', 'again' ],
+	[ 'the batch is acknowledged before one of it is rejected', $reject, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK408', '' ],
 	[ 'one of the batch is rejected before it is acknowledged', $acknowledge, \@out, 'batch-lock', [ $reject, 'rejected' ], 'acknowledged', '2x2' ],
 	[ 'the batch is to be acknowledged while one of it is rejected', $reject, \@out, 'event-takeout', [ "$patience$acknowledge", '55P03' ], 'rejected', '2x2' ]);
 
