@@ -118,10 +118,55 @@ SELECT input, length(idempotency.canonical(input)), idempotency.canonical(input)
 FROM unnest(ARRAY['2e-324', '3e-324', '4.9e-324', '-5.1e-324', '2.47e-324', '1.7976931348623159e308', '1e309', '-1e400',
 	'1e-330', '1e131071', '1e-16383']) AS input;
 
--- beyond what numeric holds
+-- at most 400 digits in plain notation; beyond, the same digits with an exponent
+SELECT what, left(canonical, 30) AS begins, length(canonical), canonical::numeric = input::numeric AS same_value
+FROM (VALUES
+	(1, '400 digits', repeat('7', 400)), (2, '401 digits', repeat('7', 401)), (3, '400 with zeros', '7e399'), (4, '401 with zeros', '7e400'),
+	(5, '400 with zeros, no shortest double', '12345678901234567890e380'), (6, '401 of them', '12345678901234567890e381'),
+	(7, '400 behind the point', '123456789012345678901e-399'), (8, '401', '123456789012345678901e-400'),
+	(9, '200 before, 200 behind', repeat('12', 100) || '.' || repeat('34', 100)), (10, '200 before, 201 behind', repeat('12', 100) || '.' || repeat('34', 100) || '5'),
+	(11, 'small, with 401', '0.' || repeat('3', 400)), (12, 'negative', '-1e-5000')) AS v (n, what, input),
+	LATERAL idempotency.canonical(input) AS c (canonical)
+ORDER BY n;
+-- one value, one text, and another value another one
+SELECT count(*), count(DISTINCT idempotency.canonical(input)), min(idempotency.canonical(input))
+FROM unnest(ARRAY['1e131071', '10e131070', '0.1e131072', '1' || repeat('0', 131071), '1.000e131071', '1' || repeat('0', 131071) || '.00', '1e+131071']) AS input;
+SELECT count(*), count(DISTINCT idempotency.canonical(input)), min(idempotency.canonical(input))
+FROM unnest(ARRAY['-1.5e-16000', '-15e-16001', '-0.' || repeat('0', 15999) || '15', '-0.00015e-15996']) AS input;
+SELECT count(*), count(DISTINCT idempotency.canonical(input))
+FROM unnest(ARRAY['1e131071', '1.1e131071', '1e131070', '-1e131071', '1e-131', repeat('9', 131072), '9' || repeat('0', 131070) || '1']) AS input;
+-- what numeric says is the same number is the same text, and the text is the number:
+-- of random digits with random exponents, in two spellings each
+CREATE TEMP TABLE wide AS
+SELECT sign || digits || 'e' || exponent AS a,
+	sign || left(digits, 1) || '.' || substr(digits, 2) || repeat('0', 1 + i % 5) || 'E' || exponent + length(digits) - 1 AS b
+FROM (
+	SELECT i, CASE WHEN i % 3 = 0 THEN '-' ELSE '' END AS sign,
+		(1 + i % 9) || left(translate(md5(i::text) || md5((-i)::text), 'abcdef', '012345'), i % 40) AS digits,
+		(i * 7919 % 1201) - 600 AS exponent
+	FROM generate_series(1, 5000) AS i) AS s;
+SELECT count(*), count(*) FILTER (WHERE idempotency.canonical(a) = idempotency.canonical(b)) AS same,
+	count(*) FILTER (WHERE idempotency.canonical(a)::numeric = a::numeric) AS exact,
+	count(*) FILTER (WHERE idempotency.canonical(idempotency.canonical(a)) = idempotency.canonical(a)) AS stable,
+	count(DISTINCT a::numeric) = count(DISTINCT idempotency.canonical(a)) AS distinct,
+	count(*) FILTER (WHERE idempotency.canonical(a) ~ 'e' AND length(idempotency.canonical(a)) < 100) > 1000 AS with_exponents
+FROM wide;
+-- no text is much longer than what it was made of, and so is no memory: 63 kB took
+-- 900 MB
+SELECT length(input), length(idempotency.canonical(input)), octet_length(idempotency.fingerprint(input))
+FROM (SELECT '[' || repeat('1e131071,', 7000) || '1]' AS input) AS r;
+SELECT max(length(idempotency.canonical(input)) / length(input)) <= 81 AS bounded
+FROM (SELECT '1e' || e AS input FROM generate_series(-16383, 131071, 7) AS e UNION ALL SELECT '1e' || e FROM generate_series(-500, 500) AS e) AS r;
+
+-- beyond what numeric holds, however it is written
 \set VERBOSITY sqlstate
 SELECT idempotency.canonical('1e131072');
 SELECT idempotency.canonical('1e-16384');
+SELECT idempotency.canonical('1e200000');
+SELECT idempotency.canonical('1e-20000');
+SELECT idempotency.canonical('1' || repeat('0', 131072));
+SELECT idempotency.canonical('0.' || repeat('0', 16383) || '1');
+SELECT idempotency.canonical('1e1000000000000');
 \set VERBOSITY default
 
 --
