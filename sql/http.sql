@@ -32,6 +32,14 @@ FROM unnest(ARRAY[NULL, '', '   ', '""', '  "";x', 'token', '8e03978e', '1', '?1
 	'"a";x= 1', '"a";x=-', '"a";x=1.', '"a";x=.5', '"a";x=1.2345', '"a";x=1234567890123456', '"a";x=1234567890123.1', '"a";x=?2', '"a";x=?', '"a";x=:a',
 	'"a";x=:a b:', '"a";x="b', '"a";x="é"', '"a";x=(1)', '"a";x=@1', '"a";x=1;', '"a";x=tok,en', '"a"; x;;y', '“a”']) AS header;
 
+-- A byte sequence in a parameter is base64, padded or not (RFC 8941, section 4.2.7):
+-- padding stands at its end and is complete, and a last group of one says nothing.
+SELECT header, pg_temp.refused(header)
+FROM unnest(ARRAY['"k"; p=:aGVsbG8=:', '"k"; p=:aGVsbG8:', '"k"; p=::', '"k"; p=:iZ==:', '"k"; p=:iZ:', '"k"; p=:+/+/:', '"k"; p=:YWJj:;q=::;r',
+	'"k"; p=:=aGVsbG8=:', '"k"; p=:a=GVsbG8=:', '"k"; p=:aGVsbG8==:', '"k"; p=:iZ=:', '"k"; p=:iZ===:', '"k"; p=:YWJj=:', '"k"; p=:YWJj====:', '"k"; p=:=:',
+	'"k"; p=:====:', '"k"; p=:Y:', '"k"; p=:YWJjY:', '"k"; p=:YWJjY===:', '"k"; p=:aGVsbG8=.:', '"k"; p=:aGVsbG8=a:', '"k"; p=:aGVsb G8=:', '"k"; p=:_-Ah:',
+	'"k"; p=:aGVsbG8=', '"k"; p=:', '"k"; p=:é:', '"k"; p=:aGVsbG8=:x', '"k"; p=:aGVsbG8=: ;q', '"k"; p=::=']) AS header;
+
 -- control characters, DEL among them, and a tab is no space
 SELECT i, pg_temp.refused('"a' || chr(i) || '"') FROM unnest(ARRAY[1, 9, 10, 13, 31, 127, 128]) AS i;
 SELECT pg_temp.refused(E'\t"a"'), pg_temp.refused(E'"a"\t'), pg_temp.refused(E'"a"\r\n');

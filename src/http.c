@@ -33,6 +33,9 @@ PG_FUNCTION_INFO_V1(idempotency_problem);
 #define MAX_DECIMAL_INTEGER_DIGITS 12
 #define MAX_DECIMAL_FRACTION_DIGITS 3
 
+/* How many characters of base64 stand for three bytes. */
+#define BASE64_GROUP 4
+
 /* The status codes of the two outcomes that are errors. */
 #define STATUS_CONFLICT 409
 #define STATUS_UNPROCESSABLE 422
@@ -150,17 +153,36 @@ ParseToken(Cursor *cursor)
 
 /*
  * ParseBinary passes a byte sequence, the cursor being at its first colon.
+ *
+ * RFC 8941, section 4.2.7, says not to insist on padding, nor on bits of zero in
+ * front of it.  Padding that is there must stand at the end, and be complete.
  */
 static void
 ParseBinary(Cursor *cursor)
 {
+	int characters = 0;
+	int padding = 0;
+	int rest; /* characters of the last, incomplete group of four */
+
 	for (cursor->at++; *cursor->at != ':'; cursor->at++)
 	{
-		if (!IsLower(*cursor->at) && !IsUpper(*cursor->at) && !IsDigit(*cursor->at) &&
-			!OneOf(*cursor->at, "+/="))
-			Malformed(cursor, cursor->at == cursor->end ? "the byte sequence has no closing colon"
-														: "this is no base64 character");
+		char c = *cursor->at;
+
+		if (cursor->at == cursor->end)
+			Malformed(cursor, "the byte sequence has no closing colon");
+		if (c == '=')
+			padding++;
+		else if (!IsLower(c) && !IsUpper(c) && !IsDigit(c) && !OneOf(c, "+/"))
+			Malformed(cursor, "this is no base64 character");
+		else if (padding > 0)
+			Malformed(cursor, "base64 has nothing behind its padding");
+		else
+			characters++;
 	}
+
+	rest = characters % BASE64_GROUP;
+	if (rest == 1 || (padding > 0 && (rest == 0 || padding != BASE64_GROUP - rest)))
+		Malformed(cursor, "the base64 before this has a wrong length or padding");
 	cursor->at++;
 }
 
