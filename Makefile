@@ -85,6 +85,7 @@ OBJS = \
 	src/subscription.o \
 	src/timing.o \
 	src/topic.o \
+	src/topicset.o \
 	src/wakeup.o \
 	src/worker.o \
 	src/xact.o

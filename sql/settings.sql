@@ -12,7 +12,8 @@ SHOW idempotency.max_response_size;
 SHOW idempotency.scope_prefix;
 SHOW idempotency.final_errors;
 SHOW idempotency.outbox_retention;
-SELECT name, unit, context, vartype, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C";
+-- (relay_subscriptions exists only where the library is preloaded)
+SELECT name, unit, context, vartype, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' AND name <> 'idempotency.relay_subscriptions' ORDER BY name COLLATE "C";
 SELECT count(*) AS without_description FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc = '';
 
 -- Units are understood.

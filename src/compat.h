@@ -72,6 +72,14 @@ typedef bool TU_UpdateIndexes;
 #define INTERVAL_IS_NOEND(interval) false
 #endif
 
+/* 16: the tree walkers declare their callbacks; C23 takes the older form for one without arguments.
+ */
+#if PG_VERSION_NUM < 160000
+#define TreeWalker(walker) ((void *) (walker))
+#else
+#define TreeWalker(walker) (walker)
+#endif
+
 /* 17: the condition of a MERGE is no longer one of its join tree. */
 #if PG_VERSION_NUM < 170000
 #define MergeJoinCondition(query) NULL

@@ -223,7 +223,7 @@ GiveNext(const Subscription *subscription, Position *position, const FetchPlan *
 	if (batch->events != NIL && position->singles > 0)
 		position->singles--;
 	if (batch->events != NIL || batch->wrote || batch->more || looked >= PROGRESS_EVENTS ||
-		(plan->last && looked > 0))
+		(plan->last && (looked > 0 || position->end.count < position->start.count)))
 		NotePosition(subscription, position, plan->lease, batch);
 }
 

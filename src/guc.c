@@ -12,6 +12,7 @@
 
 #include <limits.h>
 
+#include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/guc_tables.h"
 #include "utils/memutils.h"
@@ -36,6 +37,7 @@ Retention DefaultRetention = {.length = {.time = USECS_PER_DAY}};
 int DefaultWait = WAIT_MS;
 int MaxResponseSize = 1024 * 1024;
 int RelayWorkers = 2;
+int RelaySubscriptions = 1024;
 int HandlerTimeout = HANDLER_TIMEOUT_MS;
 int OutboxRetention = SECS_PER_DAY;
 int ReaperNaptime = 10000;
@@ -432,6 +434,12 @@ DefineSettings(void)
 							"For how many subscriptions handlers are called at once; 0 means none.",
 							"It takes a library that is preloaded.", &RelayWorkers, 2, 0, 1024,
 							PGC_SIGHUP, 0, NULL, NULL, NULL);
+
+	if (process_shared_preload_libraries_in_progress)
+		DefineCustomIntVariable("idempotency.relay_subscriptions",
+								"How many subscriptions with a handler the server has room for.",
+								"It takes a library that is preloaded.", &RelaySubscriptions, 1024,
+								16, 262143, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 
 	DefineCustomStringVariable("idempotency.databases", "The databases that workers are sent to.",
 							   "A comma-separated list; empty means all.", &ReaperDatabases, "",

@@ -29,8 +29,9 @@ extern int OutboxRetention;	  /* seconds; 0 = at once, -1 = for ever */
 extern int ReaperNaptime;	  /* milliseconds; 0 = no tours */
 extern char *ReaperDatabases; /* a list of names; empty = all */
 
-extern int RelayWorkers;   /* at once; 0 = none */
-extern int HandlerTimeout; /* milliseconds; 0 = none */
+extern int RelayWorkers;	   /* at once; 0 = none */
+extern int RelaySubscriptions; /* with a handler, in all databases */
+extern int HandlerTimeout;	   /* milliseconds; 0 = none */
 
 extern bool IsFinalError(int sqlstate);
 extern void DefineSettings(void);

@@ -21,6 +21,7 @@
 #include "utils/builtins.h"
 #include "utils/uuid.h"
 
+#include "compat.h"
 #include "keytext.h"
 
 PG_FUNCTION_INFO_V1(idempotency_keytext_in);

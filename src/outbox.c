@@ -250,6 +250,6 @@ idempotency_publish(PG_FUNCTION_ARGS)
 	Insert(values, isnull);
 	CountEvent(COUNT_PUBLISHED);
 	WakeupAfterCommit(OutboxChannel());
-	RelayAfterPublish();
+	RelayAfterPublish(DatumGetTextPP(values[OUT_TOPIC - 1]));
 	PG_RETURN_UUID_P(id);
 }

@@ -51,9 +51,9 @@ Calls(Node *node, void *function)
 	if (node == NULL)
 		return false;
 	if (IsA(node, Query))
-		return query_tree_walker((Query *) node, Calls, function, 0);
+		return query_tree_walker((Query *) node, TreeWalker(Calls), function, 0);
 	return check_functions_in_node(node, IsFunction, function) ||
-		   expression_tree_walker(node, Calls, function);
+		   expression_tree_walker(node, TreeWalker(Calls), function);
 }
 
 /*
@@ -81,7 +81,7 @@ CallsAgain(Node *node, void *function)
 	if (IsA(node, SubLink) && Calls(((SubLink *) node)->subselect, function))
 		return true;
 	return check_functions_in_node(node, IsFunction, function) ||
-		   (!IsA(node, Query) && expression_tree_walker(node, CallsAgain, function));
+		   (!IsA(node, Query) && expression_tree_walker(node, TreeWalker(CallsAgain), function));
 }
 
 /*
@@ -98,7 +98,7 @@ MemberCalls(PlannerInfo *root, Oid *function)
 		AppendRelInfo *member = lfirst_node(AppendRelInfo, cell);
 		RangeTblEntry *rte = rt_fetch(member->child_relid, root->parse->rtable);
 
-		if (range_table_entry_walker(rte, Calls, function, 0))
+		if (range_table_entry_walker(rte, TreeWalker(Calls), function, 0))
 			return true;
 	}
 	return false;

@@ -48,7 +48,6 @@
 #include "guc.h"
 #include "outboxtable.h"
 #include "relay.h"
-#include "relaybell.h"
 #include "relayinternal.h"
 #include "wakeup.h"
 #include "worker.h"
@@ -73,9 +72,7 @@ Look(bool last)
 	if (!RelayBatchIsOut())
 	{
 		/* A bell that has rung is answered after this: then we are due again. */
-		RegistryBeginLook(&task);
-		if (last)
-			BellArm(MyDatabaseId);
+		RegistryBeginLook(&task, last);
 		WakeupPrepare(OutboxChannel());
 	}
 	leaving = RELAY_DIED;

@@ -3,24 +3,26 @@
  * relaybell.c
  *	  How a commit that published calls the relay.
  *
- * Each database in which a subscription has a handler has a bell.  It is armed
- * by a worker that finds nothing left to do; the first commit that publishes
- * after that rings it and wakes the relay launcher, which answers it and sends
- * workers to all subscriptions of the database.  Nobody arms it while all of
- * them are served, or about to be:
+ * Each database in which a subscription has a handler has a set of bells, one for each
+ * bit of a TopicSet.  A worker that finds nothing left to do for a subscription arms the
+ * bells of what the subscription wants.  The first commit after that which publishes such
+ * a topic rings and wakes the relay launcher, which answers: subscriptions that want what has
+ * rung are due, and the others are left alone.  A bell is not armed while all subscriptions
+ * that want its topics are served, or about to be:
  *
  *	OFF -- a worker is about to leave --> ARMED -- a commit --> RUNG
  *	RUNG -- the launcher answers --> OFF
  *
- * No event is left lying.  A worker arms the bell and then looks once more,
+ * No event is left lying.  A worker arms the bells and then looks once more,
  * under a new snapshot.  A transaction that it does not see commits later, and
- * looks at the bell after that.  A bell that has rung stays so until the launcher
- * takes it, whatever workers do.
+ * looks at the bells after that.  A bell that has rung stays so until the launcher
+ * takes it, whatever workers do; it may be armed again meanwhile, and ring in vain.
  *
- * So a commit costs an atomic read where nobody has a handler, two where
- * workers are at work, and wakes somebody only if all had nothing to do.
+ * So a commit costs an atomic read where no subscription has a handler, a few where
+ * workers are at work, and wakes the launcher only for subscriptions that may want its
+ * events and have nothing to do.
  *
- * A backend remembers where the bell of its database hangs, until any bell is
+ * A backend remembers where the bells of its database hang, until those of any are
  * hung or taken down.
  *
  * Locks: none for ringing and arming; the registry's for the rest.
@@ -34,14 +36,7 @@
 #include "relaybell.h"
 #include "shmem.h"
 
-typedef enum Bell
-{
-	BELL_OFF,
-	BELL_ARMED,
-	BELL_RUNG
-} Bell;
-
-/* Where the bell of this backend's database hangs; -1: it has none. */
+/* Where the bells of this backend's database hang; -1: it has none. */
 static int myPlace = -1;
 static uint32 myGeneration = 0; /* as of when */
 
@@ -52,7 +47,7 @@ static uint32 myGeneration = 0; /* as of when */
 static int
 FindPlace(Oid database)
 {
-	for (int place = 0; place < RELAY_DATABASES; place++)
+	for (int place = 0; place < Shared->relay.size; place++)
 	{
 		if (pg_atomic_read_u32(&Shared->relay.databases[place].oid) == database)
 			return place;
@@ -61,10 +56,10 @@ FindPlace(Oid database)
 }
 
 /*
- * MyBell returns the bell of this backend's database, or NULL.
+ * MyBells returns the bells of this backend's database, or NULL.
  */
-static pg_atomic_uint32 *
-MyBell(void)
+static RelayDatabase *
+MyBells(void)
 {
 	uint32 generation = pg_atomic_read_u32(&Shared->relay.generation);
 
@@ -74,64 +69,113 @@ MyBell(void)
 		myPlace = FindPlace(MyDatabaseId);
 		myGeneration = generation;
 	}
-	return myPlace < 0 ? NULL : &Shared->relay.databases[myPlace].bell;
+	return myPlace < 0 ? NULL : &Shared->relay.databases[myPlace];
 }
 
 /*
- * BellRing wakes the relay launcher, if something was published that nobody
- * would find otherwise.  For XACT_EVENT_COMMIT, when the transaction is visible
- * to others; it cannot fail.
+ * BellRing wakes the relay launcher, if topics were published that no worker would find
+ * otherwise.  For XACT_EVENT_COMMIT, when the transaction is visible to others; it
+ * cannot fail.
  */
 void
-BellRing(void)
+BellRing(const TopicSet *topics)
 {
-	pg_atomic_uint32 *bell = MyBell();
-	uint32 armed = BELL_ARMED;
+	RelayDatabase *bells = MyBells();
+	uint64 rung = 0;
 
-	if (bell == NULL)
+	if (bells == NULL)
 		return;
 
 	/* Others must have been able to see the commit before we look. */
 	pg_memory_barrier();
-	if (pg_atomic_read_u32(bell) == BELL_ARMED &&
-		pg_atomic_compare_exchange_u32(bell, &armed, BELL_RUNG))
+	for (int word = 0; word < TOPIC_WORDS; word++)
+	{
+		uint64 armed = topics->words[word];
+
+		if (armed != 0)
+			armed &= pg_atomic_read_u64(&bells->armed[word]);
+		if (armed != 0)
+			armed &= pg_atomic_fetch_and_u64(&bells->armed[word], ~armed);
+		if (armed != 0)
+			(void) pg_atomic_fetch_or_u64(&bells->rung[word], armed);
+		rung |= armed;
+	}
+	if (rung != 0)
 	{
 		Latch *launcher = Shared->relay.launcher;
 
+		(void) pg_atomic_exchange_u32(&bells->anyRung, 1);
 		if (launcher != NULL)
 			SetLatch(launcher);
 	}
 }
 
 /*
- * BellArm makes the next commit in the database ring.
+ * BellArm makes the next commit in the database ring that publishes such topics.
  */
 void
-BellArm(Oid database)
+BellArm(Oid database, const TopicSet *topics)
 {
 	int place = FindPlace(database);
-	uint32 off = BELL_OFF;
 
-	if (place >= 0)
-		(void) pg_atomic_compare_exchange_u32(&Shared->relay.databases[place].bell, &off,
-											  BELL_ARMED);
+	for (int word = 0; place >= 0 && word < TOPIC_WORDS; word++)
+	{
+		if (topics->words[word] != 0)
+			(void) pg_atomic_fetch_or_u64(&Shared->relay.databases[place].armed[word],
+										  topics->words[word]);
+	}
+	pg_memory_barrier();
 }
 
 /*
- * BellAnswer tells whether the bell at a place has rung, and stills it.
+ * BellAnswer tells whether bells of the database at a place have rung, and which, and
+ * stills them.
  */
 bool
-BellAnswer(int place)
+BellAnswer(int place, TopicSet *topics)
 {
-	pg_atomic_uint32 *bell = &Shared->relay.databases[place].bell;
-	uint32 rung = BELL_RUNG;
+	RelayDatabase *bells = &Shared->relay.databases[place];
 
-	return pg_atomic_read_u32(bell) == BELL_RUNG &&
-		   pg_atomic_compare_exchange_u32(bell, &rung, BELL_OFF);
+	if (pg_atomic_read_u32(&bells->anyRung) == 0)
+		return false;
+	(void) pg_atomic_exchange_u32(&bells->anyRung, 0);
+	for (int word = 0; word < TOPIC_WORDS; word++)
+		topics->words[word] = pg_atomic_exchange_u64(&bells->rung[word], 0);
+	return true;
 }
 
 /*
- * BellHang notes one more subscription of a database, which gets a bell if it
+ * Still makes bells of which none is armed, and none has rung.
+ */
+static void
+Still(RelayDatabase *bells)
+{
+	pg_atomic_write_u32(&bells->anyRung, 0);
+	for (int word = 0; word < TOPIC_WORDS; word++)
+	{
+		pg_atomic_write_u64(&bells->armed[word], 0);
+		pg_atomic_write_u64(&bells->rung[word], 0);
+	}
+}
+
+/*
+ * BellsInit makes the bells at a place, when shared memory is made.
+ */
+void
+BellsInit(RelayDatabase *bells)
+{
+	pg_atomic_init_u32(&bells->oid, InvalidOid);
+	pg_atomic_init_u32(&bells->anyRung, 0);
+	for (int word = 0; word < TOPIC_WORDS; word++)
+	{
+		pg_atomic_init_u64(&bells->armed[word], 0);
+		pg_atomic_init_u64(&bells->rung[word], 0);
+	}
+	bells->subscriptions = 0;
+}
+
+/*
+ * BellHang notes one more subscription of a database, which gets bells if it
  * has none.  Returns -1 if there is no place for it.
  */
 int
@@ -148,7 +192,7 @@ BellHang(Oid database)
 	entry = &Shared->relay.databases[place];
 	if (entry->subscriptions++ == 0)
 	{
-		pg_atomic_write_u32(&entry->bell, BELL_OFF);
+		Still(entry);
 		pg_atomic_write_u32(&entry->oid, database);
 		(void) pg_atomic_fetch_add_u32(&Shared->relay.generation, 1);
 	}
@@ -156,7 +200,7 @@ BellHang(Oid database)
 }
 
 /*
- * BellTakeDown notes one subscription less; the last one takes the bell along.
+ * BellTakeDown notes one subscription less; the last one takes the bells along.
  */
 void
 BellTakeDown(Oid database)

@@ -8,17 +8,21 @@
 #ifndef IDEMPOTENCY_RELAYBELL_H
 #define IDEMPOTENCY_RELAYBELL_H
 
+#include "topicset.h"
+
 #include "postgres_ext.h"
 
 /* For whoever publishes. */
-extern void BellRing(void);
+extern void BellRing(const TopicSet *topics);
 
 /* For the registry, which holds its lock. */
+struct RelayDatabase;
+extern void BellsInit(struct RelayDatabase *bells);
 extern int BellHang(Oid database);
 extern void BellTakeDown(Oid database);
-extern bool BellAnswer(int place);
+extern bool BellAnswer(int place, TopicSet *topics);
 
 /* For a worker that is about to leave. */
-extern void BellArm(Oid database);
+extern void BellArm(Oid database, const TopicSet *topics);
 
 #endif /* IDEMPOTENCY_RELAYBELL_H */

@@ -259,7 +259,7 @@ StartWorkers(void)
 		}
 	}
 	if (RegistryTakeFull())
-		LogRelayFull(RELAY_SUBSCRIPTIONS, RELAY_DATABASES);
+		LogRelayFull(RelaySubscriptions);
 }
 
 /*

@@ -3,7 +3,7 @@
  * relaynote.c
  *	  What the relay is to be told when this transaction commits.
  *
- * That something was published, and which subscriptions were made, changed,
+ * Which topics were published, and which subscriptions were made, changed,
  * removed or redriven.  A rollback to a savepoint does not undo a note: a worker
  * that comes in vain does no harm.  COMMIT PREPARED runs in a backend that knows
  * nothing of the transaction; what it commits is found by the survey that the
@@ -41,42 +41,54 @@ typedef struct Note
 	NoteKind kind;
 	int64 number;
 	Oid owner;
+	TopicSet wants;
 } Note;
 
 static bool published = false;
+static TopicSet topics; /* of what was published */
 static Note notes[NOTES];
 static int noteCount = 0; /* NOTES + 1: there was no room */
 
 /*
- * RelayAfterPublish notes that there is an event.
+ * RelayAfterPublish notes that there is an event, and its topic.
  */
 void
-RelayAfterPublish(void)
+RelayAfterPublish(const text *topic)
 {
-	published = Shared != NULL;
+	if (Shared == NULL)
+		return;
+	if (!published)
+		memset(&topics, 0, sizeof(topics));
+	published = true;
+	TopicSetAddTopic(&topics, topic);
 }
 
 /*
  * Add notes something about a subscription.
  */
 static void
-Add(NoteKind kind, int64 number, Oid owner)
+Add(NoteKind kind, int64 number)
 {
 	if (Shared == NULL || noteCount > NOTES)
 		return;
 	if (noteCount < NOTES)
-		notes[noteCount] = (Note){kind, number, owner};
+		notes[noteCount] = (Note){.kind = kind, .number = number};
 	noteCount++;
 }
 
 /*
  * RelayAfterSubscribe notes that a subscription has a handler, to be run as
- * "owner".
+ * "owner", and which topics it wants.
  */
 void
-RelayAfterSubscribe(int64 number, Oid owner)
+RelayAfterSubscribe(int64 number, Oid owner, const TopicPatterns *patterns)
 {
-	Add(NOTE_PUT, number, owner);
+	Add(NOTE_PUT, number);
+	if (noteCount > 0 && noteCount <= NOTES)
+	{
+		notes[noteCount - 1].owner = owner;
+		TopicSetFromPatterns(&notes[noteCount - 1].wants, patterns);
+	}
 }
 
 /*
@@ -85,7 +97,7 @@ RelayAfterSubscribe(int64 number, Oid owner)
 void
 RelayAfterUnsubscribe(int64 number)
 {
-	Add(NOTE_REMOVED, number, InvalidOid);
+	Add(NOTE_REMOVED, number);
 }
 
 /*
@@ -94,7 +106,7 @@ RelayAfterUnsubscribe(int64 number)
 void
 RelayAfterRedrive(int64 number)
 {
-	Add(NOTE_DUE, number, InvalidOid);
+	Add(NOTE_DUE, number);
 }
 
 /*
@@ -119,7 +131,7 @@ TellRegistry(void)
 		switch (notes[i].kind)
 		{
 			case NOTE_PUT:
-				RegistryPut(MyDatabaseId, notes[i].number, notes[i].owner);
+				RegistryPut(MyDatabaseId, notes[i].number, notes[i].owner, &notes[i].wants);
 				break;
 			case NOTE_REMOVED:
 				RegistryRemove(MyDatabaseId, notes[i].number);
@@ -147,7 +159,7 @@ RelayAtCommit(void)
 	if (published)
 	{
 		InjectionPoint("commit-ring");
-		BellRing();
+		BellRing(&topics);
 	}
 	RelayAtAbort();
 }

@@ -8,10 +8,10 @@
 #ifndef IDEMPOTENCY_RELAYNOTE_H
 #define IDEMPOTENCY_RELAYNOTE_H
 
-#include "postgres_ext.h"
+#include "topic.h"
 
-extern void RelayAfterPublish(void);
-extern void RelayAfterSubscribe(int64 number, Oid owner);
+extern void RelayAfterPublish(const text *topic);
+extern void RelayAfterSubscribe(int64 number, Oid owner, const TopicPatterns *patterns);
 extern void RelayAfterUnsubscribe(int64 number);
 extern void RelayAfterRedrive(int64 number);
 

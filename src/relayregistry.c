@@ -32,7 +32,9 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/shmem.h"
 
+#include "guc.h"
 #include "relaybell.h"
 #include "relayregistryinternal.h"
 
@@ -109,7 +111,7 @@ Take(Oid database, int64 number)
 	RelayRegistry *registry = &Shared->relay;
 	RelaySubscription *it = Find(InvalidOid, 0);
 
-	if (it == NULL && registry->used < RELAY_SUBSCRIPTIONS)
+	if (it == NULL && registry->used < registry->size)
 		it = &registry->subscriptions[registry->used++];
 	if (it == NULL || BellHang(database) < 0)
 	{
@@ -165,19 +167,33 @@ RegistryTakeFull(void)
 }
 
 /*
- * RegistryInit makes the registry, when shared memory is made: it is empty.
+ * RegistryBytes returns how much shared memory the places take.
+ */
+Size
+RegistryBytes(void)
+{
+	return add_size(mul_size(RelaySubscriptions, MAXALIGN(sizeof(RelayDatabase))),
+					mul_size(RelaySubscriptions, MAXALIGN(sizeof(RelaySubscription))));
+}
+
+/*
+ * RegistryInit makes the registry, when shared memory is made: it is empty.  Its places
+ * are at "places".  There are as many for databases as for subscriptions, so that no
+ * database is without one that has a subscription.
  */
 void
-RegistryInit(RelayRegistry *registry)
+RegistryInit(RelayRegistry *registry, char *places)
 {
 	pg_atomic_init_u32(&registry->generation, 0);
 	pg_atomic_init_u32(&registry->waiting, 0);
 	pg_atomic_init_u32(&registry->working, 0);
-	for (int place = 0; place < RELAY_DATABASES; place++)
-	{
-		pg_atomic_init_u32(&registry->databases[place].oid, InvalidOid);
-		pg_atomic_init_u32(&registry->databases[place].bell, 0);
-	}
+	registry->size = RelaySubscriptions;
+	registry->subscriptions = (RelaySubscription *) places;
+	registry->databases =
+		(RelayDatabase *) (places + RelaySubscriptions * MAXALIGN(sizeof(RelaySubscription)));
+	memset(places, 0, RegistryBytes());
+	for (int place = 0; place < registry->size; place++)
+		BellsInit(&registry->databases[place]);
 }
 
 /* ----------------------------------------------------------------
@@ -186,11 +202,11 @@ RegistryInit(RelayRegistry *registry)
  */
 
 /*
- * RegistryPut notes that a subscription was made or changed.  If it had no handler
- * before, a batch that is out is a consumer's.
+ * RegistryPut notes that a subscription was made or changed, and which topics it wants.
+ * If it had no handler before, a batch that is out is a consumer's.
  */
 void
-RegistryPut(Oid database, int64 number, Oid owner)
+RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants)
 {
 	RelaySubscription *it;
 
@@ -205,6 +221,7 @@ RegistryPut(Oid database, int64 number, Oid owner)
 	if (it != NULL)
 	{
 		it->notedAt = Shared->relay.clock;
+		it->wants = *wants;
 		Renew(it, owner);
 	}
 	RegistryUnlock();
@@ -228,7 +245,8 @@ RegistryRemove(Oid database, int64 number)
 }
 
 /*
- * RegistryMarkDue notes that a subscription has something to do.
+ * RegistryMarkDue notes that a subscription has something to do, at once: its lock, for which
+ * a worker may have left it, is free now.
  */
 void
 RegistryMarkDue(Oid database, int64 number)
@@ -238,7 +256,10 @@ RegistryMarkDue(Oid database, int64 number)
 	RegistryLock();
 	it = Find(database, number);
 	if (it != NULL)
+	{
 		it->due = true;
+		it->notBefore = 0;
+	}
 	RegistryUnlock();
 	RegistryWakeLauncher();
 }
@@ -252,7 +273,7 @@ RegistryDatabases(void)
 {
 	List *databases = NIL;
 
-	for (int place = 0; place < RELAY_DATABASES; place++)
+	for (int place = 0; place < Shared->relay.size; place++)
 	{
 		Oid database = pg_atomic_read_u32(&Shared->relay.databases[place].oid);
 
@@ -284,10 +305,13 @@ RegistryBeginSurvey(void)
 
 /*
  * RegistryConfirm notes that the survey has found a subscription.  "due" says
- * that it may have something to do, "dueAt" when it will; 0 if never.
+ * that it may have something to do, "dueAt" when it will; 0 if never.  The topics that it
+ * "wants" are added to those that are known: the survey may have seen older ones than
+ * RegistryPut() was told.
  */
 void
-RegistryConfirm(Oid database, int64 number, Oid owner, bool due, TimestampTz dueAt)
+RegistryConfirm(Oid database, int64 number, Oid owner, const TopicSet *wants, bool due,
+				TimestampTz dueAt)
 {
 	RelaySubscription *it;
 
@@ -306,6 +330,9 @@ RegistryConfirm(Oid database, int64 number, Oid owner, bool due, TimestampTz due
 	{
 		it->notedAt = Shared->relay.clock;
 		it->due |= due && it->state == RELAY_STATE_IDLE;
+
+		/* No bell of a new topic is armed before a worker has looked. */
+		it->due |= TopicSetAddAll(&it->wants, wants);
 		if (dueAt != 0 && (it->dueAt == 0 || dueAt < it->dueAt))
 			it->dueAt = dueAt;
 	}

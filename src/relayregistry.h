@@ -12,6 +12,8 @@
 #include "datatype/timestamp.h"
 #include "nodes/pg_list.h"
 
+#include "topicset.h"
+
 /* A subscription for a worker to serve; small enough for bgw_extra. */
 typedef struct RelayTask
 {
@@ -33,13 +35,14 @@ typedef enum RelayEnd
 } RelayEnd;
 
 /* For the end of a transaction that has changed a subscription. */
-extern void RegistryPut(Oid database, int64 number, Oid owner);
+extern void RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants);
 extern void RegistryRemove(Oid database, int64 number);
 extern void RegistryMarkDue(Oid database, int64 number);
 
 /* For the survey of a database. */
 extern uint64 RegistryBeginSurvey(void);
-extern void RegistryConfirm(Oid database, int64 number, Oid owner, bool due, TimestampTz dueAt);
+extern void RegistryConfirm(Oid database, int64 number, Oid owner, const TopicSet *wants, bool due,
+							TimestampTz dueAt);
 extern void RegistryEndSurvey(Oid database, uint64 began);
 extern bool RegistryUntold(Oid database, RelayTask *task, char *problem);
 extern void RegistryTold(const RelayTask *task);
@@ -58,7 +61,7 @@ extern void RegistryNoteClosing(Oid database, bool closing);
 /* For the launcher and the worker, about a subscription that is being served. */
 extern bool RegistryAttach(const RelayTask *task);
 extern bool RegistryIsRecalled(const RelayTask *task);
-extern void RegistryBeginLook(const RelayTask *task);
+extern void RegistryBeginLook(const RelayTask *task, bool last);
 extern bool RegistryOthersWait(int workers);
 extern bool RegistryIsUntouched(const RelayTask *task, int64 batch);
 extern void RegistrySetUntouched(const RelayTask *task, int64 batch);
@@ -71,6 +74,7 @@ extern void RegistryNotSent(const RelayTask *task, RelayEnd end);
 
 /* For shmem.c. */
 struct RelayRegistry;
-extern void RegistryInit(struct RelayRegistry *registry);
+extern Size RegistryBytes(void);
+extern void RegistryInit(struct RelayRegistry *registry, char *places);
 
 #endif /* IDEMPOTENCY_RELAYREGISTRY_H */

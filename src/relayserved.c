@@ -9,7 +9,8 @@
  *
  *	IDLE		due when the bell rings, or at the time that it said
  *	GOES_ON		due at once
- *	BUSY		due, but put off for a moment
+ *	BUSY		due, but put off: each time in a row for twice as long.  A commit that lets
+ *				the subscription go says so, unless it is one of two phases
  *	DIED		due, but put off: each time in a row for twice as long
  *	UNFIT		likewise, and longer; its problem is kept for the survey
  *	GONE		forgotten
@@ -32,11 +33,13 @@
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
+#include "relaybell.h"
 #include "relayregistryinternal.h"
 
 /* How long a subscription is put off, at first and at most, in milliseconds. */
 #define BUSY_MS 50
-#define BUSY_MOST_MS 1000
+#define BUSY_MOST_MS 10000
+#define NOT_SENT_MOST_MS 1000
 #define DIED_MS 100
 #define UNFIT_MS 1000
 
@@ -71,10 +74,11 @@ RegistryAttach(const RelayTask *task)
 
 /*
  * RegistryBeginLook is called before the snapshot is made under which a worker
- * looks what there is to do.
+ * looks what there is to do.  If that is its "last" look, it arms the bells of what the
+ * subscription wants.
  */
 void
-RegistryBeginLook(const RelayTask *task)
+RegistryBeginLook(const RelayTask *task, bool last)
 {
 	RelaySubscription *it = RegistryLockTask(task);
 
@@ -82,6 +86,8 @@ RegistryBeginLook(const RelayTask *task)
 	{
 		it->due = false;
 		it->dueAt = 0;
+		if (last)
+			BellArm(it->database, &it->wants);
 	}
 	RegistryUnlock();
 }
@@ -93,7 +99,7 @@ List *
 RegistryServedDatabases(void)
 {
 	RelayRegistry *registry = &Shared->relay;
-	Oid served[RELAY_DATABASES];
+	Oid *served = palloc(registry->size * sizeof(Oid)); /* nothing under the lock can fail */
 	List *databases = NIL;
 	int count = 0;
 
@@ -107,12 +113,13 @@ RegistryServedDatabases(void)
 			continue;
 		while (i < count && served[i] != it->database)
 			i++;
-		if (i == count && count < RELAY_DATABASES)
+		if (i == count)
 			served[count++] = it->database;
 	}
 	RegistryUnlock();
 	for (int i = 0; i < count; i++)
 		databases = lappend_oid(databases, served[i]);
+	pfree(served);
 	return databases;
 }
 
@@ -258,10 +265,11 @@ RegistryProgress(const RelayTask *task)
 }
 
 /*
- * LeaveIt notes how a subscription was left.
+ * LeaveIt notes how a subscription was left.  "busyMost" is for how long it is put off at
+ * most if somebody else is at it.
  */
 static void
-LeaveIt(RelaySubscription *it, RelayEnd end, TimestampTz dueAt)
+LeaveIt(RelaySubscription *it, RelayEnd end, TimestampTz dueAt, int64 busyMost)
 {
 	it->state = RELAY_STATE_IDLE;
 	switch (end)
@@ -275,7 +283,7 @@ LeaveIt(RelaySubscription *it, RelayEnd end, TimestampTz dueAt)
 			it->due = true;
 			break;
 		case RELAY_BUSY:
-			PutOff(it, BUSY_MS, BUSY_MOST_MS);
+			PutOff(it, BUSY_MS, busyMost);
 			break;
 		case RELAY_DIED:
 			PutOff(it, DIED_MS, PUT_OFF_MOST_MS);
@@ -301,7 +309,7 @@ RegistryLeave(const RelayTask *task, RelayEnd end, TimestampTz dueAt)
 	RelaySubscription *it = RegistryLockTask(task);
 
 	if (it != NULL)
-		LeaveIt(it, end, dueAt);
+		LeaveIt(it, end, dueAt, BUSY_MOST_MS);
 	RegistryUnlock();
 	RegistryWakeLauncher();
 }
@@ -318,7 +326,7 @@ RegistryMoveOn(const RelayTask *task, RelayEnd end, TimestampTz dueAt, int worke
 	bool found;
 
 	if (it != NULL)
-		LeaveIt(it, end, dueAt);
+		LeaveIt(it, end, dueAt, BUSY_MOST_MS);
 	found = RegistryTakeNext(workers, RELAY_STATE_SERVED, task, next);
 	if (found)
 		Attach(&Shared->relay.subscriptions[next->place]);
@@ -337,6 +345,6 @@ RegistryNotSent(const RelayTask *task, RelayEnd end)
 	RelaySubscription *it = RegistryLockTask(task);
 
 	if (it != NULL && it->state == RELAY_STATE_STARTING)
-		LeaveIt(it, end, 0);
+		LeaveIt(it, end, 0, NOT_SENT_MOST_MS);
 	RegistryUnlock();
 }

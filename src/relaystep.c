@@ -175,7 +175,10 @@ Prepare(const RelayTask *task, EventHandler *handler)
 						  psprintf("owner \"%s\" is a superuser", subscription->owner));
 	else if (owner != GetSessionUserId())
 	{
-		RegistryConfirm(MyDatabaseId, task->number, owner, true, 0);
+		TopicSet wants;
+
+		TopicSetFromPatterns(&wants, &subscription->topics);
+		RegistryConfirm(MyDatabaseId, task->number, owner, &wants, true, 0);
 		(void) Leave(RELAY_GOES_ON);
 	}
 	else

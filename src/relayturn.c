@@ -8,8 +8,8 @@
  * worker for it; or one that has just left another, and can serve it as the role that
  * it is connected as, goes on with it.
  *
- * Whoever chooses answers the bells first (relaybell.c): all subscriptions of a
- * database that has rung are due.
+ * Whoever chooses answers the bells first (relaybell.c): the subscriptions that may want
+ * the topics that have rung are due.
  *
  * Locks: the registry's, in each function.
  *
@@ -23,6 +23,23 @@
 #include "relayregistryinternal.h"
 
 /*
+ * NoteRung makes due what wants the topics that have rung in a database.
+ */
+static void
+NoteRung(Oid database, const TopicSet *topics)
+{
+	RelayRegistry *registry = &Shared->relay;
+
+	for (int place = 0; place < registry->used; place++)
+	{
+		RelaySubscription *it = &registry->subscriptions[place];
+
+		if (it->database == database && !it->due)
+			it->due = TopicSetsMeet(&it->wants, topics);
+	}
+}
+
+/*
  * NoteWhatIsDue makes due what the bells have rung for, and what was to be due
  * by now.
  */
@@ -30,20 +47,17 @@ static void
 NoteWhatIsDue(TimestampTz now)
 {
 	RelayRegistry *registry = &Shared->relay;
-	Oid rung[RELAY_DATABASES];
-	int count = 0;
+	TopicSet topics;
 
-	for (int place = 0; place < RELAY_DATABASES; place++)
+	for (int place = 0; place < registry->size; place++)
 	{
-		if (BellAnswer(place))
-			rung[count++] = pg_atomic_read_u32(&registry->databases[place].oid);
+		if (BellAnswer(place, &topics))
+			NoteRung(pg_atomic_read_u32(&registry->databases[place].oid), &topics);
 	}
 	for (int place = 0; place < registry->used; place++)
 	{
 		RelaySubscription *it = &registry->subscriptions[place];
 
-		for (int i = 0; i < count && !it->due; i++)
-			it->due = it->database == rung[i];
 		if (it->dueAt != 0 && it->dueAt <= now)
 		{
 			it->due = true;

@@ -111,10 +111,11 @@ LogNoRelaySlot(void)
  * LogRelayFull says in the log that there are too many subscriptions.
  */
 void
-LogRelayFull(int subscriptions, int databases)
+LogRelayFull(int subscriptions)
 {
-	ereport(LOG,
-			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			 errmsg("idempotency relay does not serve further subscriptions"),
-			 errdetail("It serves %d subscriptions in %d databases.", subscriptions, databases)));
+	ereport(LOG, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				  errmsg("idempotency relay does not serve further subscriptions"),
+				  errdetail("It has room for %d, which is idempotency.relay_subscriptions.",
+							subscriptions),
+				  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
 }

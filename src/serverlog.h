@@ -22,6 +22,6 @@ extern void LogEventsDropped(const text *subscription, int64 passed, int64 upto)
 extern void LogRelayProblem(const char *database, int64 number, const char *problem);
 extern void LogDeadLetter(const text *subscription, const Event *event, const text *error);
 extern void LogNoRelaySlot(void);
-extern void LogRelayFull(int subscriptions, int databases);
+extern void LogRelayFull(int subscriptions);
 
 #endif /* IDEMPOTENCY_SERVERLOG_H */

@@ -42,6 +42,16 @@ static shmem_request_hook_type previousRequestHook = NULL;
 static shmem_startup_hook_type previousStartupHook = NULL;
 
 /*
+ * SharedBytes returns how much memory the structure takes, with the places of the
+ * registry behind it.
+ */
+static Size
+SharedBytes(void)
+{
+	return add_size(MAXALIGN(sizeof(SharedState)), RegistryBytes());
+}
+
+/*
  * RequestSharedMemory tells the postmaster how much memory and how many locks
  * we need.
  */
@@ -51,7 +61,7 @@ RequestSharedMemory(void)
 	if (previousRequestHook != NULL)
 		previousRequestHook();
 
-	RequestAddinShmemSpace(MAXALIGN(sizeof(SharedState)));
+	RequestAddinShmemSpace(SharedBytes());
 	RequestNamedLWLockTranche(SHARED_NAME, SHARED_LOCKS);
 }
 
@@ -72,7 +82,7 @@ InitializeShared(SharedState *state)
 	state->launcher.lock = &locks[LAUNCHER_LOCK].lock;
 
 	state->relay.lock = &locks[RELAY_LOCK].lock;
-	RegistryInit(&state->relay);
+	RegistryInit(&state->relay, (char *) state + MAXALIGN(sizeof(SharedState)));
 
 	for (int i = 0; i < WAKEUP_VARIABLES; i++)
 		ConditionVariableInit(&state->wakeup[i]);
@@ -91,7 +101,7 @@ StartupSharedMemory(void)
 		previousStartupHook();
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	Shared = ShmemInitStruct(SHARED_NAME, sizeof(SharedState), &found);
+	Shared = ShmemInitStruct(SHARED_NAME, SharedBytes(), &found);
 	if (!found)
 		InitializeShared(Shared);
 	LWLockRelease(AddinShmemInitLock);

@@ -15,6 +15,7 @@
 #include "storage/lwlock.h"
 
 #include "stats.h"
+#include "topicset.h"
 
 /* How many databases are counted; each takes 8 bytes a counter, and 12 more. */
 #define STATS_DATABASES 1024
@@ -49,18 +50,16 @@ typedef struct LauncherState
 	Oid calls[LAUNCHER_CALLS];
 } LauncherState;
 
-/* How many subscriptions with a handler are served, and in how many databases. */
-#define RELAY_SUBSCRIPTIONS 1024
-#define RELAY_DATABASES 256
-
 /* How much of what is wrong with a subscription is kept. */
 #define RELAY_PROBLEM_BYTES 256
 
-/* A database that has such subscriptions; relaybell.c says how it rings. */
+/* A database that has subscriptions with a handler; relaybell.c says how its bells ring. */
 typedef struct RelayDatabase
 {
 	pg_atomic_uint32 oid; /* 0 = the place is nobody's */
-	pg_atomic_uint32 bell;
+	pg_atomic_uint32 anyRung;
+	pg_atomic_uint64 armed[TOPIC_WORDS]; /* a bit for each bell */
+	pg_atomic_uint64 rung[TOPIC_WORDS];
 	int subscriptions;
 } RelayDatabase;
 
@@ -70,6 +69,7 @@ typedef struct RelaySubscription
 	Oid database; /* 0 = the place is nobody's */
 	Oid owner;
 	int64 number;
+	TopicSet wants;	 /* what it may want, and perhaps more */
 	uint64 notedAt;	 /* by the registry's own clock */
 	uint64 servedAt; /* by that, too */
 	int state;		 /* a RelayState */
@@ -95,8 +95,9 @@ typedef struct RelayRegistry
 	int used;	   /* no place from here on was ever taken */
 	bool full;	   /* somebody has found no place */
 	bool fullTold; /* which the log says, and nobody has left since */
-	RelayDatabase databases[RELAY_DATABASES];
-	RelaySubscription subscriptions[RELAY_SUBSCRIPTIONS];
+	int size;	   /* places of either kind: idempotency.relay_subscriptions */
+	RelayDatabase *databases;
+	RelaySubscription *subscriptions;
 } RelayRegistry;
 
 typedef struct SharedState

@@ -228,7 +228,8 @@ TellRelay(const text *name)
 
 	InjectionPoint("subscribe-tell");
 	if (subscription->handler != NULL)
-		RelayAfterSubscribe(subscription->number, get_role_oid(subscription->owner, false));
+		RelayAfterSubscribe(subscription->number, get_role_oid(subscription->owner, false),
+							&subscription->topics);
 	else
 		RelayAfterUnsubscribe(subscription->number);
 }

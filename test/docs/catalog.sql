@@ -87,7 +87,8 @@ SELECT
 			ELSE CASE s.vartype WHEN 'integer' THEN 'A number' ELSE 'A text' END END
 			|| coalesce(', from ' || s.min_val || ' to ' || s.max_val, ''),
 		CASE s.context WHEN 'user' THEN 'Everybody may set it.' WHEN 'superuser' THEN 'Superusers set it.'
-			WHEN 'sighup' THEN 'Set for the whole server; a reload is enough.' END),
+			WHEN 'sighup' THEN 'Set for the whole server; a reload is enough.'
+			WHEN 'postmaster' THEN 'Set for the whole server; it takes a restart.' END),
 	0
 FROM pg_catalog.pg_settings AS s
 WHERE s.name LIKE 'idempotency.%'

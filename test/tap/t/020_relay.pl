@@ -14,6 +14,7 @@ use LogTest;
 use PostgreSQL::Test::Utils;
 use RelayTest;
 use Test::More;
+use Time::HiRes qw(time usleep);
 
 my $node = relay_node();
 
@@ -120,6 +121,78 @@ foreach my $i (1 .. 20)
 }
 comes(q{SELECT count(*) = 20 FROM done WHERE topic = 'idle'}, 'events that find nobody at work');
 cmp_ok($node->safe_psql('postgres', q{SELECT max(extract(epoch FROM lag)) FROM done WHERE topic = 'idle'}), '<', 4, 'fetch their worker, in moments');
+
+# A commit wakes those subscriptions that may want what it has published, whatever their
+# patterns look like, and no other.  Those that are woken and find nothing for them pass
+# the event.
+my @patterns = ([ 'exact', 'exact' ], [ 'to.the.dot.*', 'to.the.dot.x' ], [ 'to.another.*', 'to.another.' ], [ 'to/a/*', 'to/a/slash' ], [ 'in.the.mid*', 'in.the.middle' ],
+	[ 'nodot*', 'nodots' ], [ '*.end', 'at.the.end' ], [ 'both.*.ends', 'both.of.the.ends' ], [ 'escaped\\\\*', 'escaped*' ], [ 'escaped.\\\\**', 'escaped.*.x' ],
+	[ '\\\\e\\\\x\\\\a.\\\\ct', 'exa.ct' ], [ 'Žluťoučký.*', 'Žluťoučký.kůň' ], [ 'never", "second.*', 'second.x' ], [ 'x.y', 'x.y' ]);
+as_app("SELECT idempotency.subscribe('p$_', '{\"$patterns[$_][0]\"}', 'handle(idempotency.event)')") foreach 0 .. $#patterns;
+as_app(q{SELECT idempotency.unsubscribe('all')});
+idle();
+foreach my $i (0 .. $#patterns)
+{
+	my ($pattern, $topic) = @{ $patterns[$i] };
+	publish($topic, "pattern $i");
+	comes(qq{SELECT count(*) = 1 FROM done WHERE what = 'pattern $i'}, "$topic wakes a subscription to $pattern");
+	idle();
+}
+# Which subscriptions have come to the last event.
+my $passed = q{SELECT string_agg(subscription, ' ') FILTER (WHERE passed >= (SELECT max(seq) FROM idempotency.outbox)) FROM
+	(SELECT DISTINCT ON (subscription) * FROM idempotency.position ORDER BY subscription, version DESC) AS p};
+is($node->safe_psql('postgres', $passed), 'p13 p5 p6', 'an event wakes the one that wants it, and those of which only that much can be told that it may be for them');
+kill 'CONT', $reaper_launcher;
+
+# Neither does the survey start a worker for what nobody wants, for a hole that nothing fills
+# any more, or for a transaction that is open; for what was published unheard it does.
+as_app(q{SELECT idempotency.unsubscribe('p' || i) FROM unnest(ARRAY[5, 6]) AS i}); # they may want anything
+as_app(q{BEGIN; SELECT idempotency.publish('x.y', '{"do": "unheard"}'); PREPARE TRANSACTION 'unheard'});
+$session = open_session($node, extra_params => [ '--username', 'app' ]);
+$session->query_safe(q{BEGIN; SELECT idempotency.publish('x.y', '{"do": "open"}')});
+$node->safe_psql('postgres', q{SELECT nextval('idempotency.outbox_seq')});
+publish('x.y', 'before');
+comes(q{SELECT count(*) = 1 FROM done WHERE what = 'before'}, 'an event behind a hole, and two that are not committed');
+publish('nobody wants this', 'x');
+idle();
+comes(q{SELECT cardinality(inflight) = 6 FROM idempotency.position WHERE subscription = 'p13' ORDER BY version DESC LIMIT 1}, 'the hole is given up');
+reload('log_min_messages' => 'debug1');
+reload('idempotency.reaper_naptime' => '100ms');
+my $relays = sub { scalar(() = slurp_file($node->logfile, $_[0]) =~ /starting background worker process "idempotency relay for database/g) };
+my $from = visits(2);
+is($relays->($from), 0, 'no worker is started for that, though the survey looks');
+as_app(q{COMMIT PREPARED 'unheard'});
+comes(q{SELECT count(*) = 1 FROM done WHERE what = 'unheard'}, 'what was published unheard is found');
+$session->query_safe('ROLLBACK');
+$session->quit;
+comes(q{SELECT inflight = '{}' FROM idempotency.position WHERE subscription = 'p13' ORDER BY version DESC LIMIT 1}, 'what was rolled back is forgotten');
+idle();
+$from = visits(2);
+is($relays->($from), 0, 'and starts no worker any more');
+
+# Topics that are changed wake from then on.
+as_app(q{SELECT idempotency.subscribe('p13', '{changed.*}', 'handle(idempotency.event)')});
+idle();
+publish('changed.x', 'changed');
+comes(q{SELECT count(*) = 1 FROM done WHERE what = 'changed'}, 'topics that are changed wake from then on');
+
+# While a prepared transaction has a subscription's lock, workers that come in vain come
+# less and less often: eight take 3 s of waiting for the lock and 6 s between them, at
+# least.
+idle();
+as_app(q{BEGIN; SELECT idempotency.redrive('p13'); PREPARE TRANSACTION 'r'});
+$from = -s $node->logfile;
+my $at = time;
+publish('changed.x', 'held');
+usleep(10_000) until $relays->($from) >= 8 || time - $at > $PostgreSQL::Test::Utils::timeout_default;
+cmp_ok(time - $at, '>=', 9, 'workers wait longer and longer for a subscription');
+as_app(q{ROLLBACK PREPARED 'r'});
+comes(q{SELECT count(*) = 1 FROM done WHERE what = 'held'}, 'and serve it when it is free');
+reload('log_min_messages' => 'warning');
+reload('idempotency.reaper_naptime' => '1h');
+as_app("SELECT idempotency.unsubscribe('p$_')") foreach grep { $_ != 5 && $_ != 6 } 0 .. $#patterns;
+as_app($subscribe);
+kill 'STOP', $reaper_launcher;
 
 # A retry is on time, though nobody publishes and no worker is connected.
 publish('retry', 'once');
