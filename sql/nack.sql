@@ -482,6 +482,9 @@ SELECT pg_temp.drain('many');
 CREATE FUNCTION pg_temp.parked_read() RETURNS bigint LANGUAGE sql AS $$
 	SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint FROM pg_index WHERE indrelid = 'idempotency.parked'::regclass
 $$;
+-- (As many of other aggregates are to come in a year.)
+INSERT INTO idempotency.parked (subscription, seq, published_at, id, aggregatetype, aggregateid, attempts, retry_at)
+	SELECT 'many', -n, now(), pg_temp.id(n), 'many', 'other ' || n, 1, now() + interval '1 year' FROM generate_series(1, 2500) AS n;
 ANALYZE idempotency.parked;
 SELECT pg_temp.pass('many');
 SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempotency.fetch('many');
