@@ -244,6 +244,18 @@ ErrorEventHandlerReplaced(const char *handler)
 }
 
 /*
+ * WarnNoRelayPlace warns that workers cannot serve the subscription yet.
+ */
+void
+WarnNoRelayPlace(int places)
+{
+	ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					  errmsg("the server has no place left for a subscription with a handler"),
+					  errdetail("Its handler is called when one of %d places is given up.", places),
+					  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
+}
+
+/*
  * ErrorPublishersBusy reports a transaction that has been in the middle of
  * inserting an event, or of changing the outbox, for too long.
  */

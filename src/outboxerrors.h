@@ -48,6 +48,7 @@ pg_noreturn extern void ErrorNumbersBehind(const text *subscription, int64 passe
 
 /* 55P03 */
 pg_noreturn extern void ErrorSubscriptionBusy(const text *subscription);
+extern void WarnNoRelayPlace(int places);
 pg_noreturn extern void ErrorPublishersBusy(void);
 pg_noreturn extern void ErrorReaperBusy(void);
 

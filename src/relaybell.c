@@ -213,3 +213,36 @@ BellTakeDown(Oid database)
 		(void) pg_atomic_fetch_add_u32(&Shared->relay.generation, 1);
 	}
 }
+
+/*
+ * BellsCount returns how many subscriptions are noted, of all databases.
+ */
+int
+BellsCount(void)
+{
+	int count = 0;
+
+	for (int place = 0; place < Shared->relay.size; place++)
+		count += Shared->relay.databases[place].subscriptions;
+	return count;
+}
+
+/*
+ * BellsMost returns the database of which the most subscriptions are noted, and sets "more"
+ * to how many more these are than of "than"; 0 if that is the one, or there is none.
+ */
+Oid
+BellsMost(Oid than, int *more)
+{
+	RelayDatabase *databases = Shared->relay.databases;
+	int place = FindPlace(than);
+	int most = 0;
+
+	for (int i = 1; i < Shared->relay.size; i++)
+	{
+		if (databases[i].subscriptions > databases[most].subscriptions)
+			most = i;
+	}
+	*more = databases[most].subscriptions - (place < 0 ? 0 : databases[place].subscriptions);
+	return *more > 0 ? pg_atomic_read_u32(&databases[most].oid) : InvalidOid;
+}

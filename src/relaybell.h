@@ -20,6 +20,8 @@ struct RelayDatabase;
 extern void BellsInit(struct RelayDatabase *bells);
 extern int BellHang(Oid database);
 extern void BellTakeDown(Oid database);
+extern int BellsCount(void);
+extern Oid BellsMost(Oid than, int *more);
 extern bool BellAnswer(int place, TopicSet *topics);
 
 /* For a worker that is about to leave. */

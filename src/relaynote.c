@@ -10,7 +10,8 @@
  * reaper makes at its next visit.
  *
  * There is room for NOTES subscriptions a transaction, so that nothing can fail
- * when they are read after the commit.  Whoever changes more calls the reaper.
+ * when they are read after the commit.  Whoever changes more calls the reaper, and so does
+ * a commit whose subscription gets no place in the registry.
  *
  * Locks: the registry's, at commit, if a subscription was changed.
  *
@@ -21,7 +22,9 @@
 #include "miscadmin.h"
 
 #include "compat.h"
+#include "guc.h"
 #include "launcher.h"
+#include "outboxerrors.h"
 #include "relaybell.h"
 #include "relaynote.h"
 #include "relayregistry.h"
@@ -47,7 +50,8 @@ typedef struct Note
 static bool published = false;
 static TopicSet topics; /* of what was published */
 static Note notes[NOTES];
-static int noteCount = 0; /* NOTES + 1: there was no room */
+static int noteCount = 0;  /* NOTES + 1: there was no room */
+static int subscribed = 0; /* so many subscriptions were to get a place */
 
 /*
  * RelayAfterPublish notes that there is an event, and its topic.
@@ -84,6 +88,8 @@ void
 RelayAfterSubscribe(int64 number, Oid owner, const TopicPatterns *patterns)
 {
 	Add(NOTE_PUT, number);
+	if (Shared != NULL && !RegistryHasRoom(MyDatabaseId, number, subscribed++))
+		WarnNoRelayPlace(RelaySubscriptions);
 	if (noteCount > 0 && noteCount <= NOTES)
 	{
 		notes[noteCount - 1].owner = owner;
@@ -124,14 +130,14 @@ RelayHasNotes(void)
 static void
 TellRegistry(void)
 {
-	if (noteCount > NOTES)
-		LauncherCall();
+	bool room = noteCount <= NOTES;
+
 	for (int i = 0; i < Min(noteCount, NOTES); i++)
 	{
 		switch (notes[i].kind)
 		{
 			case NOTE_PUT:
-				RegistryPut(MyDatabaseId, notes[i].number, notes[i].owner, &notes[i].wants);
+				room &= RegistryPut(MyDatabaseId, notes[i].number, notes[i].owner, &notes[i].wants);
 				break;
 			case NOTE_REMOVED:
 				RegistryRemove(MyDatabaseId, notes[i].number);
@@ -141,6 +147,8 @@ TellRegistry(void)
 				break;
 		}
 	}
+	if (!room)
+		LauncherCall();
 }
 
 /*
@@ -173,4 +181,5 @@ RelayAtAbort(void)
 {
 	published = false;
 	noteCount = 0;
+	subscribed = 0;
 }

@@ -21,8 +21,11 @@
  * serves it takes that back each time before it looks; so what comes while it
  * looks makes it due again.
  *
- * This room knows who is there.  Where there is no place for one, the log says so,
- * once until one leaves; the survey tries again.
+ * There are idempotency.relay_subscriptions places.  If all are taken, a subscription gets
+ * that of one of the database that has the most, if that is two more than its own has; so all
+ * databases have their share.  One without a place is not served: subscribe() warns, its
+ * last_error and the log say so, the log once until a place is given up; and the survey
+ * tries again.
  *
  * Locks: the registry's own LWLock, in each function, exclusively where it
  * changes anything.  Nothing under it can fail.
@@ -103,6 +106,38 @@ Find(Oid database, int64 number)
 }
 
 /*
+ * Evict gives up a place for a subscription of a database, of which there are "more" to come
+ * already: that of one that is not served, of the database that has the most places, if it
+ * has more than its share.  Returns NULL if there is none.  With "really" being false it
+ * changes nothing.
+ */
+static RelaySubscription *
+Evict(Oid database, int more, bool really)
+{
+	RelayRegistry *registry = &Shared->relay;
+	RelaySubscription *worst = NULL;
+	int count;
+	Oid largest = BellsMost(database, &count);
+
+	for (int place = 0; OidIsValid(largest) && place < registry->used; place++)
+	{
+		RelaySubscription *it = &registry->subscriptions[place];
+
+		if (it->database == largest && it->state == RELAY_STATE_IDLE && it->untouched <= 0 &&
+			(worst == NULL || it->servedAt < worst->servedAt))
+			worst = it;
+	}
+	if (count <= more + 1)
+		return NULL;
+	if (worst != NULL && really)
+	{
+		BellTakeDown(worst->database);
+		memset(worst, 0, sizeof(RelaySubscription));
+	}
+	return worst;
+}
+
+/*
  * Take takes a place for a subscription.  Returns NULL if none is free.
  */
 static RelaySubscription *
@@ -113,6 +148,11 @@ Take(Oid database, int64 number)
 
 	if (it == NULL && registry->used < registry->size)
 		it = &registry->subscriptions[registry->used++];
+	if (it == NULL)
+	{
+		it = Evict(database, 0, true);
+		registry->full |= it != NULL; /* another one has lost it */
+	}
 	if (it == NULL || BellHang(database) < 0)
 	{
 		registry->full = true;
@@ -121,6 +161,23 @@ Take(Oid database, int64 number)
 	it->database = database;
 	it->number = number;
 	return it;
+}
+
+/*
+ * RegistryHasRoom tells whether there is a place for a subscription, if "more" are to come
+ * before it.
+ */
+bool
+RegistryHasRoom(Oid database, int64 number, int more)
+{
+	RelayRegistry *registry = &Shared->relay;
+	bool room;
+
+	LWLockAcquire(registry->lock, LW_SHARED);
+	room = Find(database, number) != NULL || BellsCount() + more < registry->size ||
+		   Evict(database, more, false) != NULL;
+	RegistryUnlock();
+	return room;
 }
 
 /*
@@ -203,9 +260,10 @@ RegistryInit(RelayRegistry *registry, char *places)
 
 /*
  * RegistryPut notes that a subscription was made or changed, and which topics it wants.
- * If it had no handler before, a batch that is out is a consumer's.
+ * If it had no handler before, a batch that is out is a consumer's.  Returns false if there
+ * is no place for it.
  */
-void
+bool
 RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants)
 {
 	RelaySubscription *it;
@@ -226,6 +284,7 @@ RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants)
 	}
 	RegistryUnlock();
 	RegistryWakeLauncher();
+	return it != NULL;
 }
 
 /*
@@ -307,9 +366,9 @@ RegistryBeginSurvey(void)
  * RegistryConfirm notes that the survey has found a subscription.  "due" says
  * that it may have something to do, "dueAt" when it will; 0 if never.  The topics that it
  * "wants" are added to those that are known: the survey may have seen older ones than
- * RegistryPut() was told.
+ * RegistryPut() was told.  Returns false if there is no place for it.
  */
-void
+bool
 RegistryConfirm(Oid database, int64 number, Oid owner, const TopicSet *wants, bool due,
 				TimestampTz dueAt)
 {
@@ -338,6 +397,7 @@ RegistryConfirm(Oid database, int64 number, Oid owner, const TopicSet *wants, bo
 	}
 	RegistryUnlock();
 	RegistryWakeLauncher();
+	return it != NULL;
 }
 
 /*

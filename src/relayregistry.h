@@ -35,13 +35,16 @@ typedef enum RelayEnd
 } RelayEnd;
 
 /* For the end of a transaction that has changed a subscription. */
-extern void RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants);
+extern bool RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants);
 extern void RegistryRemove(Oid database, int64 number);
 extern void RegistryMarkDue(Oid database, int64 number);
 
+/* For a transaction that makes a subscription. */
+extern bool RegistryHasRoom(Oid database, int64 number, int more);
+
 /* For the survey of a database. */
 extern uint64 RegistryBeginSurvey(void);
-extern void RegistryConfirm(Oid database, int64 number, Oid owner, const TopicSet *wants, bool due,
+extern bool RegistryConfirm(Oid database, int64 number, Oid owner, const TopicSet *wants, bool due,
 							TimestampTz dueAt);
 extern void RegistryEndSurvey(Oid database, uint64 began);
 extern bool RegistryUntold(Oid database, RelayTask *task, char *problem);

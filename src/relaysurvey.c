@@ -22,6 +22,7 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "guc.h"
 #include "ownerquery.h"
 #include "owntable.h"
 #include "relayregistry.h"
@@ -63,7 +64,9 @@ static OwnerQuery surveyQuery = {
 static OwnerQuery lastQuery = {
 	.table = "outbox",
 	.text = "SELECT seq, aggregatetype, published_at FROM idempotency.outbox"
-			" ORDER BY seq DESC LIMIT 1000", /* EVENTS */
+			" WHERE seq OPERATOR(pg_catalog.>) $1 ORDER BY seq DESC LIMIT 1000", /* EVENTS */
+	.parameters = 1,
+	.types = {INT8OID},
 	.results = {INT8OID, TEXTOID, TIMESTAMPTZOID},
 };
 
@@ -80,14 +83,23 @@ static Recent *recent;
 static int recentCount;
 
 /*
- * ReadRecent reads the last events, in the current memory context.
+ * ReadRecent reads the last of the events that one of the subscriptions in the result of
+ * surveyQuery, "rows" of them, has not passed, in the current memory context.
  */
 static void
-ReadRecent(void)
+ReadRecent(uint64 rows)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	uint64 count = OwnerQueryRun(&lastQuery, NULL, NULL);
+	Datum passed = Int64GetDatum(PG_INT64_MAX);
+	uint64 count;
 
+	for (uint64 row = 0; row < rows; row++)
+	{
+		int64 one = DatumGetInt64(OwnerQueryValue(&surveyQuery, row, 7, NULL));
+
+		passed = Int64GetDatum(Min(DatumGetInt64(passed), one));
+	}
+	count = OwnerQueryRun(&lastQuery, &passed, NULL);
 	recent = MemoryContextAllocZero(caller, Max(1, count) * sizeof(Recent));
 	recentCount = (int) count;
 	for (int i = 0; i < recentCount; i++)
@@ -163,7 +175,7 @@ NoteProblems(void)
 
 /*
  * Survey tells the registry what is in the row of a result.  A subscription whose
- * owner is gone is none for it.
+ * owner is gone is none for it.  Such a one, and one without a place, is told so.
  */
 static void
 Survey(uint64 row)
@@ -179,21 +191,19 @@ Survey(uint64 row)
 	Oid role = get_role_oid(owner, true);
 	TopicPatterns patterns;
 	TopicSet wants;
+	char *problem = NULL;
 
 	TopicPatternsFromArray(&patterns,
 						   DatumGetArrayTypeP(OwnerQueryValue(&surveyQuery, row, 6, NULL)));
 	TopicSetFromPatterns(&wants, &patterns);
 	due = due || HasNews(passed, &wants);
-	if (OidIsValid(role))
-		RegistryConfirm(MyDatabaseId, number, role, &wants, due,
-						noNext ? 0 : DatumGetTimestampTz(next));
-	else
-	{
-		char *problem = psprintf("role \"%s\" does not exist", owner);
-
-		if (noError || strcmp(TextDatumGetCString(error), problem) != 0)
-			(void) NoteProblem(number, problem);
-	}
+	if (!OidIsValid(role))
+		problem = psprintf("role \"%s\" does not exist", owner);
+	else if (!RegistryConfirm(MyDatabaseId, number, role, &wants, due,
+							  noNext ? 0 : DatumGetTimestampTz(next)))
+		problem = psprintf("no place: idempotency.relay_subscriptions is %d", RelaySubscriptions);
+	if (problem != NULL && (noError || strcmp(TextDatumGetCString(error), problem) != 0))
+		(void) NoteProblem(number, problem);
 }
 
 /*
@@ -210,10 +220,9 @@ RelaySurvey(void)
 		return RUN_BUSY;
 	if (lock == OWN_LOCKED)
 	{
-		uint64 count;
+		uint64 count = OwnerQueryRun(&surveyQuery, NULL, NULL);
 
-		ReadRecent();
-		count = OwnerQueryRun(&surveyQuery, NULL, NULL);
+		ReadRecent(count);
 		for (uint64 row = 0; row < count; row++)
 			Survey(row);
 		OwnerQueryEnd();

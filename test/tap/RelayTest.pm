@@ -94,10 +94,12 @@ our $handlers = q{
 # The subscription to everything.
 our $subscribe = q{SELECT idempotency.subscribe('all', ARRAY['*'], 'handle(idempotency.event)', retry_delay => '100 ms', max_attempts => 3)};
 
-# relay_node makes a server where app owns the subscription to everything.  The reaper
+# relay_node makes a server, with settings of its own, where app owns the subscription to everything.  The reaper
 # comes seldom, so that it is not what finds the events.
 sub relay_node
 {
+	my ($conf) = @_;
+	$conf //= '';
 	$node = new_node('main', init => { allows_streaming => 1 }, conf => q{
 		shared_preload_libraries = 'idempotency'
 		idempotency.reaper_naptime = '1h'
@@ -105,7 +107,7 @@ sub relay_node
 		max_prepared_transactions = 10
 		log_statement = none
 		log_line_prefix = '%m [%p] %e %q%a '
-	});
+	} . "\n$conf\n");
 	watch_log($node);
 	$node->safe_psql('postgres', q{
 		CREATE ROLE app LOGIN;

@@ -16,7 +16,7 @@ use RelayTest;
 use Test::More;
 use Time::HiRes qw(usleep time);
 
-my $node = relay_node();
+my $node = relay_node('idempotency.relay_subscriptions = 40');
 my ($pid, $session, $log);
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
@@ -305,17 +305,30 @@ $lock->quit;
 idle();
 $node->safe_psql('postgres', 'DELETE FROM done');
 
-# There is room for 1024 subscriptions.  The log says once that there is no more; those
-# without a place get one when others leave.
-as_app(q{SELECT count(idempotency.subscribe('room ' || i, ARRAY['room'], 'other(idempotency.event)')) FROM generate_series(1, 1030) AS i});
+# There is room for 40 subscriptions here.  Who makes one more is warned, the log says once that
+# there is no more room, and so does the subscription; those without a place get one when others
+# leave.
+as_app(q{SELECT count(idempotency.subscribe('room ' || i, ARRAY['room'], 'other(idempotency.event)')) FROM generate_series(1, 46) AS i});
 log_comes(qr/LOG:  idempotency relay does not serve further subscriptions/, 'the log says that there is no room');
-as_app(qq{SELECT idempotency.subscribe('late $_', ARRAY['late'], 'other(idempotency.event)')}) foreach 1 .. 3;
+like(fails_with_app(qq{SELECT idempotency.subscribe('late $_', ARRAY['late'], 'other(idempotency.event)')}),
+	qr/WARNING:  the server has no place left for a subscription with a handler\n.*DETAIL:  .* 40 places/, 'who subscribes is warned') foreach 1 .. 3;
+comes(q{SELECT count(*) = 3 FROM idempotency.subscription WHERE subscription LIKE 'late %' AND last_error = 'no place: idempotency.relay_subscriptions is 40'},
+	'the subscription says why it is not served');
 idle();
 publish('late', 'late');
 idle();
 is(done(q{topic = 'other'}), '', 'who has no place is not served');
+
+# Another database gets its share nevertheless, and none that is not its.
+unlike(($node->psql('second', q{SELECT idempotency.subscribe('share ' || i, ARRAY['share'], 'handle(idempotency.event)') FROM generate_series(1, 10) AS i},
+	extra_params => [ '--username', 'app' ]))[2], qr/WARNING/, 'another database has its share');
+publish('share', 'x', dbname => 'second');
+comes(q{SELECT count(*) = 10 FROM done WHERE topic = 'share'}, 'and is served', 'second');
+comes(q{SELECT count(*) >= 14 FROM idempotency.subscription WHERE last_error LIKE 'no place: %'}, 'those who have lost their places are told');
+is($node->safe_psql('second', q{SELECT count(*) FROM idempotency.subscription WHERE last_error LIKE 'no place: %'}), '0', 'and keep nobody from its own');
 is(scalar(() = log_since() =~ /does not serve further/g), 1, 'it was said once');
-as_app(q{SELECT count(idempotency.unsubscribe('room ' || i)) FROM generate_series(1, 1030) AS i});
+as_app(q{SELECT count(idempotency.unsubscribe('share ' || i)) FROM generate_series(1, 10) AS i}, 'second');
+as_app(q{SELECT count(idempotency.unsubscribe('room ' || i)) FROM generate_series(1, 46) AS i});
 comes(q{SELECT count(*) = 3 FROM done WHERE topic = 'other'}, 'who gets one is served');
 as_app(qq{SELECT idempotency.unsubscribe('late $_')}) foreach 1 .. 3;
 idle();
