@@ -794,8 +794,8 @@ COMMENT ON COLUMN idempotency.dead_letters.seq IS 'its number in the outbox';
 -- a mark, 2^62, and is over then.)  A stretch is not read while its transaction is at
 -- work, nor if that has failed: there is nothing to be found.  No event is counted, but
 -- numbers: that takes an index and no time.
--- There may be a million rows that nobody sees, since their transaction is open or has
--- failed.  They are read once, however many subscriptions are behind them: each looks
+-- A transaction that is open or has failed can leave a million rows that no snapshot
+-- shows.  They are read once, however many subscriptions are behind them: each looks
 -- from its own position to the next one's only, and has what the next one has if there
 -- is nothing.
 CREATE VIEW idempotency.subscriptions AS

@@ -443,8 +443,8 @@ SELECT count(*) FROM idempotency.fetch('patient', wait => '10 min');
 SELECT clock_timestamp() - :'before' < '5 min' AS soon;
 SELECT idempotency.unsubscribe('patient');
 DELETE FROM idempotency.outbox WHERE aggregatetype = 'common';
--- Nor does he read all at once that there is for others, or that nobody can have yet;
--- so a limit to the time of a statement does not keep him where he is.
+-- One call reads a bounded number of rows, of other topics or not visible yet, so that
+-- statement_timeout does not stop a subscription.
 CREATE FUNCTION pg_temp.entries_read() RETURNS bigint LANGUAGE sql AS $$
 	SELECT pg_stat_get_xact_tuples_returned('idempotency.outbox_pkey'::regclass)
 $$;
@@ -483,8 +483,8 @@ COMMIT;
 SELECT idempotency.unsubscribe('common');
 TRUNCATE idempotency.outbox;
 
--- Thousands of numbers without a row between two events: the next look finds that they
--- are nobody's, and a row that has come into one of them since.
+-- Thousands of numbers without a row: the next call gives them up, and delivers a row
+-- that was inserted into one of them since.
 SELECT idempotency.subscribe('holes', '{hole}');
 SELECT last_value AS last FROM idempotency.outbox_seq \gset
 SELECT count(idempotency.publish('hole', to_json(n))) FROM generate_series(1, 6000) AS n;

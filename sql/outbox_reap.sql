@@ -410,11 +410,11 @@ SELECT idempotency.reap(NULL) > 0 AS some;
 SELECT idempotency.reap(NULL) >= 0, idempotency.reap(NULL) >= 0, idempotency.reap(NULL) >= 0, pg_temp.left_over();
 
 --
--- Rows that nobody can have
+-- Rows that no subscription can get
 --
 
--- They are read once, and not by each of many subscriptions, whether the transaction
--- that published them is open or has failed.
+-- They are read once, not once a subscription, whether the transaction that published
+-- them is open or has failed.
 CREATE FUNCTION pg_temp.entries_read() RETURNS bigint LANGUAGE sql AS $$
 	SELECT pg_stat_get_xact_tuples_returned('idempotency.outbox_pkey'::regclass)
 $$;

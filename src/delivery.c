@@ -40,7 +40,7 @@
 /*
  * One look parks so many events at most, and looks at so many rows; the rest is left to
  * the next one, when the position is committed.  So a consumer whose statements have a
- * time limit gets on, whatever lies before him.
+ * time limit makes progress, whatever the backlog is.
  */
 #define LOOK_PARKS 1000
 #define LOOK_ROWS 100000

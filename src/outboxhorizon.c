@@ -27,7 +27,7 @@
 #include "outboxhorizon.h"
 #include "outboxtable.h"
 
-/* How often, and how long in microseconds, we wait for whoever is publishing. */
+/* How often, and how long in microseconds, to wait for publishers. */
 #define PUBLISHER_LOOKS 10
 #define PUBLISHER_SLEEP_US 500
 

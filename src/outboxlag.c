@@ -13,7 +13,7 @@
  * Numbers rise with time, so that the place is found by bisection in the index.  The
  * events between are not read: a transaction may have published a million of them, and
  * a hundred subscriptions may have to be moved past them.  Below the place no row will
- * be inserted any more, since whoever was publishing has left publish() by then.
+ * be inserted any more, since all earlier publishers have left publish() by then.
  *
  * A batch that is out is its consumer's until its lease is over.  Then it is given up,
  * once all of it is too old: the position never goes back into one, where what has been
@@ -164,8 +164,8 @@ ProbeBegin(Probe *probe)
 }
 
 /*
- * ProbeRow puts the first row between two numbers into the slot: one that somebody
- * sees or may yet see, unless there are PROBE_ROWS before it.  Returns false if there is
+ * ProbeRow puts the first row between two numbers into the slot: one that is visible
+ * or may become so, unless there are PROBE_ROWS before it.  Returns false if there is
  * none.
  */
 static bool
@@ -230,7 +230,7 @@ OldestBehind(const Position *position, int64 *seq, TimestampTz *publishedAt)
 
 /*
  * TooOldUpTo returns the number up to which every event is too old, the one of number
- * "oldest" being so; 0 if it cannot be said now, since somebody is publishing.
+ * "oldest" being so; 0 if a publisher stands in the way just now.
  */
 static int64
 TooOldUpTo(int64 oldest, TimestampTz cutoff)
@@ -264,7 +264,7 @@ TooOldUpTo(int64 oldest, TimestampTz cutoff)
 /*
  * ReadIfBehind reads the position, and sets which numbers are too old for the
  * subscription.  Returns false if there is none, or it is not to be moved now: a
- * consumer has a batch, or one that he had is not too old as a whole.
+ * consumer has a batch, or an expired batch is not too old as a whole.
  */
 static bool
 ReadIfBehind(const Subscription *subscription, TimestampTz cutoff, Position *position,

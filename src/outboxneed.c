@@ -134,7 +134,8 @@ OutboxNeedRead(Relation table, int64 last, int64 gone, OutboxNeed *need)
 		AddPosition(need, lfirst(cell));
 	}
 
-	/* Whoever has drawn a number that a position calls a hole was at it when that was made. */
+	/* After the positions: a publisher that has drawn a number in one of their holes began before.
+	 */
 	oldestPublisher = OutboxOldestPublisher(table);
 	for (int i = 0; i < need->count; i++)
 	{

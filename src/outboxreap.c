@@ -36,9 +36,10 @@
  *	 same here.
  *
  * - An event that is not committed stays, and so does all behind it.  Where there
- *	 are positions, it is known of each hole below them whether a row may yet be inserted
- *	 into it (outboxneed.c).  Where there are none, we look who is publishing, after we have read
- *the sequence's last number: if nobody is, no hole up to there is filled any more.
+ *	 are positions, it is known of each hole below them whether a row may yet be
+ *	 inserted into it (outboxneed.c).  Where there are none, we look who is publishing,
+ *	 after we have read the sequence's last number: if nobody is, no hole up to there is
+ *	 filled any more.
  *
  * The clock may go back.  An event is young if it was published less than the
  * retention before or after now, so that none from far in the future blocks the

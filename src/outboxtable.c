@@ -134,7 +134,7 @@ OutboxRescan(IndexScanDesc scan, int64 from, int64 upto)
 /*
  * OutboxNextRow puts the next row of such a scan into the slot, whatever has become of
  * it; false at the end.  Adds to "looked" how many entries it took to find it: a row
- * that was pruned leaves its entry to VACUUM, or to who meets it here, and a rollback
+ * that was pruned leaves its entry to VACUUM, or to the scan that meets it, and a rollback
  * may leave a million of them.  Throws what an interrupt does, at any of them.
  */
 bool

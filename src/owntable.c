@@ -178,7 +178,7 @@ OwnRelationsLock(const char *const *names, int count)
 
 /*
  * OwnRelationsAwait waits until those relations are free, one after the other, and keeps
- * none of them: for who has let go of all its locks on them.
+ * none of them: for a caller that has released all its locks on them.
  */
 void
 OwnRelationsAwait(const char *const *names, int count)

@@ -55,8 +55,8 @@ LogNoWorkerSlot(void)
 }
 
 /*
- * LogEventsDropped says in the log that a subscription was moved on, since nobody
- * has read it for longer than it allows: up to the number "upto", "passed" of them.
+ * LogEventsDropped says in the log that a subscription was moved on, since it was not
+ * read for longer than it allows: up to the number "upto", "passed" of them.
  */
 void
 LogEventsDropped(const text *subscription, int64 passed, int64 upto)

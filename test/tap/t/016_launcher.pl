@@ -346,7 +346,7 @@ is($node->safe_psql('hung', q{SELECT idempotency.once('live', 'message'), count(
 	'clients of its database go on, and what it has not committed is there');
 is($node->safe_psql('postgres', $asleep), $hung, 'all the time it hangs');
 
-# It goes on, and leaves; its database is visited again, when it is on the list.
+# It goes on, and leaves at once; its database is visited again, when it is on the list.
 reload('idempotency.databases' => 'postgres, one');
 visits(3);
 $launcher = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'});
