@@ -216,8 +216,9 @@ OldestBehind(const Position *position, int64 *seq, TimestampTz *publishedAt)
 	{
 		Probe probe;
 
+		/* What was in flight and is not visible among so many rows is no reason to move it. */
 		ProbeBegin(&probe);
-		found = ProbeRow(&probe, next, PG_INT64_MAX);
+		found = ProbeRow(&probe, Max(next, position->start.passed + 1), PG_INT64_MAX);
 		if (found)
 		{
 			*seq = OutboxSeq(probe.slot);

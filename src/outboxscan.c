@@ -81,11 +81,12 @@ struct OutboxScan
 
 	Stretch *stretches; /* the last one is what lies behind the cursor */
 	int stretchCount;
-	int stretch;  /* the one being read */
-	int64 behind; /* in it, numbers before this one have been looked at */
-	int64 looked; /* rows, whatever came of them */
-	int64 effort; /* as "looked", with entries of rows that are gone, and stretches */
-	int64 limit;  /* of effort */
+	int stretch;	 /* the one being read */
+	int64 behind;	 /* in it, numbers before this one have been looked at */
+	int64 looked;	 /* rows, whatever came of them */
+	int64 effort;	 /* as "looked", with entries of rows that are gone, and stretches */
+	int64 limit;	 /* of effort */
+	bool keepsHoles; /* stretches do not count: to look at holes that stay is no progress */
 	bool exhausted;
 
 	/* Of the number that is being read, which has a row for each UPDATE of the event. */
@@ -176,6 +177,16 @@ MakeStretches(OutboxScan *scan)
 }
 
 /*
+ * MayBeDrawn tells whether somebody may be about to insert the rows that a hole
+ * lacks; not if everybody who publishes is too young to have drawn their numbers.
+ */
+static bool
+MayBeDrawn(const OutboxScan *scan, const InFlight *hole)
+{
+	return scan->oldestPublisher < hole->stamp;
+}
+
+/*
  * BeginStretch begins to read the stretch that is up.
  */
 static void
@@ -185,7 +196,8 @@ BeginStretch(OutboxScan *scan)
 
 	OutboxRescan(scan->scan, stretch->from, stretch->upto);
 	scan->behind = stretch->from;
-	scan->effort++;
+	if (!scan->keepsHoles)
+		scan->effort++;
 }
 
 static bool
@@ -208,6 +220,7 @@ CopyParts(OutboxScan *scan, const OutboxCursor *from)
 					OutboxIsOver(&scan->horizon, part->txid);
 
 		CursorAdd(over ? &scan->from : &scan->running, part);
+		scan->keepsHoles |= part->txid == 0 && MayBeDrawn(scan, part);
 	}
 }
 
@@ -267,16 +280,6 @@ NoteHole(OutboxScan *scan, int64 from, int64 upto)
 
 	if (from <= upto && !scan->bounded)
 		CursorAdd(&scan->holes, &hole);
-}
-
-/*
- * MayBeDrawn tells whether somebody may be about to insert the rows that a hole
- * lacks; not if everybody who publishes is too young to have drawn their numbers.
- */
-static bool
-MayBeDrawn(const OutboxScan *scan, const InFlight *hole)
-{
-	return scan->oldestPublisher < hole->stamp;
 }
 
 /*
