@@ -141,7 +141,7 @@ $other->stop;
 # A full lock table
 # ----------------------------------------------------------------
 
-my $hint = qr/^HINT:  .*idempotency\.once\(\).*array.*max_locks_per_transaction/m;
+my $hint = qr/^HINT:  .*idempotency\.once_many\(\).*max_locks_per_transaction/m;
 my $flood = q{SELECT count(idempotency.%s('l', 'flood ' || i)) FROM generate_series(1, 100000) AS i};
 
 # goes_on checks that the session, and another one, can do all there is to do.

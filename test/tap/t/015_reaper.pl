@@ -32,7 +32,7 @@ watch_log($node);
 sub expire
 {
 	my ($prefix, $rows) = @_;
-	return $node->safe_psql('postgres', qq{SELECT count(*) FROM idempotency.once('expired',
+	return $node->safe_psql('postgres', qq{SELECT count(*) FROM idempotency.once_many('expired',
 		array(SELECT '$prefix' || i FROM generate_series(1, $rows) AS i), '1 microsecond')});
 }
 

@@ -44,7 +44,7 @@ sub reload
 sub expire
 {
 	my ($dbname, $rows) = @_;
-	return $node->safe_psql($dbname, qq{SELECT count(*) FROM idempotency.once('expired',
+	return $node->safe_psql($dbname, qq{SELECT count(*) FROM idempotency.once_many('expired',
 		array(SELECT 'k' || i FROM generate_series(1, $rows) AS i), '1 microsecond')});
 }
 
