@@ -503,14 +503,14 @@ SELECT set_eq(
 		WHERE name LIKE 'idempotency.%' AND name <> 'idempotency.relay_subscriptions' -- if preloaded
 	$$,
 	$$ VALUES
-		('idempotency.retention', '86400', 's', 'integer', 'user', '-1', '2147483647'),
-		('idempotency.wait', '5000', 'ms', 'integer', 'user', '0', '2147483647'),
-		('idempotency.max_response_size', '1048576', 'B', 'integer', 'user', '1024', '536870911'),
+		('idempotency.retention', '1d', NULL, 'string', 'user', NULL, NULL),
+		('idempotency.wait', '5s', NULL, 'string', 'user', NULL, NULL),
+		('idempotency.max_response_size', '1MB', NULL, 'string', 'user', NULL, NULL),
 		('idempotency.scope_prefix', '', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL),
-		('idempotency.outbox_retention', '86400', 's', 'integer', 'superuser', '-1', '2147483647'),
+		('idempotency.outbox_retention', '1d', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.relay_workers', '2', NULL, 'integer', 'sighup', '0', '1024'),
-		('idempotency.handler_timeout', '60000', 'ms', 'integer', 'superuser', '0', '2147483647'),
+		('idempotency.handler_timeout', '1min', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.reaper_naptime', '10000', 'ms', 'integer', 'sighup', '0', '2147483647'),
 		('idempotency.databases', '', NULL, 'string', 'sighup', NULL, NULL)
 	$$,
