@@ -34,26 +34,41 @@ async function charge(turn) {
 	throw new Unavailable(`the provider: status ${response.status}, ${JSON.stringify(body).slice(0, 200)}`);
 }
 
+// startHeartbeat renews a turn again and again, and returns what ends that.  A renewal that
+// fails changes nothing: the last call finds out whose turn it is.
+function startHeartbeat(turn) {
+	let renewal = null;
+	const timer = setInterval(() => {
+		renewal ??= query("SELECT payments.order_renew($1)", turn).catch(() => {}).finally(() => { renewal = null; });
+	}, heartbeat);
+	return async () => {
+		clearInterval(timer);
+		await renewal;
+	};
+}
+
 // carryOut does what is left to do of an order, and returns the answer.  On an error the
-// order is left as it is: with a turn that is given away, or one that runs out.
+// order is left as it is: with a turn that is given away, or one that runs out.  The heartbeat
+// ends before the call that ends the turn: a renewal after it would show a token that is over.
 async function carryOut(turn) {
-	// a heartbeat that fails changes nothing: the last call finds out whose turn it is
-	const beat = setInterval(() => query("SELECT payments.order_renew($1)", turn.turn).catch(() => {}), heartbeat);
+	const stopHeartbeat = startHeartbeat(turn.turn);
 	try {
 		let id = turn.provider_charge;
 		if (id === null) {
 			const charged = await charge(turn);
-			if (charged.refused)
+			if (charged.refused) {
+				await stopHeartbeat();
 				return (await query("SELECT * FROM payments.order_refuse($1, $2)", turn.turn, charged.refused))[0];
+			}
 			id = charged.id;
 			await query("SELECT payments.order_charged($1, $2)", turn.turn, id);
 		}
+		await stopHeartbeat();
 		return (await query("SELECT * FROM payments.order_finish($1, $2)", turn.turn, id))[0];
 	} catch (error) {
+		await stopHeartbeat();
 		await query("SELECT payments.order_yield($1)", turn.turn).catch(() => {});
 		throw error;
-	} finally {
-		clearInterval(beat);
 	}
 }
 

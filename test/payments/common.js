@@ -152,13 +152,16 @@ function session() {
 	const psql = spawn("psql", psqlOptions, { stdio: ["pipe", "pipe", "inherit"] });
 	atEnd(() => psql.kill("SIGKILL"));
 	return {
-		say: (statement) => new Promise((resolve) => {
+		say: (statement) => new Promise((resolve, reject) => {
 			const mark = randomUUID();
 			let text = "";
+			const fail = () => reject(new Error(`psql has ended: ${statement}`));
+			psql.once("exit", fail);
 			const listen = (chunk) => {
 				text += chunk;
 				if (text.includes(mark)) {
 					psql.stdout.off("data", listen);
+					psql.off("exit", fail);
 					resolve(text.slice(0, text.indexOf(mark)).trim());
 				}
 			};

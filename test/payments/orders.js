@@ -10,8 +10,8 @@
 const http = require("http");
 const { readFileSync } = require("fs");
 const {
-	assert, atEnd, chargedAtProvider, check, isProblem, killService, main, newKey, request, retry, script, service, sleep, sql,
-	sqlstate, stored, until,
+	assert, atEnd, chargedAtProvider, check, isProblem, killService, main, newKey, request, retry, script, service, session, sleep,
+	sql, sqlstate, stored, until,
 } = require("./common");
 
 const [, providerUrl] = /^PROVIDER_URL=(.*)$/m.exec(readFileSync(`${process.env.PAYMENTS_DIR}/service-environment`, "utf8"));
@@ -134,6 +134,29 @@ async function slow({ url }, theirs) {
 	});
 }
 
+// The call that ends the turn takes longer than two heartbeats: somebody holds the order's
+// place in the unique index.  A renewal beside it would wait for it, and find its token over.
+async function finishing({ url }, theirs) {
+	const order = newOrder();
+	const key = newKey();
+	const holder = session();
+	const waiting = (call, more) => sql(`SELECT count(*) FROM pg_stat_activity WHERE state = 'active'
+		AND wait_event_type = 'Lock' AND query LIKE '%payments.${call}(%' ${more}`);
+	theirs.answers[order.amount] = () => [201, { id: "ch_finishing" }];
+	await check("the heartbeat is over before the order is finished", async () => {
+		await holder.say(`SET session_replication_role = replica; BEGIN;
+			INSERT INTO payments.orders (tenant, amount, currency, item, provider_key, provider_charge)
+			VALUES ('shop', 1, 'EUR', 'held', idempotency.derive_key('orders/shop', '${key.slice(1, -1)}', 'charge'), 'ch_held')`);
+		const answer = retry("POST", "/orders", { url, key, body: order });
+		await until("the end of the order waits for longer than two heartbeats",
+			() => waiting("order_finish", "AND clock_timestamp() - query_start > interval '7 s'") === "1");
+		assert.equal(waiting("order_renew", ""), "0", "renewals beside it");
+		await holder.say("ROLLBACK");
+		assert.equal((await answer).status, 201);
+		assert.equal(placed(order), 1);
+	});
+}
+
 // The provider is away, or fails; the service is to stop.
 async function trouble(steady, theirs) {
 	await check("a provider that is away: 503, and the next one goes on at once", async () => {
@@ -194,7 +217,8 @@ async function trouble(steady, theirs) {
 main("orders", async () => {
 	const theirs = await provider();
 	const steady = await service({ PROVIDER_URL: theirs.url });
-	await Promise.all([killed(), stalled(steady), slow(steady, theirs), trouble(steady, theirs)]);
+	await Promise.all([killed(), stalled(steady), slow(steady, theirs), finishing(steady, theirs),
+		trouble(steady, theirs)]);
 	await check("one charge for each key, one order for each charge", () => {
 		const charges = chargedAtProvider();
 		assert.equal(new Set(charges.map(({ key }) => key)).size, charges.length);
