@@ -976,6 +976,12 @@ SELECT outcome, attempt, token FROM idempotency.peek('lease', 'running');
 COMMIT;
 SELECT idempotency.complete('lease', 'running', token => :running);
 
+-- What the server refuses before the call leaves no trace: it is no call.
+BEGIN;
+SELECT left(pg_temp.error_of('SELECT idempotency.complete(''lease'', ''running'', ''{bad'', token => 0)'), 5) AS error;
+COMMIT;
+\echo :SQLSTATE
+
 -- lastval() tells of the token from then on.
 SELECT outcome FROM idempotency.claim('lease', 'last value', lease => '1 min');
 SELECT lastval() = currval('idempotency.token') AS of_the_token;

@@ -210,6 +210,7 @@ SELECT pg_temp.error_of('SELECT idempotency.once(''array'', ARRAY[''m1'', ''m2''
 PREPARE from_driver AS SELECT idempotency.once($1, $2);
 EXECUTE from_driver('array', '{"m1","m2"}');
 \set VERBOSITY sqlstate
+SELECT idempotency.once('array', '[0:1]={m1,m2}');
 SELECT idempotency.once('array', a::text) FROM (VALUES (1, '{}'::text[]), (2, '{a}'), (3, '{a,b}'), (4, ARRAY['a b', NULL, ''])) AS v (n, a) ORDER BY n;
 \set VERBOSITY default
 SELECT key, pg_temp.error_of(format('SELECT idempotency.once(''array'', %L)', key)) AS once, pg_temp.error_of(format('SELECT %L::text[]', key)) AS array

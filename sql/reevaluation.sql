@@ -103,7 +103,11 @@ FROM (VALUES
 	(79, $$UPDATE account SET balance = 0 WHERE id = 7 AND (1, 2) < (SELECT 1, 3 WHERE idempotency.once('inbox', 'm1')) RETURNING 1$$),
 	(80, $$UPDATE account SET balance = 0 WHERE id = 7 AND (idempotency.once('inbox', 'm1'), 2) = (SELECT true, 2) RETURNING 1$$),
 	(81, $$UPDATE account SET balance = 0 WHERE id = 7 AND (SELECT count(*) FROM (SELECT idempotency.once('inbox', 'm1') UNION ALL SELECT true) u) = 2 RETURNING 1$$),
-	(82, $$UPDATE account SET balance = 0 WHERE id = 7 AND coalesce((SELECT idempotency.once('inbox', 'm1') FROM other o WHERE o.id = 7), true) RETURNING 1$$)
+	(82, $$UPDATE account SET balance = 0 WHERE id = 7 AND coalesce((SELECT idempotency.once('inbox', 'm1') FROM other o WHERE o.id = 7), true) RETURNING 1$$),
+	(83, $$WITH n AS (SELECT idempotency.once_many('inbox', ARRAY['7']) AS new) SELECT 1 FROM (SELECT id FROM account WHERE (SELECT true FROM n WHERE new = account.id::text) FOR UPDATE) AS s$$),
+	(84, $$WITH n AS (SELECT idempotency.once_many('inbox', ARRAY['7']) AS new), m AS (SELECT new FROM n), u AS (UPDATE account SET balance = 0 WHERE EXISTS (SELECT FROM m WHERE new = id::text) RETURNING id) SELECT 1 FROM u$$),
+	(85, $$WITH n AS (SELECT idempotency.once_many('inbox', ARRAY['7']) AS new), m AS (SELECT new FROM n) UPDATE account SET balance = 0 FROM (SELECT new FROM m WHERE new > '') AS s WHERE id::text = s.new RETURNING 1$$),
+	(86, $$WITH n AS (SELECT idempotency.once_many('inbox', ARRAY['7']) AS new) UPDATE account SET balance = 0 WHERE id::text IN (SELECT new FROM n UNION ALL SELECT '8') RETURNING 1$$)
 ) AS v (n, form) ORDER BY n;
 
 -- Each function: as a condition, where it is one value, and in a sub-select that

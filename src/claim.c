@@ -75,15 +75,17 @@ SameRequest(const bytea *a, const bytea *b)
 static Attempt
 Judge(const ClaimRequest *request, KeyState state, const StoredOutcome *stored)
 {
-	if (state == KEY_ABSENT || state == KEY_EXPIRED)
+	if (state == KEY_ABSENT)
+		return ATTEMPT_CLAIMED;
+	/* this transaction is the owner, even if the lease, or its row, has expired since */
+	if (TokenIsHeld(stored->lease.token))
+		return ATTEMPT_HELD_HERE;
+	if (state == KEY_EXPIRED)
 		return ATTEMPT_CLAIMED;
 	if (!SameRequest(request->fingerprint, stored->fingerprint))
 		return ATTEMPT_MISMATCHED;
 	if (state == KEY_STORED)
 		return ATTEMPT_STORED;
-	/* this transaction is the owner, even if the lease has expired since */
-	if (TokenIsHeld(stored->lease.token))
-		return ATTEMPT_HELD_HERE;
 	return state == KEY_ABANDONED ? ATTEMPT_TAKEN_OVER : ATTEMPT_LEASED;
 }
 

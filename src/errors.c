@@ -400,15 +400,15 @@ ErrorNotInstalled(void)
 }
 
 /*
- * ErrorReinstalled reports that the extension was dropped, and perhaps made again, while
+ * ErrorExtensionReplaced reports that the extension was dropped, and perhaps made again, while
  * a call waited.
  */
 void
-ErrorReinstalled(void)
+ErrorExtensionReplaced(void)
 {
 	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("extension \"idempotency\" was dropped while the call waited"),
-					errhint("Retry the transaction once the extension is installed again.")));
+					errmsg("extension \"idempotency\" was dropped or replaced during the call"),
+					errhint("Retry the transaction once the extension is installed.")));
 }
 
 /*
@@ -511,9 +511,8 @@ ErrorEvaluatedTwice(Oid function, const char *command)
 		 errmsg("cannot call idempotency.%s() in the conditions or values of %s", name, command),
 		 errdetail("The server evaluates them again for a row that another transaction has "
 				   "changed, and the second call finds what the first has stored."),
-		 errhint("Call it before the statement, or in a WITH query, such as WITH first AS "
-				 "MATERIALIZED (SELECT idempotency.%s(...) AS result) UPDATE ... FROM first "
-				 "WHERE ....",
+		 errhint("Call it before the statement, or in FROM, such as UPDATE ... FROM "
+				 "idempotency.%s(...) AS result WHERE ....",
 				 name)));
 }
 

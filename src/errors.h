@@ -78,7 +78,7 @@ pg_noreturn extern void ErrorTooLarge(const KeyName *name, const char *what, Siz
 
 /* 55000 */
 pg_noreturn extern void ErrorNotInstalled(void);
-pg_noreturn extern void ErrorReinstalled(void);
+pg_noreturn extern void ErrorExtensionReplaced(void);
 pg_noreturn extern void ErrorNotPreloaded(void);
 pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, const char *hint);
 pg_noreturn extern void ErrorSequenceMissing(const char *sequence);

@@ -64,8 +64,8 @@ ElementEnd(const char *s, const char *end)
 
 /*
  * IsArrayText tells whether "value" is the text of an array as drivers and the
- * server print it, from the first brace to the last.  What array_in() would refuse
- * is none, but for arrays whose rows differ in length.  (array_in() itself throws.)
+ * server print it, from the first brace, or the bounds before it, to the last.  What array_in()
+ * would refuse is none, but for arrays whose rows differ in length.  (array_in() itself throws.)
  */
 static bool
 IsArrayText(const text *value)
@@ -75,6 +75,13 @@ IsArrayText(const text *value)
 	ArrayPart next = ELEMENT;
 	int depth = 0;
 
+	/* bounds that do not begin at 1, such as [0:1]= */
+	while (s < end && (isdigit((unsigned char) *s) || strchr("[]:+-", *s) != NULL))
+		s++;
+	if (s < end && s > (const char *) VARDATA_ANY(value) && s[-1] == ']' && *s == '=')
+		s++;
+	else
+		s = VARDATA_ANY(value);
 	if (s == end || *s != '{')
 		return false;
 	while (s != NULL && s < end && (depth > 0 || next == ELEMENT))
@@ -218,7 +225,7 @@ IsHeldHere(const KeyName *name)
 	if (!AnyTokenPassed())
 		return false;
 	state = KeyStoreProbe(name, &stored, &seen);
-	return (state == KEY_LEASED || state == KEY_ABANDONED) && TokenIsHeld(stored.lease.token);
+	return state != KEY_ABSENT && TokenIsHeld(stored.lease.token);
 }
 
 /*

@@ -167,6 +167,17 @@ KeyRowLeaseEnd(TupleTableSlot *slot)
 }
 
 /*
+ * KeyRowToken returns the token of the lease in a row, or 0.
+ */
+int64
+KeyRowToken(TupleTableSlot *slot)
+{
+	bool isnull;
+
+	return DatumGetInt64(slot_getattr(slot, COL_TOKEN, &isnull));
+}
+
+/*
  * KeyRowName copies the name in a row into the current memory context.
  */
 void

@@ -45,6 +45,7 @@ extern void KeyRowPrepare(TupleDesc desc);
 extern KeyState KeyRowState(TupleTableSlot *slot);
 extern bool KeyRowIsExpired(TupleTableSlot *slot);
 extern TimestampTz KeyRowLeaseEnd(TupleTableSlot *slot);
+extern int64 KeyRowToken(TupleTableSlot *slot);
 extern void KeyRowName(TupleTableSlot *slot, KeyName *name);
 extern void KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome);
 extern void KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outcome);

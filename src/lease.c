@@ -185,9 +185,9 @@ OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody
 	KeyName name;
 	Datum result;
 
-	PreventCommandIfReadOnly(function);
 	if (byToken)
 		TokenPassed(token, NULL);
+	PreventCommandIfReadOnly(function);
 	KeyNameFromArgs(fcinfo, 0, &name);
 	if (byToken)
 		TokenPassed(token, &name);

@@ -166,7 +166,7 @@ OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
 	Row row;
 
 	if (desc == NULL)
-		ErrorReinstalled();
+		ErrorExtensionReplaced();
 	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
 	memset(row.isnull, true, sizeof(row.isnull));
 	Set(&row, OP_OUTCOME, OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, outcome));
@@ -223,7 +223,7 @@ ResultType(FunctionCallInfo fcinfo)
 	Oid type;
 
 	if (!HeapTupleIsValid(tuple))
-		ErrorReinstalled();
+		ErrorExtensionReplaced();
 	type = ((Form_pg_proc) GETSTRUCT(tuple))->prorettype;
 	ReleaseSysCache(tuple);
 	return type;

@@ -147,17 +147,6 @@ ErrorEventHandlerSignature(Oid handler)
 }
 
 /*
- * ErrorExtensionReplaced reports that the extension was dropped while the call waited.
- */
-void
-ErrorExtensionReplaced(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("extension \"idempotency\" was dropped or replaced during the call"),
-					errhint("Call the function again.")));
-}
-
-/*
  * ErrorHasHandler reports a subscription that workers serve.
  */
 void

@@ -42,7 +42,6 @@ pg_noreturn extern void ErrorEventHandlerMissing(const char *handler);
 pg_noreturn extern void ErrorEventHandlerSignature(Oid handler);
 
 /* 55000 */
-pg_noreturn extern void ErrorExtensionReplaced(void);
 pg_noreturn extern void ErrorHasHandler(const text *subscription, const char *handler);
 pg_noreturn extern void ErrorNumbersBehind(const text *subscription, int64 passed, int64 last);
 

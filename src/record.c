@@ -56,6 +56,7 @@ idempotency_peek(PG_FUNCTION_ARGS)
 Datum
 idempotency_forget(PG_FUNCTION_ARGS)
 {
+	StoredOutcome stored;
 	KeyVersion seen;
 	KeyState state;
 	KeyName name;
@@ -66,19 +67,21 @@ idempotency_forget(PG_FUNCTION_ARGS)
 		ErrorClaimedHere(&name);
 
 	/* Look first, as a claim does, so that both take their locks in one order. */
-	state = KeyStoreProbe(&name, NULL, &seen);
+	state = KeyStoreProbe(&name, &stored, &seen);
 	InjectionPoint("forget-lock");
 	if (!KeyLockAcquire(&name, DefaultWait))
 		ErrorInProgress(&name);
 	InjectionPoint("forget-probe");
 	if (!KeyStoreUnchanged(&seen))
-		state = KeyStoreProbe(&name, NULL, &seen);
+		state = KeyStoreProbe(&name, &stored, &seen);
 
 	if (state == KEY_ABSENT)
 	{
 		KeyLockRelease(&name);
 		PG_RETURN_BOOL(false);
 	}
+	if (TokenIsHeld(stored.lease.token))
+		ErrorClaimedHere(&name);
 	KeyStoreDelete(&name, &seen);
 	ScopeMark(name.scope, name.key, false);
 	WakeupAfterCommit(KeyLockNumber(&name));

@@ -15,8 +15,9 @@
  * Evaluated again: conditions, and values that are computed below the
  * ModifyTable or LockRows node; sub-selects in these that are no InitPlan; and
  * the members of a UNION ALL in FROM, which the planner has made part of the
- * query.  Not evaluated again: an InitPlan, whose result is kept, and a WITH query, a
- * function or any other sub-select in FROM, of whose rows a copy is kept.
+ * query.  A WITH query that is read in one of these places is evaluated again as well, from
+ * where the first reader stood.  Not evaluated again: an InitPlan, whose result is kept,
+ * and a WITH query, a function or any other sub-select in FROM, of whose rows a copy is kept.
  *
  * Takes no locks, touches no tables.
  *
@@ -25,6 +26,7 @@
 #include "postgres.h"
 
 #include "fmgr.h"
+#include "nodes/makefuncs.h"
 #include "nodes/nodeFuncs.h"
 #include "nodes/pathnodes.h"
 #include "nodes/supportnodes.h"
@@ -36,24 +38,42 @@
 
 PG_FUNCTION_INFO_V1(idempotency_single_evaluation);
 
+/* What a walk looks for. */
+typedef struct Wanted
+{
+	Oid function;  /* calls of it, or InvalidOid */
+	List *ctes;	   /* reads of these WITH queries, which call it */
+	bool planning; /* the planner has pulled up the sub-selects of the query already */
+} Wanted;
+
 static bool
 IsFunction(Oid function, void *wanted)
 {
-	return function == *(Oid *) wanted;
+	return function == ((Wanted *) wanted)->function;
 }
 
 /*
- * Calls tells whether an expression or a query calls the function anywhere.
+ * Calls tells whether an expression, a query or an entry of its range table calls
+ * the function, or reads one of the WITH queries, anywhere.  A WITH query is known by its
+ * name alone; of two with one name, either counts.
  */
 static bool
-Calls(Node *node, void *function)
+Calls(Node *node, void *wanted)
 {
 	if (node == NULL)
 		return false;
+	if (IsA(node, RangeTblEntry))
+	{
+		const RangeTblEntry *rte = (RangeTblEntry *) node;
+
+		return rte->rtekind == RTE_CTE &&
+			   list_member(((Wanted *) wanted)->ctes, makeString(rte->ctename));
+	}
 	if (IsA(node, Query))
-		return query_tree_walker((Query *) node, TreeWalker(Calls), function, 0);
-	return check_functions_in_node(node, IsFunction, function) ||
-		   expression_tree_walker(node, TreeWalker(Calls), function);
+		return query_tree_walker((Query *) node, TreeWalker(Calls), wanted,
+								 QTW_EXAMINE_RTES_BEFORE);
+	return check_functions_in_node(node, IsFunction, wanted) ||
+		   expression_tree_walker(node, TreeWalker(Calls), wanted);
 }
 
 /*
@@ -68,37 +88,86 @@ IsInitPlan(const SubLink *sublink)
 }
 
 /*
- * CallsAgain tells whether an expression calls the function each time that it is
- * evaluated.
+ * CallsAgain tells whether an expression calls the function, or reads one of the WITH
+ * queries, each time that it is evaluated.
  */
 static bool
-CallsAgain(Node *node, void *function)
+CallsAgain(Node *node, void *wanted)
 {
 	if (node == NULL)
 		return false;
 	if (IsA(node, SubLink) && IsInitPlan((SubLink *) node))
-		return CallsAgain(((SubLink *) node)->testexpr, function);
-	if (IsA(node, SubLink) && Calls(((SubLink *) node)->subselect, function))
+		return CallsAgain(((SubLink *) node)->testexpr, wanted);
+	if (IsA(node, SubLink) && Calls(((SubLink *) node)->subselect, wanted))
 		return true;
-	return check_functions_in_node(node, IsFunction, function) ||
-		   (!IsA(node, Query) && expression_tree_walker(node, TreeWalker(CallsAgain), function));
+	return check_functions_in_node(node, IsFunction, wanted) ||
+		   (!IsA(node, Query) && expression_tree_walker(node, TreeWalker(CallsAgain), wanted));
+}
+
+/*
+ * WillBeJoined tells whether the planner makes a condition of WHERE a join: an IN whose
+ * sub-select refers to nothing in the query around it.
+ */
+static bool
+WillBeJoined(Node *condition)
+{
+	const SubLink *sublink = (SubLink *) condition;
+
+	return IsA(condition, SubLink) && sublink->subLinkType == ANY_SUBLINK &&
+		   ((Query *) sublink->subselect)->setOperations == NULL &&
+		   !contain_vars_of_level(sublink->subselect, 1) &&
+		   contain_vars_of_level(sublink->testexpr, 0) &&
+		   !contain_volatile_functions(sublink->testexpr);
+}
+
+/*
+ * ConditionsCallAgain tells whether the conditions of a query call the function again.
+ */
+static bool
+ConditionsCallAgain(const FromExpr *jointree, Wanted *wanted)
+{
+	ListCell *cell;
+
+	if (wanted->planning || jointree == NULL)
+		return CallsAgain((Node *) jointree, wanted);
+	foreach (cell, make_ands_implicit((Expr *) jointree->quals))
+	{
+		Node *condition = lfirst(cell);
+
+		if (!WillBeJoined(condition) && CallsAgain(condition, wanted))
+			return true;
+	}
+	return CallsAgain((Node *) jointree->fromlist, wanted);
 }
 
 /*
  * MemberCalls tells whether a member of a UNION ALL that was made part of the
- * query calls the function.
+ * query, or will be, calls the function.
  */
 static bool
-MemberCalls(PlannerInfo *root, Oid *function)
+MemberCalls(List *members, const Query *query, Wanted *wanted)
 {
 	ListCell *cell;
 
-	foreach (cell, root->append_rel_list)
+	foreach (cell, members)
 	{
 		AppendRelInfo *member = lfirst_node(AppendRelInfo, cell);
-		RangeTblEntry *rte = rt_fetch(member->child_relid, root->parse->rtable);
+		RangeTblEntry *rte = rt_fetch(member->child_relid, query->rtable);
 
-		if (range_table_entry_walker(rte, TreeWalker(Calls), function, 0))
+		if (Calls((Node *) rte, wanted) ||
+			range_table_entry_walker(rte, TreeWalker(Calls), wanted, QTW_EXAMINE_RTES_BEFORE))
+			return true;
+	}
+	if (wanted->planning)
+		return false;
+	foreach (cell, query->rtable)
+	{
+		const RangeTblEntry *rte = lfirst_node(RangeTblEntry, cell);
+		const SetOperationStmt *set =
+			rte->rtekind == RTE_SUBQUERY ? (SetOperationStmt *) rte->subquery->setOperations : NULL;
+
+		if (set != NULL && set->op == SETOP_UNION && set->all &&
+			Calls((Node *) rte->subquery, wanted))
 			return true;
 	}
 	return false;
@@ -109,7 +178,7 @@ MemberCalls(PlannerInfo *root, Oid *function)
  * security_barrier, calls the function.
  */
 static bool
-PolicyCalls(Query *query, Oid *function)
+PolicyCalls(const Query *query, Wanted *wanted)
 {
 	ListCell *cell;
 
@@ -117,10 +186,10 @@ PolicyCalls(Query *query, Oid *function)
 	{
 		RangeTblEntry *rte = lfirst_node(RangeTblEntry, cell);
 
-		if (CallsAgain((Node *) rte->securityQuals, function))
+		if (CallsAgain((Node *) rte->securityQuals, wanted))
 			return true;
 	}
-	return false;
+	return CallsAgain((Node *) query->withCheckOptions, wanted);
 }
 
 /*
@@ -144,22 +213,91 @@ RepeatingCommand(const Query *query)
 }
 
 /*
- * CheckQuery throws 0A000 if the query may call the function twice for one row.
+ * CheckQuery throws 0A000 if the query may call "function" twice for one row, by a call
+ * or by a WITH query that is wanted.
  */
 static void
-CheckQuery(PlannerInfo *root, Oid function)
+CheckQuery(const Query *query, List *members, Oid function, Wanted *wanted)
 {
-	Query *query = root->parse;
 	const char *command = RepeatingCommand(query);
 
 	if (command == NULL)
 		return;
-	if (CallsAgain((Node *) query->jointree, &function) ||
-		CallsAgain((Node *) query->targetList, &function) ||
-		CallsAgain((Node *) query->mergeActionList, &function) ||
-		CallsAgain(MergeJoinCondition(query), &function) || PolicyCalls(query, &function) ||
-		MemberCalls(root, &function))
+	if (ConditionsCallAgain(query->jointree, wanted) ||
+		CallsAgain((Node *) query->targetList, wanted) ||
+		CallsAgain((Node *) query->mergeActionList, wanted) ||
+		CallsAgain(MergeJoinCondition(query), wanted) || PolicyCalls(query, wanted) ||
+		MemberCalls(members, query, wanted))
 		ErrorEvaluatedTwice(function, command);
+}
+
+/* ----------------------------------------------------------------
+ * WITH queries
+ * ----------------------------------------------------------------
+ */
+
+/* What a walk through a query with such WITH queries needs. */
+typedef struct CteCheck
+{
+	Oid function;
+	Wanted wanted;
+} CteCheck;
+
+/*
+ * CtesThatCall returns the names of the WITH queries of "query" that call the function,
+ * or read one that does.
+ */
+static List *
+CtesThatCall(const Query *query, Oid function)
+{
+	Wanted wanted = {.function = function};
+	int known;
+	ListCell *cell;
+
+	do
+	{
+		known = list_length(wanted.ctes);
+		foreach (cell, query->cteList)
+		{
+			CommonTableExpr *cte = lfirst_node(CommonTableExpr, cell);
+
+			if (Calls(cte->ctequery, &wanted))
+				wanted.ctes = list_append_unique(wanted.ctes, makeString(cte->ctename));
+		}
+	} while (list_length(wanted.ctes) > known);
+	return wanted.ctes;
+}
+
+/*
+ * CheckReaders does CheckQuery() with each query in "node".
+ */
+static bool
+CheckReaders(Node *node, void *context)
+{
+	CteCheck *check = context;
+
+	if (node == NULL)
+		return false;
+	if (!IsA(node, Query))
+		return expression_tree_walker(node, TreeWalker(CheckReaders), check);
+	CheckQuery((Query *) node, NIL, check->function, &check->wanted);
+	return query_tree_walker((Query *) node, TreeWalker(CheckReaders), check, 0);
+}
+
+/*
+ * CheckCtes throws 0A000 if a WITH query of "query" calls the function, and is read where
+ * that may happen again for one row: a reader that has not come to its end goes on
+ * with a plan of its own, which calls the function and loses what that returns.  They are
+ * planned first, so that the query is as the parser left it.
+ */
+static void
+CheckCtes(Query *query, Oid function)
+{
+	CteCheck check = {.function = function};
+
+	check.wanted.ctes = CtesThatCall(query, function);
+	if (check.wanted.ctes != NIL)
+		(void) CheckReaders((Node *) query, &check);
 }
 
 /*
@@ -170,7 +308,12 @@ static void
 CheckCall(PlannerInfo *root, Oid function)
 {
 	for (; root != NULL; root = root->parent_root)
-		CheckQuery(root, function);
+	{
+		Wanted wanted = {.function = function, .planning = true};
+
+		CheckQuery(root->parse, root->append_rel_list, function, &wanted);
+		CheckCtes(root->parse, function);
+	}
 }
 
 /*

@@ -125,10 +125,10 @@ CheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot)
 
 /*
  * KeyStoreProbe looks for the row of "name" as of now, the transaction's own
- * writes included.  What a live row remembers is copied, unless "outcome" is
- * NULL, into the current memory context; "version" says what was seen, for a later write.  Locks
- * the table until the transaction ends.  Throws 40001 in REPEATABLE READ and above for a row that
- * came after the snapshot.
+ * writes included.  What a live row remembers is copied into the current memory
+ * context, and of an expired one the token alone; "version" says what was seen, for a
+ * later write.  Locks the table until the transaction ends.  Throws 40001 in REPEATABLE
+ * READ and above for a row that came after the snapshot.
  */
 KeyState
 KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
@@ -150,7 +150,9 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 		version->tid = slot->tts_tid;
 		version->xmin = SlotXmin(slot);
 		state = KeyRowState(slot);
-		if (state != KEY_EXPIRED && outcome != NULL)
+		if (state == KEY_EXPIRED)
+			outcome->lease.token = KeyRowToken(slot);
+		else
 			KeyRowRead(slot, outcome);
 	}
 

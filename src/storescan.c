@@ -90,7 +90,7 @@ BeginScan(Relation table, Snapshot snapshot, BlockNumber from, BlockNumber end)
 }
 
 /*
- * ReapRow removes the expired row in "slot" if nobody is at it, and tells
+ * ReapRow removes the expired row in "slot" if no transaction has its key, and tells
  * whether it did.  The key's lock is kept with a row that is gone, and no other.
  */
 static bool
@@ -99,10 +99,10 @@ ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot)
 	TM_FailureData failure;
 	KeyName name;
 
-	/* Our own transaction's lock would let us pass. */
+	/* What this transaction owns stays; its own lock would let it pass. */
 	KeyRowName(slot, &name);
 	InjectionPoint("reap-lock");
-	if (OpenClaimFind(&name) != NULL || !KeyLockAcquire(&name, 0))
+	if (OpenClaimFind(&name) != NULL || TokenIsHeld(KeyRowToken(slot)) || !KeyLockAcquire(&name, 0))
 		return false;
 
 	InjectionPoint("reap-delete");

@@ -346,6 +346,7 @@ TokenProven(int64 token)
 {
 	PassedToken *passed = TokenFind(token);
 
+	Assert(passed != NULL);
 	if (passed->provenIn == InvalidSubTransactionId)
 		passed->provenIn = GetCurrentSubTransactionId();
 }
