@@ -18,6 +18,7 @@
  */
 #include "postgres.h"
 
+#include "compat.h"
 #include "topicset.h"
 
 /* The bit that all topics have. */
