@@ -75,7 +75,8 @@ sub state_of
 }
 
 # refused makes a call that must fail with that SQLSTATE (or one of a|b), alone or behind a savepoint
-# of a transaction that then goes on, and must change nothing.
+# of a transaction that then goes on, and must change nothing.  With a token the transaction
+# goes on as well, but cannot commit.
 sub refused
 {
 	my ($self, $call, $state) = @_;
@@ -88,6 +89,11 @@ sub refused
 	my @states = $session->run(@around, "SELECT * FROM idempotency.$call", @after);
 	my ($got) = splice @states, scalar @around, 1;
 	die "$got instead of $state: " . $session->message . ": $call\n" if $got !~ /^(?:$state)$/;
+	if (@after && $call =~ /^(?:renew|checkpoint)\(/)
+	{
+		my ($commit) = splice @states, -2, 1;
+		die "$commit at commit, after a failed call with a token: $call\n" if $commit ne 'IK410';
+	}
 	die "the transaction did not go on (@states): $call\n" if grep { $_ ne '00000' } @states;
 
 	my $now = $watch->digest;

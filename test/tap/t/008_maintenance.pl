@@ -32,7 +32,7 @@ $session->query_safe(q{
 		END IF;
 		RETURN concat_ws(' ', op.outcome, op.response);
 	END $$;
-	PREPARE claim (text) AS SELECT outcome FROM idempotency.claim('m', $1);
+	PREPARE claim (text) AS SELECT outcome::text FROM idempotency.claim('m', $1);
 	SET idempotency.wait = '100ms'});
 my $number = 0;
 

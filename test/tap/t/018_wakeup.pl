@@ -172,7 +172,7 @@ foreach my $preload ('idempotency', '')
 	my $other = lease('another');
 	my $complete = "SELECT idempotency.complete('w', 'uncommitted', '1', token => $token)";
 	begin_wait($waiter, $waiter_pid, sprintf($look, 'uncommitted', '3 s'));
-	$node->safe_psql('postgres', $_) foreach "BEGIN; $complete; ROLLBACK", "BEGIN; SAVEPOINT a; $complete; ROLLBACK TO a; COMMIT",
+	$node->safe_psql('postgres', $_) foreach "BEGIN; $complete; ROLLBACK", "BEGIN; SAVEPOINT a; $complete; ROLLBACK TO a; ROLLBACK",
 		"SELECT idempotency.renew('w', 'uncommitted', $token, '1 hour')",
 		"SELECT idempotency.complete('w', 'another', '1', token => $other)";
 	like(answer($waiter), qr/^in_progress\|/, "$how: a rollback, a heartbeat and another key answer nobody");

@@ -377,7 +377,7 @@ is( at($new, 'globex', q{SELECT outcome, status, headers, response, failed FROM 
 	'replayed|201|{"A" : 1}|{"n" :  1}|f', 'what was done replays');
 fails_with($new, q{SELECT idempotency.claim('globex/pay', 'done', '{"n": 2}')}, 'IK422', 'and only for the same request');
 is( at($new, 'globex', q{SELECT status, response, expires_at FROM idempotency.claim('globex/pay', 'failed')}),
-	'402|{"no" :  1}|infinity', 'a final failure replays');
+	'402|{"no" :  1}|', 'a final failure replays');
 is(at($new, 'globex', q{SELECT idempotency.once_many('globex/in', ARRAY['m2', 'm3', 'm1'])}), 'm3', 'messages are known');
 is(answer('globex', 'prepared') && charges('globex', 'prepared'), 1, 'what was prepared is known');
 

@@ -93,7 +93,7 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	{
 		my ($level, @where) = @$where;
 		refused("$library, $level: $_", 'retention', "SELECT idempotency.$_", \@where)
-		  foreach q{claim('s', 'new')}, q{try_claim('s', 'new')}, q{once('s', 'new')}, q{once('s', ARRAY['new'])}, q{run('s', 'new', '1', 'echo(json)')}, q{claim('s', 'new', lease => '1 min')},
+		  foreach q{claim('s', 'new')}, q{try_claim('s', 'new')}, q{once('s', 'new')}, q{once_many('s', ARRAY['new'])}, q{run('s', 'new', '1', 'echo(json)')}, q{claim('s', 'new', lease => '1 min')},
 			q{claim('s', 'stored')};
 	}
 	is($run->($_, q{SELECT count(*) FROM idempotency.key WHERE key = 'new'}, role => 'postgres'), 0, "$library: nothing was stored in $_") foreach 'bad', 'zero', 'interval';

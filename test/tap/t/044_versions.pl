@@ -103,8 +103,10 @@ sub copied_server
 my ($outbox) = $script =~ /^(-- -+\n-- The outbox: .*?)^-- -+\n-- Counters: /ms or die 'the script has no section about the outbox';
 my $before = $script =~ s/\Q$outbox\E//r;
 my $way = $outbox;
+my %new = map { $_ => 1 } $outbox =~ /^CREATE \w+ idempotency\.(\w+)/mg;
+$before =~ s/^(ALTER FUNCTION idempotency\.(\w+) SUPPORT .*\n)/$new{$2} ? do { $way .= $1; '' } : $1/gme;
 $before =~ s/^(GRANT SELECT ON .*), idempotency\.subscriptions(?= )/$1/m or die 'nothing grants idempotency.subscriptions';
-$way .= only_owner($outbox =~ /^CREATE \w+ idempotency\.(\w+)/mg) . "GRANT SELECT ON idempotency.subscriptions TO pg_monitor;\n";
+$way .= only_owner(sort keys %new) . "GRANT SELECT ON idempotency.subscriptions TO pg_monitor;\n";
 
 # only_owner returns the script's own statement that leaves objects to their owner, for
 # new objects: what was granted on older ones stays.
