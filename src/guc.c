@@ -439,7 +439,7 @@ DefineSettings(void)
 		DefineCustomIntVariable("idempotency.relay_subscriptions",
 								"How many subscriptions with a handler the server has room for.",
 								"It takes a library that is preloaded.", &RelaySubscriptions, 1024,
-								16, 262143, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+								16, 8192, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 
 	DefineCustomStringVariable("idempotency.databases", "The databases that workers are sent to.",
 							   "A comma-separated list; empty means all.", &ReaperDatabases, "",

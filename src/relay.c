@@ -187,17 +187,49 @@ ServerIsStopping(void)
 	return line != NULL && strncmp(line, PM_STATUS_STOPPING, strlen(PM_STATUS_STOPPING)) == 0;
 }
 
+/* How often, and how long apart, a worker that ends asks for the subscription. */
+#define GIVE_BACK_TRIES 100
+#define GIVE_BACK_MS 10
+
+/*
+ * GiveBack gives the batch back, in a transaction of its own.  Returns false if another
+ * session has the subscription: one that was waiting for it gets it before us.
+ */
+static bool
+GiveBack(void)
+{
+	Subscription *subscription;
+	bool done;
+
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	subscription = SubscriptionFindNumber(task.number);
+	done = subscription == NULL || SubscriptionLock(subscription->name, 0);
+	if (done && subscription != NULL)
+	{
+		/* what the session before us did to it */
+		PopActiveSnapshot();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		subscription = SubscriptionFindNumber(task.number);
+		if (subscription != NULL)
+			RelayBatchGiveBack(subscription);
+	}
+	RelayStepCommitHere();
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	return done;
+}
+
 /*
  * GiveBackAtStop gives the batch that is out back, if the server is being stopped, or
  * the database is to be dropped or copied: then none of its events is to blame.  What the handler
- * did with them is rolled back.  Nothing can end a wait for a standby any more, which would keep
- * the server from stopping.
+ * did with them is rolled back.  Nothing can end a wait any more, be it for a lock or for a
+ * standby, which would keep the server from stopping: so it tries for a second, and leaves a note
+ * for the next worker in the registry in any case.
  */
 static void
 GiveBackAtStop(int code, Datum arg)
 {
-	Subscription *subscription;
-
 	if (RegistryIsRecalled(&task))
 		leaving = RELAY_BUSY;
 	else if (!RelayBatchIsOut() || !ServerIsStopping())
@@ -205,14 +237,9 @@ GiveBackAtStop(int code, Datum arg)
 	if (!RelayBatchIsOut())
 		return;
 	AbortOutOfAnyTransaction();
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
-	subscription = SubscriptionFindNumber(task.number);
-	if (subscription != NULL && SubscriptionLock(subscription->name, 0))
-		RelayBatchGiveBack(subscription);
-	RelayStepCommitHere();
-	PopActiveSnapshot();
-	CommitTransactionCommand();
+	for (int tries = 0; !GiveBack() && tries < GIVE_BACK_TRIES; tries++)
+		pg_usleep(GIVE_BACK_MS * 1000L);
+	RelayBatchDisown(&task);
 }
 
 /*
@@ -243,6 +270,7 @@ idempotency_relay_main(Datum unused)
 	WorkerConnectAs(task.database, task.owner, Refused);
 	pqsignal(SIGTERM, RelayStayTerminate);
 	before_shmem_exit(GiveBackAtStop, (Datum) 0);
+	RegistryMayRecall(&task);
 
 	DeferredInit();
 	RelayStepInit();

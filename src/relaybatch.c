@@ -194,6 +194,16 @@ RelayBatchGiveBack(const Subscription *subscription)
 }
 
 /*
+ * RelayBatchDisown notes in the registry that no event of the batch that is out is to blame for
+ * the end of this worker.
+ */
+void
+RelayBatchDisown(const RelayTask *task)
+{
+	RegistrySetUntouched(task, out.number);
+}
+
+/*
  * RelayBatchLeave leaves the subscription, and with it the batch that is out, if any.
  */
 void

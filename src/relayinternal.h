@@ -48,6 +48,7 @@ extern bool RelayBatchHandle(const RelayTask *task, const Subscription *subscrip
 extern void RelayBatchBlame(void);
 extern bool RelayBatchRolledBack(const RelayTask *task, const ErrorData *error);
 extern void RelayBatchGiveBack(const Subscription *subscription);
+extern void RelayBatchDisown(const RelayTask *task);
 extern void RelayBatchLeave(const RelayTask *task);
 
 #endif /* IDEMPOTENCY_RELAYINTERNAL_H */

@@ -4,10 +4,11 @@
  *	  What the relay is to be told when this transaction commits.
  *
  * Which topics were published, and which subscriptions were made, changed,
- * removed or redriven.  A rollback to a savepoint does not undo a note: a worker
- * that comes in vain does no harm.  COMMIT PREPARED runs in a backend that knows
- * nothing of the transaction; what it commits is found by the survey that the
- * reaper makes at its next visit.
+ * removed or redriven.  A rollback to a savepoint undoes what was noted of subscriptions, since a
+ * handler that is known by topics that it does not have is not woken.  It leaves the
+ * topics of events: a worker that finds nothing does no harm.  COMMIT PREPARED runs in a backend
+ *that knows nothing of the transaction; what it commits is found by the survey that the reaper
+ *makes at its next visit.
  *
  * There is room for NOTES subscriptions a transaction, so that nothing can fail
  * when they are read after the commit.  Whoever changes more calls the reaper, and so does
@@ -19,6 +20,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 
 #include "compat.h"
@@ -36,7 +38,8 @@ typedef enum NoteKind
 {
 	NOTE_PUT,
 	NOTE_REMOVED,
-	NOTE_DUE
+	NOTE_DUE,
+	NOTE_UNDONE
 } NoteKind;
 
 typedef struct Note
@@ -45,6 +48,7 @@ typedef struct Note
 	int64 number;
 	Oid owner;
 	TopicSet wants;
+	SubTransactionId madeIn;
 } Note;
 
 static bool published = false;
@@ -76,7 +80,8 @@ Add(NoteKind kind, int64 number)
 	if (Shared == NULL || noteCount > NOTES)
 		return;
 	if (noteCount < NOTES)
-		notes[noteCount] = (Note){.kind = kind, .number = number};
+		notes[noteCount] =
+			(Note){.kind = kind, .number = number, .madeIn = GetCurrentSubTransactionId()};
 	noteCount++;
 }
 
@@ -145,10 +150,38 @@ TellRegistry(void)
 			case NOTE_DUE:
 				RegistryMarkDue(MyDatabaseId, notes[i].number);
 				break;
+			case NOTE_UNDONE:
+				break;
 		}
 	}
 	if (!room)
 		LauncherCall();
+}
+
+/*
+ * RelayAtSubAbort undoes what the subtransaction has noted of subscriptions.
+ */
+void
+RelayAtSubAbort(SubTransactionId aborted)
+{
+	for (int i = 0; i < Min(noteCount, NOTES); i++)
+	{
+		if (notes[i].madeIn == aborted)
+			notes[i].kind = NOTE_UNDONE;
+	}
+}
+
+/*
+ * RelayAtSubCommit hands the notes of a subtransaction to its parent.
+ */
+void
+RelayAtSubCommit(SubTransactionId child, SubTransactionId parent)
+{
+	for (int i = 0; i < Min(noteCount, NOTES); i++)
+	{
+		if (notes[i].madeIn == child)
+			notes[i].madeIn = parent;
+	}
 }
 
 /*

@@ -16,6 +16,8 @@ extern void RelayAfterUnsubscribe(int64 number);
 extern void RelayAfterRedrive(int64 number);
 
 extern bool RelayHasNotes(void);
+extern void RelayAtSubAbort(SubTransactionId aborted);
+extern void RelayAtSubCommit(SubTransactionId child, SubTransactionId parent);
 extern void RelayAtCommit(void);
 extern void RelayAtAbort(void);
 

@@ -145,6 +145,7 @@ Take(Oid database, int64 number)
 {
 	RelayRegistry *registry = &Shared->relay;
 	RelaySubscription *it = Find(InvalidOid, 0);
+	int home;
 
 	if (it == NULL && registry->used < registry->size)
 		it = &registry->subscriptions[registry->used++];
@@ -153,12 +154,14 @@ Take(Oid database, int64 number)
 		it = Evict(database, 0, true);
 		registry->full |= it != NULL; /* another one has lost it */
 	}
-	if (it == NULL || BellHang(database) < 0)
+	home = it == NULL ? -1 : BellHang(database);
+	if (home < 0)
 	{
 		registry->full = true;
 		return NULL;
 	}
 	it->database = database;
+	it->home = home;
 	it->number = number;
 	return it;
 }

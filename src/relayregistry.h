@@ -63,6 +63,7 @@ extern void RegistryNoteClosing(Oid database, bool closing);
 
 /* For the launcher and the worker, about a subscription that is being served. */
 extern bool RegistryAttach(const RelayTask *task);
+extern void RegistryMayRecall(const RelayTask *task);
 extern bool RegistryIsRecalled(const RelayTask *task);
 extern void RegistryBeginLook(const RelayTask *task, bool last);
 extern bool RegistryOthersWait(int workers);

@@ -52,8 +52,23 @@ static void
 Attach(RelaySubscription *it)
 {
 	it->state = RELAY_STATE_SERVED;
-	it->pid = MyProcPid;
+	it->pid = 0;
 	it->closing = 0;
+	it->recalled = false;
+}
+
+/*
+ * RegistryMayRecall lets the launcher end the caller if it keeps a session waiting for the
+ * database: it is connected, and can take that.
+ */
+void
+RegistryMayRecall(const RelayTask *task)
+{
+	RelaySubscription *it = RegistryLockTask(task);
+
+	if (it != NULL && it->state == RELAY_STATE_SERVED)
+		it->pid = MyProcPid;
+	RegistryUnlock();
 }
 
 /*
@@ -140,8 +155,11 @@ RegistryNoteClosing(Oid database, bool closing)
 		if (it->database != database || it->state != RELAY_STATE_SERVED)
 			continue;
 		it->closing = closing ? it->closing + 1 : 0;
-		if (it->closing > 1)
+		if (it->closing > 1 && it->pid != 0)
+		{
+			it->recalled = true;
 			kill(it->pid, SIGTERM);
+		}
 	}
 	RegistryUnlock();
 }
@@ -153,7 +171,7 @@ bool
 RegistryIsRecalled(const RelayTask *task)
 {
 	RelaySubscription *it = RegistryLockTask(task);
-	bool recalled = it != NULL && it->closing > 1;
+	bool recalled = it != NULL && it->recalled;
 
 	RegistryUnlock();
 	return recalled;
@@ -329,7 +347,10 @@ RegistryMoveOn(const RelayTask *task, RelayEnd end, TimestampTz dueAt, int worke
 		LeaveIt(it, end, dueAt, BUSY_MOST_MS);
 	found = RegistryTakeNext(workers, RELAY_STATE_SERVED, task, next);
 	if (found)
+	{
 		Attach(&Shared->relay.subscriptions[next->place]);
+		Shared->relay.subscriptions[next->place].pid = MyProcPid;
+	}
 	RegistryUnlock();
 	RegistryWakeLauncher();
 	return found;

@@ -224,7 +224,10 @@ RelaySurvey(void)
 
 		ReadRecent(count);
 		for (uint64 row = 0; row < count; row++)
+		{
+			CHECK_FOR_INTERRUPTS();
 			Survey(row);
+		}
 		OwnerQueryEnd();
 		NoteProblems();
 	}

@@ -84,66 +84,73 @@ IsReady(const RelaySubscription *it, TimestampTz now)
 }
 
 /*
- * ServedAt returns when a database was served last, and adds up in "workers"
- * how many workers are there now.
+ * SumUp notes of each database that has subscriptions how many workers are there now, and
+ * when it was served last.
  */
-static uint64
-ServedAt(Oid database, int *workers)
+static void
+SumUp(void)
 {
 	RelayRegistry *registry = &Shared->relay;
-	uint64 servedAt = 0;
 
-	*workers = 0;
 	for (int place = 0; place < registry->used; place++)
 	{
 		const RelaySubscription *it = &registry->subscriptions[place];
 
-		if (it->database != database)
-			continue;
-		servedAt = Max(servedAt, it->servedAt);
-		*workers += it->state != RELAY_STATE_IDLE;
+		registry->databases[it->home].workers = 0;
+		registry->databases[it->home].servedAt = 0;
 	}
-	return servedAt;
+	for (int place = 0; place < registry->used; place++)
+	{
+		const RelaySubscription *it = &registry->subscriptions[place];
+		RelayDatabase *database = &registry->databases[it->home];
+
+		if (!OidIsValid(it->database))
+			continue;
+		database->workers += it->state != RELAY_STATE_IDLE;
+		database->servedAt = Max(database->servedAt, it->servedAt);
+	}
 }
 
 /*
- * Best returns which of those that are ready comes next: of the database that
- * has the fewest workers, and was served longest ago, the subscription that was.
- * Adds up how many are ready, and how many are being served.
+ * ComesBefore tells whether "a" is to be served before "b": if its database has fewer
+ * workers, or was served longer ago, or in one database, if it was itself.
+ */
+static bool
+ComesBefore(const RelaySubscription *a, const RelaySubscription *b)
+{
+	const RelayDatabase *aHome = &Shared->relay.databases[a->home];
+	const RelayDatabase *bHome = &Shared->relay.databases[b->home];
+
+	if (a->home == b->home)
+		return a->servedAt < b->servedAt;
+	if (aHome->workers != bHome->workers)
+		return aHome->workers < bHome->workers;
+	return aHome->servedAt < bHome->servedAt;
+}
+
+/*
+ * Best returns which of those that are ready comes next, or NULL.  Adds up how many are
+ * ready, and how many are being served.  Its time is linear in the places: commits and workers
+ * wait for the lock.
  */
 static RelaySubscription *
 Best(TimestampTz now, int *ready, int *working)
 {
 	RelayRegistry *registry = &Shared->relay;
 	RelaySubscription *best = NULL;
-	uint64 bestServedAt = 0;
-	int bestWorkers = 0;
 
+	SumUp();
 	*ready = *working = 0;
 	for (int place = 0; place < registry->used; place++)
 	{
 		RelaySubscription *it = &registry->subscriptions[place];
-		uint64 servedAt;
-		int workers;
 
 		*working += it->state != RELAY_STATE_IDLE;
 		if (!IsReady(it, now))
 			continue;
 		(*ready)++;
-		if (best != NULL && it->database == best->database)
-		{
-			if (it->servedAt < best->servedAt)
-				best = it;
-			continue;
-		}
-		servedAt = ServedAt(it->database, &workers);
-		if (best == NULL || workers < bestWorkers ||
-			(workers == bestWorkers && servedAt < bestServedAt))
-		{
+		if (best == NULL || ComesBefore(it, best))
 			best = it;
-			bestServedAt = servedAt;
-			bestWorkers = workers;
-		}
 	}
 	return best;
 }

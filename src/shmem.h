@@ -61,6 +61,8 @@ typedef struct RelayDatabase
 	pg_atomic_uint64 armed[TOPIC_WORDS]; /* a bit for each bell */
 	pg_atomic_uint64 rung[TOPIC_WORDS];
 	int subscriptions;
+	int workers;	 /* at the choice that is being made; so is the next one */
+	uint64 servedAt; /* when a subscription of it was served last */
 } RelayDatabase;
 
 /* A subscription with a handler; relayregistry.c says what it means. */
@@ -68,13 +70,15 @@ typedef struct RelaySubscription
 {
 	Oid database; /* 0 = the place is nobody's */
 	Oid owner;
+	int home; /* the place of the database */
 	int64 number;
 	TopicSet wants;	 /* what it may want, and perhaps more */
 	uint64 notedAt;	 /* by the registry's own clock */
 	uint64 servedAt; /* by that, too */
 	int state;		 /* a RelayState */
-	int pid;		 /* of the worker that serves it */
+	int pid;		 /* of the worker that serves it, once it is connected */
 	int closing;	 /* how often the launcher has found its database closing, in a row */
+	bool recalled;	 /* the launcher has ended that worker */
 	bool due;
 	TimestampTz dueAt;	   /* when it will be, if nobody publishes; 0: then only */
 	TimestampTz notBefore; /* it is not served before; 0: no matter */

@@ -515,12 +515,14 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 		AbortClaims(child);
 		AbortMarks(child);
 		AbortTokens(child);
+		RelayAtSubAbort(child);
 	}
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
 		PromoteClaims(child, parent);
 		PromoteMarks(child, parent);
 		PromoteTokens(child, parent);
+		RelayAtSubCommit(child, parent);
 	}
 }
 

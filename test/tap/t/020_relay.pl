@@ -142,6 +142,14 @@ foreach my $i (0 .. $#patterns)
 my $passed = q{SELECT string_agg(subscription, ' ') FILTER (WHERE passed >= (SELECT max(seq) FROM idempotency.outbox)) FROM
 	(SELECT DISTINCT ON (subscription) * FROM idempotency.position ORDER BY subscription, version DESC) AS p};
 is($node->safe_psql('postgres', $passed), 'p13 p5 p6', 'an event wakes the one that wants it, and those of which only that much can be told that it may be for them');
+# What a rollback to a savepoint takes back changes nothing of that.
+as_app(q{BEGIN; SAVEPOINT a; SELECT idempotency.subscribe('p13', '{other}', 'handle(idempotency.event)'); ROLLBACK TO a;
+	SELECT idempotency.unsubscribe('p0'); ROLLBACK TO a; COMMIT});
+publish('x.y', 'topics are back');
+comes(q{SELECT count(*) = 1 FROM done WHERE what = 'topics are back'}, 'a rollback takes new topics back');
+publish('exact', 'subscription is back');
+comes(q{SELECT count(*) = 1 FROM done WHERE what = 'subscription is back'}, 'and brings back a subscription that was removed');
+idle();
 kill 'CONT', $reaper_launcher;
 
 # Neither does the survey start a worker for what nobody wants, for a hole that nothing fills

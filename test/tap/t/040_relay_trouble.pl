@@ -385,6 +385,10 @@ foreach my $kind ('await', 'deaf')
 	as_app($subscribe =~ s/max_attempts => 3/max_attempts => 1/r, 'third');
 	publish('long', $kind, dbname => 'third');
 	waits_in_handler();
+	# A session that waits for the subscription gets it before the worker can give its batch back.
+	my $waiter = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('third'), '-c', q{SET idempotency.wait = '60s'},
+		'-c', q{SELECT idempotency.redrive('all')} ], '>', \my $redriven, '2>', \my $refused);
+	pid_of('client backend', q{wait_event_type = 'Lock' AND query ~ 'redrive' AND datname = 'third'});
 	foreach my $case ([ 'third', 'CREATE DATABASE copy TEMPLATE third' ], [ 'renamed', 'ALTER DATABASE third RENAME TO renamed' ],
 		[ 'third', 'ALTER DATABASE renamed RENAME TO third' ])
 	{
@@ -394,6 +398,8 @@ foreach my $kind ('await', 'deaf')
 		pid_of('idempotency relay', q{query LIKE 'serving%' AND wait_event = 'PgSleep' AND datname <> 'copy'});
 	}
 	is($node->safe_psql('copy', q{SELECT count(*) FROM idempotency.dead_letters}), '0', "$kind: no event has failed in the copy");
+	$waiter->finish;
+	is($redriven . $refused, "0\n", "$kind: and the session that waited goes on");
 	if ($kind eq 'await')
 	{
 		$node->safe_psql($_, q{INSERT INTO flag VALUES ('go')}) foreach 'third', 'copy';
