@@ -494,5 +494,14 @@ SELECT type, call, pg_temp.into(type, call) FROM (VALUES
 	('operation', $$run('claim', 'new', NULL, 'handle(json)')$$),
 	('abandoned', $$claim_abandoned('claim', '1 minute')$$),
 	('event', $$fetch('claim')$$)) AS v (type, call);
+-- (Scalar variables take what comes: a limit.)
+DO $$
+DECLARE
+	outcome text;
+	replayed boolean;
+BEGIN
+	SELECT idempotency.claim('claim', 'new') INTO outcome, replayed;
+	RAISE NOTICE '% %', outcome LIKE '(replayed,t,%)', replayed;
+END $$;
 SELECT idempotency.unsubscribe('claim');
 DROP FUNCTION into_its_own, handle;

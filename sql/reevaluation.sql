@@ -177,3 +177,13 @@ DROP VIEW called;
 DROP TABLE account, other;
 DROP OWNED BY regress_reevaluation;
 DROP ROLE regress_reevaluation;
+
+-- A call for each column: the first one would claim, and the others find a key in progress.
+SELECT (idempotency.try_claim('inbox', 'm1', lease => '1 hour')).*;
+SELECT call, pg_temp.planned(format('SELECT (idempotency.%s).*', call)) AS columns,
+	pg_temp.planned(format('SELECT (c.c).* FROM (SELECT idempotency.%s AS c OFFSET 0) AS c', call)) AS once
+FROM unnest(ARRAY['claim(''inbox'', ''m1'')', 'try_claim(''inbox'', ''m1'')', 'run(''inbox'', ''m1'', NULL, ''now()'')', 'fetch(''s'')',
+	'claim_abandoned(''inbox'', ''1 hour'')']) AS call;
+SELECT pg_temp.planned($$SELECT (idempotency.claim('inbox', 'm1')).outcome, (idempotency.claim('inbox', 'm2')).token$$) AS two_calls,
+	pg_temp.planned($$SELECT (idempotency.claim('inbox', 'm1')).outcome, 1$$) AS one_column,
+	pg_temp.planned($$SELECT (idempotency.peek('inbox', 'm1')).*$$) AS reads_only;

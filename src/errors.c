@@ -262,14 +262,18 @@ ErrorNoLease(const KeyName *name)
 void
 ErrorTransactionDoomed(const KeyName *name, int sqlstate)
 {
-	ereport(ERROR, (errcode(sqlstate),
-					sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
-						? errmsg("cannot commit after a call without a claim")
-						: errmsg("cannot commit after a lost lease"),
-					DetailName(name),
-					errhint("An error of complete(), fail(), release(), renew() or checkpoint() "
-							"was caught in this transaction. Roll back, and begin the retry with "
-							"idempotency.claim().")));
+	ereport(ERROR,
+			(errcode(sqlstate),
+			 sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
+				 ? errmsg("cannot commit after a call without a claim")
+				 : errmsg("cannot commit after a lost lease"),
+			 DetailName(name),
+			 sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
+				 ? errhint("Roll back, and claim and complete in one transaction, or pass the "
+						   "token of the lease.")
+				 : errhint("An error of complete(), fail(), release(), renew() or checkpoint() "
+						   "was caught in this transaction. Roll back, and begin the retry with "
+						   "idempotency.claim().")));
 }
 
 /*
@@ -292,21 +296,22 @@ ErrorKeyReused(const KeyName *name)
 void
 ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing, bool inBlock)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMPOTENCY_NOT_COMPLETED),
-			 preparing ? errmsg("cannot prepare a transaction with an open idempotency claim")
-					   : errmsg("cannot commit a transaction with an open idempotency claim"),
-			 openClaims == 1
-				 ? DetailName(name)
-				 : errdetail("Scope \"%s\", key \"%s\", and %d more.", text_to_cstring(name->scope),
-							 text_to_cstring(name->key), openClaims - 1),
-			 inBlock
-				 ? errhint("Call idempotency.complete(), fail() or release() in the transaction "
-						   "that claimed.")
-				 : errhint("This statement was a transaction of its own (autocommit). BEGIN one, "
-						   "and call idempotency.claim(), your writes and "
-						   "idempotency.complete() in it; a function that claims must also "
-						   "complete, fail or release.")));
+	ereport(
+		ERROR,
+		(errcode(ERRCODE_IDEMPOTENCY_NOT_COMPLETED),
+		 preparing ? errmsg("cannot prepare a transaction with an open idempotency claim")
+				   : errmsg("cannot commit a transaction with an open idempotency claim"),
+		 openClaims == 1
+			 ? DetailName(name)
+			 : errdetail("Scope \"%s\", key \"%s\", and %d more.", text_to_cstring(name->scope),
+						 text_to_cstring(name->key), openClaims - 1),
+		 inBlock
+			 ? errhint("Call idempotency.complete(), fail() or release() in the transaction "
+					   "that claimed.")
+			 : errhint("This statement was a transaction of its own (autocommit). Put BEGIN and "
+					   "COMMIT around idempotency.claim(), your writes and "
+					   "idempotency.complete(). A function that claims, and a procedure before "
+					   "its own COMMIT, must also complete, fail or release.")));
 }
 
 /*
@@ -494,6 +499,21 @@ ErrorKeyDimensions(void)
 	ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
 					errmsg("idempotency keys must be an array of one dimension"),
 					errhint("Flatten the array, for instance with unnest().")));
+}
+
+/*
+ * ErrorCalledForEachColumn reports that the columns of the result of "function" are
+ * selected one by one, or by (f()).*.
+ */
+void
+ErrorCalledForEachColumn(Oid function)
+{
+	const char *name = get_func_name(function);
+
+	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					errmsg("cannot select more than one column of idempotency.%s()", name),
+					errdetail("The server calls the function once for each column."),
+					errhint("Use SELECT * FROM idempotency.%s(...).", name)));
 }
 
 /*

@@ -90,6 +90,7 @@ pg_noreturn extern void ErrorBadOutcome(const KeyName *name, const char *message
 
 /* 2202E, 39P01, 42883, 42P13, 42804 */
 pg_noreturn extern void ErrorKeyDimensions(void);
+pg_noreturn extern void ErrorCalledForEachColumn(Oid function);
 pg_noreturn extern void ErrorEvaluatedTwice(Oid function, const char *command);
 pg_noreturn extern void ErrorNotATrigger(void);
 pg_noreturn extern void ErrorTriggerArguments(void);

@@ -19,6 +19,9 @@
  * where the first reader stood.  Not evaluated again: an InitPlan, whose result is kept,
  * and a WITH query, a function or any other sub-select in FROM, of whose rows a copy is kept.
  *
+ * It also refuses (f()).*, and two of (f()).column, which the parser makes a call for each
+ * column: the first one claims, and the others tell of a key in progress.
+ *
  * Takes no locks, touches no tables.
  *
  *-------------------------------------------------------------------------
@@ -300,6 +303,46 @@ CheckCtes(Query *query, Oid function)
 		(void) CheckReaders((Node *) query, &check);
 }
 
+/* ----------------------------------------------------------------
+ * Columns
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * ColumnOf returns the call of the function whose result a target is a column of, or NULL.
+ */
+static FuncExpr *
+ColumnOf(const TargetEntry *target, Oid function)
+{
+	FieldSelect *column = (FieldSelect *) target->expr;
+	FuncExpr *call;
+
+	if (!IsA(column, FieldSelect))
+		return NULL;
+	call = (FuncExpr *) column->arg;
+	return IsA(call, FuncExpr) && call->funcid == function ? call : NULL;
+}
+
+/*
+ * CheckColumns throws 0A000 if two targets of the query are columns of the same call.
+ */
+static void
+CheckColumns(const Query *query, Oid function)
+{
+	FuncExpr *first = NULL;
+	ListCell *cell;
+
+	foreach (cell, query->targetList)
+	{
+		FuncExpr *call = ColumnOf(lfirst_node(TargetEntry, cell), function);
+
+		if (first == NULL)
+			first = call;
+		else if (call != NULL && equal(first, call))
+			ErrorCalledForEachColumn(function);
+	}
+}
+
 /*
  * CheckCall throws 0A000 if the query that the call is planned for, or one around
  * it, may evaluate it twice for one row.  "root" is NULL outside of queries.
@@ -307,6 +350,8 @@ CheckCtes(Query *query, Oid function)
 static void
 CheckCall(PlannerInfo *root, Oid function)
 {
+	if (root != NULL)
+		CheckColumns(root->parse, function);
 	for (; root != NULL; root = root->parent_root)
 	{
 		Wanted wanted = {.function = function, .planning = true};
