@@ -86,7 +86,7 @@ SELECT
 		CASE s.unit WHEN 's' THEN 'In seconds' WHEN 'ms' THEN 'In milliseconds' WHEN 'B' THEN 'In bytes'
 			ELSE CASE s.vartype WHEN 'integer' THEN 'A number' ELSE 'A text' END END
 			|| coalesce(', from ' || s.min_val || ' to ' || s.max_val, ''),
-		CASE s.context WHEN 'user' THEN 'Everybody may set it.' WHEN 'superuser' THEN 'Superusers set it.'
+		CASE s.context WHEN 'user' THEN 'Any role can set it.' WHEN 'superuser' THEN 'Superusers set it.'
 			WHEN 'sighup' THEN 'Set for the whole server; a reload is enough.'
 			WHEN 'postmaster' THEN 'Set for the whole server; it takes a restart.' END),
 	0

@@ -61,7 +61,7 @@ SELECT pg_temp.refused(
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.claim('payment', 'order-1', '{"amount": 26}') $$, 'IK422', 'and the other request');
 SELECT pg_temp.refused(
-	$$ SELECT idempotency.once_many('payment', ARRAY['order-1']) $$, 'IK409', 'once with an array does not wait');
+	$$ SELECT idempotency.once_many('payment', ARRAY['order-1']) $$, 'IK409', 'once_many does not wait');
 SELECT matches(op::text, '^\(in_progress,f,,1,,,,,,f,00:0[01]:[0-9.]+,\)$', 'peek sees the lease, and no token')
 FROM idempotency.peek('payment', 'order-1') AS op;
 

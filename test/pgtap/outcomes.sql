@@ -126,7 +126,7 @@ SELECT pg_temp.refused(
 	$$ SELECT idempotency.once('tenant1/charge.create', 'order-3') $$, 'IK409', 'so does once');
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.once_many('tenant1/charge.create', ARRAY['order-8', 'order-3']) $$,
-	'IK409', 'and once with an array');
+	'IK409', 'and once_many');
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.forget('tenant1/charge.create', 'order-3') $$, 'IK409', 'and forget');
 SELECT lives_ok(
@@ -183,7 +183,7 @@ SELECT is(idempotency.once('tenant1/mailer', 'm-1'), true, 'once is true the fir
 SELECT is(idempotency.once('tenant1/mailer', 'm-1'), false, 'and false the second');
 SELECT results_eq(
 	$$ SELECT * FROM idempotency.once_many('tenant1/mailer', ARRAY['m-3', 'm-1', 'm-2', 'm-3']) $$,
-	ARRAY['m-2', 'm-3'], 'an array gives the new keys, each once, in order');
+	ARRAY['m-2', 'm-3'], 'once_many gives the new keys, each once, in order');
 SELECT is(op::text LIKE '(replayed,t,,,,,,,,f,,%)', true, 'claim replays an inbox record, without a status')
 FROM idempotency.claim('tenant1/mailer', 'm-1') AS op;
 

@@ -102,11 +102,11 @@ counts('run with another error', q{SELECT idempotency.run('s', 'r3', '"busy"', '
 
 counts('once', q{SELECT idempotency.once('m', '1')}, { claims => 1, completions => 1 });
 counts('once again', q{SELECT idempotency.once('m', '1')}, { replays => 1 });
-counts('once of many', q{SELECT idempotency.once_many('m', array['1', '2', '3', '3', '4'])},
+counts('once_many', q{SELECT idempotency.once_many('m', array['1', '2', '3', '3', '4'])},
 	{ claims => 3, completions => 3, replays => 1 });
 counts('once of a key that is claimed', q{BEGIN; SELECT idempotency.claim('m', '5'); SELECT idempotency.once('m', '5')},
 	{ claims => 1, in_progress => 1 }, sqlstate => 'IK409');
-counts('once of none', q{SELECT idempotency.once_many('m', array[]::text[])}, {});
+counts('once_many of no keys', q{SELECT idempotency.once_many('m', array[]::text[])}, {});
 
 # Leases.
 counts('claim with a lease', q{SELECT idempotency.claim('l', 'k1', '{"a": 1}', lease => '1 hour')}, { claims => 1 });
