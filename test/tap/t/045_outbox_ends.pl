@@ -52,8 +52,8 @@ my $gone = qr/ERROR:  55000: extension "idempotency" (?:is not installed in this
 $node->safe_psql('postgres', 'CREATE DATABASE dropped');
 $node->safe_psql('dropped', $create);
 my $session = waiting();
-is($node->safe_psql('dropped', q{SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
-		WHERE c.relnamespace = 'idempotency'::regnamespace AND l.pid <> pg_backend_pid()}), '0', 'it holds no table while it sleeps');
+ok($node->poll_query_until('dropped', q{SELECT count(*) = 0 FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+		WHERE c.relnamespace = 'idempotency'::regnamespace AND l.pid <> pg_backend_pid()}), 'it holds no table between two looks');
 $node->safe_psql('dropped', 'DROP EXTENSION idempotency');
 like(said($session), $gone, 'the extension is dropped while a fetch waits');
 
