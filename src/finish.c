@@ -14,7 +14,6 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "miscadmin.h"
 #include "utils/timestamp.h"
 
 #include "claim.h"

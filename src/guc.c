@@ -67,6 +67,32 @@ static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55
  */
 
 /*
+ * AcceptDuration does SettingAccept() with a duration that follows a rule.
+ */
+static bool
+AcceptDuration(Setting *setting, const DurationRule *rule, char *newval, void **extra,
+			   GucSource source)
+{
+	SettingValue value;
+
+	ParseDuration(newval, rule, &value);
+	return SettingAccept(setting, newval, extra, source, &value);
+}
+
+/*
+ * Assigned returns the value that SettingAccept() has accepted, and notes whether it is
+ * valid.
+ */
+static const SettingValue *
+Assigned(Setting *setting, const void *extra)
+{
+	const SettingValue *value = extra;
+
+	setting->state = value->valid ? SETTING_VALID : SETTING_INVALID;
+	return value;
+}
+
+/*
  * CheckRetention refuses less than a second: an outcome forgotten at once
  * protects nobody.
  */
@@ -74,29 +100,22 @@ static bool
 CheckRetention(char **newval, void **extra, GucSource source)
 {
 	const DurationRule rule = {.unit = GUC_UNIT_S, .nonzero = true, .forever = true};
-	SettingValue value;
 
-	ParseDuration(*newval, &rule, &value);
-	return SettingAccept(&RetentionSetting, *newval, extra, source, &value);
+	return AcceptDuration(&RetentionSetting, &rule, *newval, extra, source);
 }
 
 static void
 AssignRetention(const char *newval, void *extra)
 {
-	const SettingValue *value = extra;
-
-	RetentionSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
-	DefaultRetention = value->duration;
+	DefaultRetention = Assigned(&RetentionSetting, extra)->duration;
 }
 
 static bool
 CheckWait(char **newval, void **extra, GucSource source)
 {
 	const DurationRule rule = {.unit = GUC_UNIT_MS};
-	SettingValue value;
 
-	ParseDuration(*newval, &rule, &value);
-	return SettingAccept(&WaitSetting, *newval, extra, source, &value);
+	return AcceptDuration(&WaitSetting, &rule, *newval, extra, source);
 }
 
 /*
@@ -105,9 +124,8 @@ CheckWait(char **newval, void **extra, GucSource source)
 static void
 AssignWait(const char *newval, void *extra)
 {
-	const SettingValue *value = extra;
+	const SettingValue *value = Assigned(&WaitSetting, extra);
 
-	WaitSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
 	DefaultWait = value->valid ? value->number : WAIT_MS;
 }
 
@@ -127,9 +145,8 @@ CheckResponseSize(char **newval, void **extra, GucSource source)
 static void
 AssignResponseSize(const char *newval, void *extra)
 {
-	const SettingValue *value = extra;
+	const SettingValue *value = Assigned(&ResponseSizeSetting, extra);
 
-	ResponseSizeSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
 	MaxResponseSize = value->valid ? value->number : 0;
 }
 
@@ -137,10 +154,8 @@ static bool
 CheckOutboxRetention(char **newval, void **extra, GucSource source)
 {
 	const DurationRule rule = {.unit = GUC_UNIT_S, .forever = true};
-	SettingValue value;
 
-	ParseDuration(*newval, &rule, &value);
-	return SettingAccept(&OutboxRetentionSetting, *newval, extra, source, &value);
+	return AcceptDuration(&OutboxRetentionSetting, &rule, *newval, extra, source);
 }
 
 /*
@@ -149,9 +164,8 @@ CheckOutboxRetention(char **newval, void **extra, GucSource source)
 static void
 AssignOutboxRetention(const char *newval, void *extra)
 {
-	const SettingValue *value = extra;
+	const SettingValue *value = Assigned(&OutboxRetentionSetting, extra);
 
-	OutboxRetentionSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
 	OutboxRetention = value->valid ? value->number : -1;
 }
 
@@ -159,10 +173,8 @@ static bool
 CheckHandlerTimeout(char **newval, void **extra, GucSource source)
 {
 	const DurationRule rule = {.unit = GUC_UNIT_MS};
-	SettingValue value;
 
-	ParseDuration(*newval, &rule, &value);
-	return SettingAccept(&HandlerTimeoutSetting, *newval, extra, source, &value);
+	return AcceptDuration(&HandlerTimeoutSetting, &rule, *newval, extra, source);
 }
 
 /*
@@ -172,9 +184,8 @@ CheckHandlerTimeout(char **newval, void **extra, GucSource source)
 static void
 AssignHandlerTimeout(const char *newval, void *extra)
 {
-	const SettingValue *value = extra;
+	const SettingValue *value = Assigned(&HandlerTimeoutSetting, extra);
 
-	HandlerTimeoutSetting.state = value->valid ? SETTING_VALID : SETTING_INVALID;
 	HandlerTimeout = value->valid ? value->number : HANDLER_TIMEOUT_MS;
 }
 
@@ -202,7 +213,7 @@ CheckPrefix(char **newval, void **extra, GucSource source)
 static void
 AssignPrefix(const char *newval, void *extra)
 {
-	PrefixSetting.state = ((const SettingValue *) extra)->valid ? SETTING_VALID : SETTING_INVALID;
+	(void) Assigned(&PrefixSetting, extra);
 }
 
 /*

@@ -303,6 +303,18 @@ TokenAdd(int64 token)
 	return passed;
 }
 
+static void
+ForgetToken(PassedToken *passed)
+{
+	dlist_delete(&passed->node);
+	if (passed->name.scope != NULL)
+	{
+		pfree(passed->name.scope);
+		pfree(passed->name.key);
+	}
+	pfree(passed);
+}
+
 /*
  * TokenGranted notes that the current subtransaction claimed with a lease, under a new
  * token: its row is written, and its key locked.  A rollback of the claim forgets the token.
@@ -476,15 +488,7 @@ AbortTokens(SubTransactionId aborted)
 		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
 
 		if (passed->grantedIn == aborted)
-		{
-			dlist_delete(&passed->node);
-			if (passed->name.scope != NULL)
-			{
-				pfree(passed->name.scope);
-				pfree(passed->name.key);
-			}
-			pfree(passed);
-		}
+			ForgetToken(passed);
 		else if (passed->provenIn == aborted)
 			passed->provenIn = passed->grantedIn;
 	}
