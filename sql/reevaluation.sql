@@ -151,7 +151,7 @@ CREATE POLICY once ON guarded USING (idempotency.once('inbox', id::text));
 ALTER TABLE guarded ENABLE ROW LEVEL SECURITY;
 SET ROLE regress_reevaluation;
 SELECT pg_temp.planned('SELECT * FROM guarded'), pg_temp.planned('DELETE FROM guarded'), pg_temp.planned('SELECT * FROM guarded FOR SHARE');
--- Nobody needs a right on the support function.
+-- Callers need no right on the support function.
 SELECT has_function_privilege('idempotency.single_evaluation(internal)', 'EXECUTE');
 RESET ROLE;
 CREATE FUNCTION wrapped(message text) RETURNS boolean LANGUAGE sql AS $$ SELECT idempotency.once('inbox', message) $$;

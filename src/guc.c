@@ -93,8 +93,7 @@ Assigned(Setting *setting, const void *extra)
 }
 
 /*
- * CheckRetention refuses less than a second: an outcome forgotten at once
- * protects nobody.
+ * CheckRetention refuses less than a second, which would disable deduplication.
  */
 static bool
 CheckRetention(char **newval, void **extra, GucSource source)

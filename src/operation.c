@@ -155,8 +155,8 @@ IsGranted(Outcome outcome)
  * OperationDatum returns the composite, whose type the caller names, in the
  * current memory context.  Throws 55000 if the type is gone.  "stored" is what was found under the
  * key, or NULL: an outcome that is answered, what the caller was granted (and, for run(), the
- * outcome it came to), or the lease of another owner, of which nobody learns more than how long it
- * lasts.
+ * outcome it came to), or the lease of another owner, of which others learn no more than how long
+ * it lasts.
  */
 Datum
 OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)

@@ -55,7 +55,7 @@
 /* So many subscriptions are looked at in a transaction at most. */
 #define LOOKS 250
 
-/* If so many rows show no event that can be had, the age of the next one counts. */
+/* If so many rows show no visible event, the age of the next one counts. */
 #define LOOK_ROWS 100
 #define PROBE_ROWS 10
 

@@ -222,7 +222,7 @@ GiveBack(void)
 
 /*
  * GiveBackAtStop gives the batch that is out back, if the server is being stopped, or
- * the database is to be dropped or copied: then none of its events is to blame.  What the handler
+ * the database is to be dropped or copied: then none of its events has failed.  What the handler
  * did with them is rolled back.  Nothing can end a wait any more, be it for a lock or for a
  * standby, which would keep the server from stopping: so it tries for a second, and leaves a note
  * for the next worker in the registry in any case.

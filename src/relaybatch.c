@@ -194,7 +194,7 @@ RelayBatchGiveBack(const Subscription *subscription)
 }
 
 /*
- * RelayBatchDisown notes in the registry that no event of the batch that is out is to blame for
+ * RelayBatchDisown notes in the registry that no event of the batch that is out has caused
  * the end of this worker.
  */
 void
