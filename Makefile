@@ -1,109 +1,103 @@
-# idempotency: retries have their effect exactly once.
+# idempotency: exactly-once effects for retried requests.
 #
-# For a newcomer: `make demo` and `make test` (see README.md).
-# For a packager: the usual PGXS targets; PG_CONFIG chooses the server.
+# For new users: `make demo` and `make test` (see README.md).
+# For packagers: the usual PGXS targets; PG_CONFIG chooses the server.
 
 EXTENSION = idempotency
-# The scripts of all versions, and those that lead from one to the next.  There are no
-# DOCS: PGXS would put pages with names like README.md beside those of all other extensions.
+# The scripts of all versions, and the update scripts. DOCS is not set, because PGXS
+# would install pages with names like README.md beside those of other extensions.
 DATA = $(wildcard idempotency--*.sql)
 MODULE_big = idempotency
 OBJS = \
-	src/abandoned.o \
-	src/canonical.o \
-	src/claim.o \
-	src/composite.o \
-	src/cursor.o \
-	src/databases.o \
-	src/deferred.o \
-	src/delivery.o \
-	src/document.o \
-	src/errors.o \
-	src/event.o \
-	src/fetch.o \
-	src/fingerprint.o \
-	src/finish.o \
-	src/guard.o \
-	src/guc.o \
-	src/hand.o \
-	src/http.o \
 	src/idempotency.o \
-	src/inbox.o \
-	src/keygen.o \
-	src/keylock.o \
-	src/keyname.o \
-	src/keyrow.o \
-	src/keytable.o \
-	src/keytext.o \
-	src/launcher.o \
-	src/lease.o \
-	src/lockwait.o \
-	src/number.o \
-	src/operation.o \
-	src/outbox.o \
-	src/outboxerrors.o \
-	src/outboxhorizon.o \
-	src/outboxlag.o \
-	src/outboxneed.o \
-	src/outboxreap.o \
-	src/outboxscan.o \
-	src/outboxstart.o \
-	src/outboxtable.o \
-	src/ownerquery.o \
-	src/owntable.o \
-	src/parked.o \
-	src/parkedwrite.o \
-	src/position.o \
-	src/prefix.o \
-	src/reaper.o \
-	src/reaperrun.o \
-	src/record.o \
-	src/reevaluation.o \
-	src/relay.o \
-	src/relaybatch.o \
-	src/relaybell.o \
-	src/relayevent.o \
-	src/relaylauncher.o \
-	src/relaynote.o \
-	src/relayregistry.o \
-	src/relayserved.o \
-	src/relaystay.o \
-	src/relaystep.o \
-	src/relaysurvey.o \
-	src/relayturn.o \
-	src/run.o \
-	src/serverlog.o \
-	src/setting.o \
-	src/settlement.o \
-	src/shmem.o \
-	src/stats.o \
-	src/store.o \
-	src/storebatch.o \
-	src/storescan.o \
-	src/storewrite.o \
-	src/subscribe.o \
-	src/subscription.o \
-	src/timing.o \
-	src/topic.o \
-	src/topicset.o \
-	src/wakeup.o \
-	src/worker.o \
-	src/xact.o
+	src/launcher/cycle.o \
+	src/launcher/launcher.o \
+	src/launcher/relays.o \
+	src/launcher/visit.o \
+	src/relay/batch.o \
+	src/relay/handler.o \
+	src/relay/registry.o \
+	src/relay/scheduler.o \
+	src/relay/step.o \
+	src/relay/survey.o \
+	src/relay/wakeup.o \
+	src/relay/worker.o \
+	src/reaper/events.o \
+	src/reaper/keys.o \
+	src/reaper/lag.o \
+	src/reaper/state.o \
+	src/delivery/delivery.o \
+	src/delivery/fetch.o \
+	src/delivery/parked.o \
+	src/delivery/position.o \
+	src/delivery/start.o \
+	src/delivery/subscribe.o \
+	src/delivery/subscription.o \
+	src/outbox/cursor.o \
+	src/outbox/event.o \
+	src/outbox/publish.o \
+	src/outbox/scan.o \
+	src/outbox/table.o \
+	src/outbox/topic.o \
+	src/outbox/topicset.o \
+	src/outbox/visibility.o \
+	src/keys/abandoned.o \
+	src/keys/claim.o \
+	src/keys/expire.o \
+	src/keys/finish.o \
+	src/keys/guard.o \
+	src/keys/inspect.o \
+	src/keys/lease.o \
+	src/keys/lock.o \
+	src/keys/once.o \
+	src/keys/operation.o \
+	src/keys/run.o \
+	src/keys/transaction.o \
+	src/store/keytext.o \
+	src/store/lookup.o \
+	src/store/row.o \
+	src/store/table.o \
+	src/store/write.o \
+	src/request/canonical.o \
+	src/request/document.o \
+	src/request/fingerprint.o \
+	src/request/http.o \
+	src/request/keygen.o \
+	src/request/number.o \
+	src/base/bgworker.o \
+	src/base/composite.o \
+	src/base/database.o \
+	src/base/errors.o \
+	src/base/guc.o \
+	src/base/lockwait.o \
+	src/base/name.o \
+	src/base/query.o \
+	src/base/reevaluation.o \
+	src/base/relation.o \
+	src/base/scope_prefix.o \
+	src/base/setting.o \
+	src/base/shmem.o \
+	src/base/stats.o \
+	src/base/subtransaction.o \
+	src/base/timing.o \
+	src/base/visits.o \
+	src/base/wakeup.o
 PGFILEDESC = "idempotency - retries have their effect exactly once"
 
-# `make WERROR=1` is what CI builds with; users build without -Werror.
+# CI builds with `make WERROR=1`; users build without -Werror.
+PG_CPPFLAGS = -I$(srcdir)/src
 PG_CFLAGS = -Wall -Wextra -Wmissing-prototypes -Wno-unused-parameter $(if $(WERROR),-Werror)
 
-# `make installcheck` runs these against a server that is running already;
-# `make test` runs them, and everything else, against one of its own.
+# `make installcheck` runs these tests on a running server; `make test` runs them and
+# all others on its own server.
 REGRESS = $(patsubst sql/%.sql,%,$(wildcard sql/*.sql))
 REGRESS_OPTS = --load-extension=idempotency --encoding=UTF8
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec))
 ISOLATION_OPTS = --load-extension=idempotency --inputdir=test/isolation
 EXTRA_CLEAN = results dist
 
-# On a machine without PostgreSQL there is no PGXS yet: `make demo` and `make
-# test` install it and call make again.
+# A machine without PostgreSQL has no PGXS yet: `make demo` and `make test` install it
+# and call make again.
 PG_CONFIG ?= pg_config
 PGXS := $(wildcard $(shell $(PG_CONFIG) --pgxs 2>/dev/null))
 ifneq ($(PGXS),)
@@ -113,65 +107,70 @@ all install installcheck clean:
 	@echo "No PGXS found; try: tools/prerequisites demo" >&2; exit 1
 endif
 
-# A header may change the layout that every room was compiled with.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+# A header can change a layout that is compiled into every object file.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h)
 
-# The targets below are for people; `make help` prints them from here.
+# Targets for users; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo payments test torture fuzz matrix mutants sanitize bench dist package format check-format
+.PHONY: help demo payments test soak torture fuzz matrix mutants sanitize bench dist package format check-format
 
 help: ## print this list
 	@echo 'all            build'
 	@echo 'install        install into the server that PG_CONFIG names'
 	@echo 'installcheck   run the regression and isolation tests on a running server'
-	@echo 'clean          remove what was built, results/ and dist/'
+	@echo 'clean          remove build results, results/ and dist/'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 15
 
-demo: ## see it work: install what is missing, build, play the scenes of examples/payments-demo
+demo: ## install missing packages, build, and play the scenes of examples/payments-demo
 	@tools/prerequisites demo
 	@tools/build
 	@tools/server run shared_preload_libraries=idempotency idempotency.reaper_naptime=1s \
 		-- examples/payments-demo/run
 	@examples/payments/run -- examples/payments/demo
 
-payments: ## start the payments service of examples/payments on a throw-away server, and say where its page is
+payments: ## start the payments service of examples/payments on a throw-away server, and print its URL
 	@tools/prerequisites payments
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test; ONLY="regress isolation tap pgtap docs model relay payments fuzz stress storm torture", TESTS="name ..."
+test: ## run every test, random ones once (6 minutes); ONLY="regress isolation tap pgtap docs model relay payments fuzz stress storm torture", TESTS="name ..."
 	@tools/prerequisites test
 	@tools/build
-	@tools/server run fsync=off max_prepared_transactions=50 -- test/run
+	@test/run
+
+soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm fuzz payments tap relay model", SEED=
+	@tools/prerequisites test
+	@tools/build
+	@test/soak/run
 
 matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=
 	@tools/prerequisites matrix
 	@test/matrix/run $(RELEASES)
 
-mutants: ## plant bugs, one after another: the tests must catch each (15 minutes); ONLY="name ..."
+mutants: ## plant one bug after another; the tests must catch each (15 minutes); ONLY="name ..."
 	@tools/prerequisites test
 	@test/mutants/run
 
-# A seed replays what failed.
+# SEED replays a failure.
 fuzz: export CALLS ?= 1000000
 fuzz: export INPUTS ?= 5000
 fuzz: export ROUNDS ?= 200
-fuzz: ## feed it what nobody would on purpose (20 minutes); SEED=1, CALLS=, INPUTS=, ROUNDS=, SCENARIO="calls inputs outbox"
+fuzz: ## call it with random and hostile input (20 minutes); SEED=1, CALLS=, INPUTS=, ROUNDS=, SCENARIO="calls inputs outbox"
 	@tools/prerequisites test
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 shared_preload_libraries=idempotency \
 		idempotency.relay_workers=0 idempotency.reaper_naptime=0 -- test/fuzz/run $(SCENARIO)
 
-sanitize: ## test on servers that watch what runs in them (hours); KIND="address injection valgrind", ONLY=, TESTS=
+sanitize: ## test on servers with sanitizers or valgrind (hours); KIND="address injection valgrind", ONLY=, TESTS=
 	@test/sanitize/run $(KIND)
 
-bench: ## measure against the hand-written pattern; SUITE="keys leases reaper" (15 minutes), outbox (15) or scale (10)
+bench: ## measure against a hand-written implementation; SUITE="keys leases reaper" (15 minutes), outbox (15) or scale (10)
 	@tools/prerequisites bench
 	@tools/build
 	@test/bench/run $(SUITE)
 
-torture: ## kill, stop, fill and set back everything, and judge what is left; SEED=1 ROUNDS=10 KINDS="backend sync ..."
+torture: ## inject faults (kills, full disks, clock changes), and check the data; SEED=1 ROUNDS=10 KINDS="backend sync ..."
 	@tools/prerequisites test
 	@tools/build
 	@test/torture/run
@@ -180,22 +179,23 @@ dist: ## make the release of this commit in dist/: a tarball, and a zip for PGXN
 	@tools/prerequisites package
 	@tools/dist
 
-package: ## make the Debian package of this commit, and test it installed, in a chroot; RELEASES="bookworm trixie"
+package: ## make the Debian package of this commit, install and test it in a chroot; RELEASES="bookworm trixie"
 	@tools/prerequisites package
 	@test/package/run $(RELEASES)
 
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
 
-format: ## lay out the C sources as .clang-format says
-	$(CLANG_FORMAT) -i src/*.[ch]
+format: ## format the C sources according to .clang-format
+	$(CLANG_FORMAT) -i src/*.c src/*/*.[ch]
 
 check-format: ## fail if `make format` would change anything
-	$(CLANG_FORMAT) --dry-run -Werror src/*.[ch]
+	$(CLANG_FORMAT) --dry-run -Werror src/*.c src/*/*.[ch]
 
-# Drawn by Graphviz and kept, so that readers need none.
+# Graphviz draws these pictures; the results are committed, so that readers need no
+# Graphviz.
 docs/%.svg: docs/%.dot
 	dot -Tsvg -o $@ $<
 
-# Drawn by gnuplot; the data are what `make bench SUITE=scale` and SUITE=outbox measured.
+# gnuplot draws these from the data of `make bench SUITE=scale` and SUITE=outbox.
 docs/scale.svg docs/drain.svg: docs/%.svg: docs/%.csv docs/%.gnuplot
 	gnuplot -e "data = 'docs/$*.csv'; picture = '$@'" docs/$*.gnuplot

@@ -3,8 +3,8 @@
 -- complain if script is sourced in psql, rather than via CREATE EXTENSION
 \echo Use "CREATE EXTENSION idempotency" to load this file. \quit
 
--- The control file says schema = pg_catalog, so that this schema is ours to
--- make: one made beforehand by somebody else aborts the installation here.
+-- The control file has schema = pg_catalog, so that this script creates the schema.  If
+-- the schema exists already, the installation fails here.
 CREATE SCHEMA idempotency;
 COMMENT ON SCHEMA idempotency IS 'idempotency keys: retries have their effect exactly once';
 
@@ -12,9 +12,9 @@ COMMENT ON SCHEMA idempotency IS 'idempotency keys: retries have their effect ex
 -- Types
 -- ---------------------------------------------------------------------------
 
--- The one input type for JSON: json with json's own I/O, and implicit casts
--- from whatever a caller has at hand.  (Overloads for json, jsonb and text
--- would make an untyped literal ambiguous.)
+-- The input type for JSON arguments: the I/O functions of json, and implicit casts from
+-- json, jsonb, text and varchar.  Overloads for these types would make an untyped literal
+-- ambiguous.
 CREATE TYPE idempotency.document;
 
 CREATE FUNCTION idempotency.document_in(cstring) RETURNS idempotency.document
@@ -56,8 +56,8 @@ COMMENT ON CAST (pg_catalog.varchar AS idempotency.document) IS 'the text, if it
 COMMENT ON CAST (idempotency.document AS pg_catalog.json) IS 'the same bytes';
 COMMENT ON CAST (idempotency.document AS pg_catalog.jsonb) IS 'the value';
 
--- A key as it is stored: a UUID in its canonical form takes 17 bytes instead of
--- 36, in the heap and in the index.  To SQL it is the text of the key.
+-- The stored form of a key: a canonical UUID takes 17 bytes instead of 36, in the heap and
+-- in the index.  In SQL, the value is the text of the key.
 CREATE TYPE idempotency.keytext;
 
 CREATE FUNCTION idempotency.keytext_in(cstring) RETURNS idempotency.keytext
@@ -81,16 +81,16 @@ CREATE TYPE idempotency.keytext (
 	LIKE = pg_catalog.bytea,
 	CATEGORY = 'S'
 );
-COMMENT ON TYPE idempotency.keytext IS 'a key as it is stored: UUIDs are packed';
+COMMENT ON TYPE idempotency.keytext IS 'the stored form of a key: UUIDs are packed';
 
 CREATE CAST (idempotency.keytext AS pg_catalog.text) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.text AS idempotency.keytext) WITH INOUT AS ASSIGNMENT;
 COMMENT ON CAST (idempotency.keytext AS pg_catalog.text) IS 'the text of the key';
 COMMENT ON CAST (pg_catalog.text AS idempotency.keytext) IS 'the key';
 
--- The order and equality of the index: those of the bytes.  The operators stand
--- in pg_catalog, so that a query over the view keys finds the index whatever its
--- search path; nobody but a superuser could put others before them.
+-- Order and equality for the index: those of the bytes.  The operators are in pg_catalog,
+-- so that queries on the view keys use the index with any search path, and only a
+-- superuser can create operators that take precedence.
 CREATE FUNCTION idempotency.keytext_lt(idempotency.keytext, idempotency.keytext) RETURNS boolean
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'bytealt';
 CREATE FUNCTION idempotency.keytext_le(idempotency.keytext, idempotency.keytext) RETURNS boolean
@@ -158,12 +158,12 @@ CREATE OPERATOR CLASS idempotency.keytext_ops DEFAULT FOR TYPE idempotency.keyte
 COMMENT ON OPERATOR CLASS idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
 COMMENT ON OPERATOR FAMILY idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
 
--- An enum, and not text: SELECT claim(...) INTO op puts the text of the whole
--- composite into the first field, which must fail and not look like an outcome.
+-- An enum, not text: SELECT claim(...) INTO op assigns the text of the whole composite to
+-- the first field.  That must fail; a text field would accept it as an outcome.
 CREATE TYPE idempotency.outcome AS ENUM ('claimed', 'taken_over', 'replayed', 'in_progress', 'mismatched');
-COMMENT ON TYPE idempotency.outcome IS 'the answer to a claim';
+COMMENT ON TYPE idempotency.outcome IS 'the outcome of a claim';
 
--- What every call about one operation answers.
+-- The result of the calls for one operation.
 CREATE TYPE idempotency.operation AS (
 	outcome idempotency.outcome,
 	replayed boolean,
@@ -178,22 +178,22 @@ CREATE TYPE idempotency.operation AS (
 	retry_after interval,
 	expires_at timestamptz
 );
-COMMENT ON TYPE idempotency.operation IS 'the outcome of a claim, and the stored answer if there is one';
-COMMENT ON COLUMN idempotency.operation.outcome IS 'the answer to the claim';
-COMMENT ON COLUMN idempotency.operation.replayed IS 'true: return the stored answer, do nothing';
-COMMENT ON COLUMN idempotency.operation.token IS 'the fencing token of a lease that was granted';
-COMMENT ON COLUMN idempotency.operation.attempt IS 'how many owners the operation has had';
-COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the former owner';
-COMMENT ON COLUMN idempotency.operation.state IS 'the state that the former owner left there';
+COMMENT ON TYPE idempotency.operation IS 'the outcome of a claim, with the stored response if there is one';
+COMMENT ON COLUMN idempotency.operation.outcome IS 'the outcome of the claim';
+COMMENT ON COLUMN idempotency.operation.replayed IS 'true: return the stored response and do nothing else';
+COMMENT ON COLUMN idempotency.operation.token IS 'the fencing token of the granted lease';
+COMMENT ON COLUMN idempotency.operation.attempt IS 'number of owners that the operation has had';
+COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the previous owner';
+COMMENT ON COLUMN idempotency.operation.state IS 'the state stored with that checkpoint';
 COMMENT ON COLUMN idempotency.operation.status IS 'stored status, an HTTP status by convention';
 COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byte';
 COMMENT ON COLUMN idempotency.operation.response IS 'stored response, byte for byte';
-COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored answer is a final failure';
-COMMENT ON COLUMN idempotency.operation.retry_after IS 'how long the lease of the owner lasts, unless it is renewed';
-COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored answer expires; NULL: never';
+COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored response is a final failure';
+COMMENT ON COLUMN idempotency.operation.retry_after IS 'time until the owner''s lease ends, unless it is renewed';
+COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored response expires; NULL: never';
 
--- What a completer gets of an abandoned operation.  The composite comes first, as the enum does
--- in the type above.
+-- The result of claim_abandoned().  The composite is the first field for the same reason
+-- as the enum in the type above.
 CREATE TYPE idempotency.abandoned AS (
 	operation idempotency.operation,
 	scope text,
@@ -201,13 +201,13 @@ CREATE TYPE idempotency.abandoned AS (
 	request json
 );
 COMMENT ON TYPE idempotency.abandoned IS 'an abandoned operation that was taken over';
-COMMENT ON COLUMN idempotency.abandoned.scope IS 'its scope';
-COMMENT ON COLUMN idempotency.abandoned.key IS 'its key';
-COMMENT ON COLUMN idempotency.abandoned.request IS 'the request of the first claim that gave one';
-COMMENT ON COLUMN idempotency.abandoned.operation IS 'what claim() answers a takeover';
+COMMENT ON COLUMN idempotency.abandoned.scope IS 'the scope of the operation';
+COMMENT ON COLUMN idempotency.abandoned.key IS 'the key of the operation';
+COMMENT ON COLUMN idempotency.abandoned.request IS 'the request of the first claim that passed one';
+COMMENT ON COLUMN idempotency.abandoned.operation IS 'the result of the takeover, as claim() returns it';
 
 -- ---------------------------------------------------------------------------
--- Helpers: pure functions of their arguments
+-- Helper functions
 -- ---------------------------------------------------------------------------
 
 CREATE FUNCTION idempotency.canonical(document idempotency.document)
@@ -233,9 +233,9 @@ CREATE FUNCTION idempotency.derive_key(scope text, key text, step text)
 	RETURNS uuid
 	LANGUAGE C IMMUTABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_derive_key';
 COMMENT ON FUNCTION idempotency.derive_key(text, text, text) IS
-	'the key of one step of an operation, to hand to the next service';
+	'the key of one step of an operation, to send to another service';
 
--- Not STRICT: no parts at all are an error, and so is a missing header.
+-- Not STRICT, nor is parse_header: a missing argument is an error.
 CREATE FUNCTION idempotency.natural_key(VARIADIC parts text[])
 	RETURNS text
 	LANGUAGE C IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_natural_key';
@@ -246,7 +246,7 @@ CREATE FUNCTION idempotency.uuidv7()
 	RETURNS uuid
 	LANGUAGE C VOLATILE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_uuidv7';
 COMMENT ON FUNCTION idempotency.uuidv7() IS
-	'a new UUID of version 7, greater than those before it in this session';
+	'a new UUID of version 7, greater than earlier ones of this session';
 
 CREATE FUNCTION idempotency.parse_header(value text)
 	RETURNS text
@@ -258,18 +258,18 @@ CREATE FUNCTION idempotency.problem(operation idempotency.operation)
 	RETURNS json
 	LANGUAGE C IMMUTABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_problem';
 COMMENT ON FUNCTION idempotency.problem(idempotency.operation) IS
-	'problem details (RFC 9457) of in_progress and mismatched, NULL of other outcomes';
+	'problem details (RFC 9457) for in_progress and mismatched; NULL for other outcomes';
 
 -- ---------------------------------------------------------------------------
 -- The key store
 -- ---------------------------------------------------------------------------
 
--- One row an outcome.  The fixed-length columns come first, so that rows are
--- packed; COLLATE "C", so that no library upgrade reorders the index; the
--- index is what decides who won.  Response and headers are json, not jsonb:
--- they are replayed as the very bytes that were stored.  The columns from token
--- on are those of a lease in progress, and the last one is that of an operation
--- that had a lease; other rows are stored without them.
+-- One row per key.  Fixed-length columns come first, to save padding.  COLLATE "C": an
+-- upgrade of a collation library does not reorder the index.  The index decides which of
+-- several concurrent claims succeeds.  Response and headers are json, not jsonb, because
+-- the stored bytes are replayed unchanged.  The columns from token to retention belong to a
+-- lease in progress, and finished_by to a finished operation that had a lease; other rows
+-- are stored without them.
 CREATE TABLE idempotency.key (
 	created_at timestamptz NOT NULL,
 	expires_at timestamptz NOT NULL,
@@ -290,19 +290,19 @@ CREATE TABLE idempotency.key (
 	finished_by bigint,
 	PRIMARY KEY (scope, key)
 )
--- The reaper deletes, but only VACUUM gives the room to new rows, so it comes
--- when a tenth of the rows is dead: more often would read the index once more for
--- less and less room, and seldom would let the table grow by a fifth.  Whatever
--- room is at the end stays: to cut it off takes a lock that every claim waits
--- for, and the next claims would have to add it again.
+-- The reaper deletes rows, and VACUUM makes their space reusable.  VACUUM runs when a tenth
+-- of the rows is dead: more frequent runs would each read the index to reclaim less, and
+-- less frequent ones would let the table grow by a fifth.  VACUUM does not truncate the
+-- table: truncation takes a lock that blocks every claim, and the next claims would extend
+-- the table again.
 WITH (
 	autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false,
 	toast.autovacuum_vacuum_scale_factor = 0.1, toast.vacuum_truncate = false
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.key', '');
-COMMENT ON TABLE idempotency.key IS 'remembered outcomes, and leases; read them through idempotency.keys';
+COMMENT ON TABLE idempotency.key IS 'stored outcomes and leases; read them through idempotency.keys';
 COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored, or the operation first leased';
-COMMENT ON COLUMN idempotency.key.expires_at IS 'when it expires; infinity: never';
+COMMENT ON COLUMN idempotency.key.expires_at IS 'when the row expires; infinity: never';
 COMMENT ON COLUMN idempotency.key.status IS 'stored status, negative for a final failure; NULL for an inbox record and for a lease';
 COMMENT ON COLUMN idempotency.key.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.key.key IS 'the key';
@@ -310,24 +310,24 @@ COMMENT ON COLUMN idempotency.key.fingerprint IS 'SHA-256 of the canonical reque
 COMMENT ON COLUMN idempotency.key.headers IS 'stored headers';
 COMMENT ON COLUMN idempotency.key.response IS 'stored response';
 COMMENT ON COLUMN idempotency.key.token IS 'fencing token of the last owner; NULL: the operation is finished';
-COMMENT ON COLUMN idempotency.key.attempt IS 'how many owners there were';
-COMMENT ON COLUMN idempotency.key.leased_at IS 'when the lease began, or was renewed last';
-COMMENT ON COLUMN idempotency.key.leased_until IS 'when the lease ends; -infinity: it was given up';
+COMMENT ON COLUMN idempotency.key.attempt IS 'number of owners that the operation has had';
+COMMENT ON COLUMN idempotency.key.leased_at IS 'when the lease began or was last renewed';
+COMMENT ON COLUMN idempotency.key.leased_until IS 'when the lease ends; -infinity: it was released';
 COMMENT ON COLUMN idempotency.key.recovery_point IS 'the last checkpoint';
 COMMENT ON COLUMN idempotency.key.recovery_state IS 'the state at the last checkpoint';
 COMMENT ON COLUMN idempotency.key.request IS 'the request';
-COMMENT ON COLUMN idempotency.key.retention IS 'how long the outcome will be remembered; NULL: for ever';
+COMMENT ON COLUMN idempotency.key.retention IS 'how long the outcome will be retained; NULL: forever';
 COMMENT ON COLUMN idempotency.key.finished_by IS 'token of the owner that finished the operation; NULL: it had no lease';
-COMMENT ON INDEX idempotency.key_pkey IS 'decides who won';
+COMMENT ON INDEX idempotency.key_pkey IS 'decides which claim succeeds';
 
--- Finds abandoned operations, those of the oldest owners first, so that one
--- which fails again and again stands in nobody's way.  Nothing that a heartbeat
--- or a checkpoint changes is in it, so that neither touches an index.  An outcome
--- does, once: it takes the row out of here.
+-- Finds abandoned operations, oldest token first: an operation that fails repeatedly gets a
+-- new token each time and does not block the others.  A heartbeat or a checkpoint changes
+-- no column of the index, so neither writes to an index.  Storing the outcome does, once:
+-- it removes the row from this index.
 CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL;
-COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, those of the oldest owners first';
+COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, oldest token first';
 
--- One sequence for all keys: a token never repeats, whatever was forgotten.
+-- One sequence for all keys: a token never repeats, even after its key is deleted.
 CREATE SEQUENCE idempotency.token AS bigint NO CYCLE;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.token', '');
 COMMENT ON SEQUENCE idempotency.token IS 'fencing tokens of leases';
@@ -358,17 +358,17 @@ CREATE VIEW idempotency.keys AS
 		k.created_at,
 		CASE WHEN pg_catalog.isfinite(k.expires_at) THEN k.expires_at END AS expires_at
 	FROM idempotency.key AS k;
-COMMENT ON VIEW idempotency.keys IS 'remembered outcomes, without their bodies, and leases';
+COMMENT ON VIEW idempotency.keys IS 'stored outcomes without their bodies, and leases';
 COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.keys.key IS 'the key';
 COMMENT ON COLUMN idempotency.keys.state IS 'completed, failed, seen (an inbox record), in_progress, abandoned, released or expired';
 COMMENT ON COLUMN idempotency.keys.status IS 'stored status';
 COMMENT ON COLUMN idempotency.keys.age IS 'time since the outcome was stored, or the operation first leased';
-COMMENT ON COLUMN idempotency.keys.expires_in IS 'time until it is forgotten; NULL: never';
+COMMENT ON COLUMN idempotency.keys.expires_in IS 'time until the key expires; NULL: never';
 COMMENT ON COLUMN idempotency.keys.response_size IS 'size of the response as stored (compressed)';
 COMMENT ON COLUMN idempotency.keys.fingerprint IS 'fingerprint of the request, in hex';
-COMMENT ON COLUMN idempotency.keys.created_at IS 'when the outcome was stored';
-COMMENT ON COLUMN idempotency.keys.expires_at IS 'when it expires; NULL: never';
+COMMENT ON COLUMN idempotency.keys.created_at IS 'when the outcome was stored, or the operation first leased';
+COMMENT ON COLUMN idempotency.keys.expires_at IS 'when the key expires; NULL: never';
 
 CREATE VIEW idempotency.zombies AS
 	SELECT
@@ -388,40 +388,50 @@ CREATE VIEW idempotency.zombies AS
 		AND k.leased_until OPERATOR(pg_catalog.<>) '-infinity'
 		AND (now.now OPERATOR(pg_catalog.>) k.leased_until OR now.now OPERATOR(pg_catalog.<) k.leased_at)
 		AND k.expires_at OPERATOR(pg_catalog.>) now.now;
-COMMENT ON VIEW idempotency.zombies IS 'operations whose lease ran out, and that nobody has taken over';
+COMMENT ON VIEW idempotency.zombies IS 'operations whose lease expired and that no other owner has taken over';
 COMMENT ON COLUMN idempotency.zombies.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.zombies.key IS 'the key';
-COMMENT ON COLUMN idempotency.zombies.attempt IS 'how many owners there were';
+COMMENT ON COLUMN idempotency.zombies.attempt IS 'number of owners that the operation has had';
 COMMENT ON COLUMN idempotency.zombies.recovery_point IS 'the last checkpoint';
 COMMENT ON COLUMN idempotency.zombies.age IS 'time since the operation was first claimed';
-COMMENT ON COLUMN idempotency.zombies.overdue IS 'time since the lease ran out; negative if the clock was set back';
-COMMENT ON COLUMN idempotency.zombies.expires_in IS 'time until it is forgotten; NULL: never';
-COMMENT ON COLUMN idempotency.zombies.leased_until IS 'when the lease ran out';
+COMMENT ON COLUMN idempotency.zombies.overdue IS 'time since the lease expired; negative if the clock was set back';
+COMMENT ON COLUMN idempotency.zombies.expires_in IS 'time until the key expires; NULL: never';
+COMMENT ON COLUMN idempotency.zombies.leased_until IS 'when the lease expired';
+
+-- The planner support function of every function that writes.
+CREATE FUNCTION idempotency.single_evaluation(internal)
+	RETURNS internal
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_single_evaluation';
+COMMENT ON FUNCTION idempotency.single_evaluation(internal) IS
+	'planner support: refuse a call that the server might evaluate twice for one row';
 
 CREATE FUNCTION idempotency.claim(
 	scope text, key text, request idempotency.document DEFAULT NULL,
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_claim';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim';
 COMMENT ON FUNCTION idempotency.claim(text, text, idempotency.document, interval, interval, interval, bytea) IS
-	'claim an operation, or replay its outcome; anything else is an error';
+	'claim an operation, or replay its outcome; any other outcome is an error';
 
 CREATE FUNCTION idempotency.try_claim(
 	scope text, key text, request idempotency.document DEFAULT NULL,
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_try_claim';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_try_claim';
 COMMENT ON FUNCTION idempotency.try_claim(text, text, idempotency.document, interval, interval, interval, bytea) IS
-	'claim an operation, or say why not; check the outcome';
+	'claim an operation, or return why that failed; check the outcome';
 
 CREATE FUNCTION idempotency.complete(
 	scope text, key text, response idempotency.document DEFAULT NULL,
 	status integer DEFAULT 200, headers idempotency.document DEFAULT NULL,
 	token bigint DEFAULT NULL)
 	RETURNS json
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_complete';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_complete';
 COMMENT ON FUNCTION idempotency.complete(text, text, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the success of a claimed operation, and return its response';
 
@@ -430,41 +440,47 @@ CREATE FUNCTION idempotency.fail(
 	status integer, headers idempotency.document DEFAULT NULL,
 	token bigint DEFAULT NULL)
 	RETURNS json
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_fail';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fail';
 COMMENT ON FUNCTION idempotency.fail(text, text, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the final failure of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.release(scope text, key text, token bigint DEFAULT NULL)
 	RETURNS void
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_release';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_release';
 COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS
-	'give up a claim without an outcome';
+	'release a claim without an outcome';
 
 CREATE FUNCTION idempotency.renew(scope text, key text, token bigint, lease interval)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_renew';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_renew';
 COMMENT ON FUNCTION idempotency.renew(text, text, bigint, interval) IS
-	'the heartbeat: the lease runs from now on; returns when it ends';
+	'restart a lease from now (heartbeat); returns when it ends';
 
 CREATE FUNCTION idempotency.checkpoint(
 	scope text, key text, token bigint, recovery_point text,
 	state idempotency.document DEFAULT NULL)
 	RETURNS void
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
 COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, idempotency.document) IS
-	'note a recovery point, from which the next owner goes on';
+	'store a recovery point, from which the next owner continues';
 
 CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max integer DEFAULT 1)
 	RETURNS SETOF idempotency.abandoned
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
 COMMENT ON FUNCTION idempotency.claim_abandoned(text, interval, integer) IS
-	'take over operations that nobody came back for, those of the oldest owners first';
+	'take over abandoned operations, oldest token first';
 
 CREATE FUNCTION idempotency.run(
 	scope text, key text, request idempotency.document, handler regprocedure,
 	wait interval DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_run';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_run';
 COMMENT ON FUNCTION idempotency.run(text, text, idempotency.document, regprocedure, interval, interval) IS
 	'claim, call the handler, and complete; or replay';
 
@@ -476,24 +492,27 @@ COMMENT ON FUNCTION idempotency.peek(text, text) IS
 
 CREATE FUNCTION idempotency.forget(scope text, key text)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_forget';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_forget';
 COMMENT ON FUNCTION idempotency.forget(text, text) IS
-	'remove a stored outcome; true if there was one';
+	'delete a stored outcome; true if there was one';
 
 CREATE FUNCTION idempotency.once(scope text, key text, retention interval DEFAULT NULL)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_once';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once';
 COMMENT ON FUNCTION idempotency.once(text, text, interval) IS
-	'remember a message; true the first time';
+	'record a message; true the first time';
 
 CREATE FUNCTION idempotency.once_many(scope text, keys text[], retention interval DEFAULT NULL)
 	RETURNS SETOF text
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_once_many';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once_many';
 COMMENT ON FUNCTION idempotency.once_many(text, text[], interval) IS
-	'remember many messages; returns those seen for the first time';
+	'record many messages; returns those recorded for the first time';
 
 -- ---------------------------------------------------------------------------
--- The guard: what a table may ask about the transaction that writes to it
+-- The guard: refuses writes from a transaction without a claim
 -- ---------------------------------------------------------------------------
 
 CREATE FUNCTION idempotency.require_claim()
@@ -509,13 +528,13 @@ COMMENT ON FUNCTION idempotency.current_key(text) IS
 	'the key that this transaction claimed last in the scope';
 
 -- ---------------------------------------------------------------------------
--- The outbox: events that are published when the business change commits
+-- The outbox: events that commit with the data
 -- ---------------------------------------------------------------------------
 
--- An append-only log.  The columns from id to payload are those of Debezium's
--- outbox event router.  The number gives the order; it comes from a sequence
--- whose cache must stay 1, since a number that lies in wait would be passed.
--- Nothing but the number is indexed: it is all that delivery asks for.
+-- An append-only log.  The columns from id to payload are those of Debezium's outbox event
+-- router.  seq is the order.  It comes from a sequence whose cache must stay 1: delivery
+-- would pass a number that a session keeps for later.  Only seq is indexed, since delivery
+-- reads by nothing else.
 CREATE TABLE idempotency.outbox (
 	seq bigint NOT NULL,
 	txid xid8 NOT NULL,
@@ -528,30 +547,53 @@ CREATE TABLE idempotency.outbox (
 	headers json,
 	PRIMARY KEY (seq)
 )
--- As for the keys: the reaper deletes, and VACUUM gives the room to new rows.
+-- As for idempotency.key.
 WITH (
 	autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false,
 	toast.autovacuum_vacuum_scale_factor = 0.1, toast.vacuum_truncate = false
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
-COMMENT ON TABLE idempotency.outbox IS 'published events; written by publish() alone';
+COMMENT ON TABLE idempotency.outbox IS 'published events; only publish() writes them';
 COMMENT ON COLUMN idempotency.outbox.seq IS 'the order in which the events were published';
-COMMENT ON COLUMN idempotency.outbox.txid IS 'the transaction that published it';
+COMMENT ON COLUMN idempotency.outbox.txid IS 'the transaction that published the event';
 COMMENT ON COLUMN idempotency.outbox.published_at IS 'when publish() was called';
-COMMENT ON COLUMN idempotency.outbox.id IS 'the event''s id, which consumers deduplicate on';
+COMMENT ON COLUMN idempotency.outbox.id IS 'the event''s id, by which consumers deduplicate';
 COMMENT ON COLUMN idempotency.outbox.aggregatetype IS 'the topic';
-COMMENT ON COLUMN idempotency.outbox.aggregateid IS 'what the event is about; the events of one aggregate keep their order';
+COMMENT ON COLUMN idempotency.outbox.aggregateid IS 'the object of the event; events of one aggregate keep their order';
 COMMENT ON COLUMN idempotency.outbox.type IS 'the kind of event';
-COMMENT ON COLUMN idempotency.outbox.payload IS 'the event itself, byte for byte';
-COMMENT ON COLUMN idempotency.outbox.headers IS 'what goes with it; scope and key of the claim it was published under';
-COMMENT ON INDEX idempotency.outbox_pkey IS 'what delivery reads by';
+COMMENT ON COLUMN idempotency.outbox.payload IS 'the payload, byte for byte';
+COMMENT ON COLUMN idempotency.outbox.headers IS 'metadata; scope and key of the claim under which the event was published';
+COMMENT ON INDEX idempotency.outbox_pkey IS 'the order in which delivery reads';
+
+-- An event does not change: a subscription that has passed its number would miss the
+-- change, or receive the event twice.  The trigger is a statement trigger for UPDATE
+-- alone, which also covers MERGE and ON CONFLICT DO UPDATE.  COPY, by which a dump is
+-- restored, and logical replication do not fire it.
+CREATE FUNCTION idempotency.refuse_update()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RAISE EXCEPTION USING
+		ERRCODE = 'feature_not_supported',
+		MESSAGE = 'cannot update table "idempotency.outbox"',
+		DETAIL = 'Published events do not change.',
+		HINT = 'Publish another event with idempotency.publish().';
+END
+$$;
+COMMENT ON FUNCTION idempotency.refuse_update() IS
+	'internal: trigger that refuses UPDATE of the outbox';
+
+CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.refuse_update();
+COMMENT ON TRIGGER refuse_update ON idempotency.outbox IS 'published events do not change';
 
 CREATE SEQUENCE idempotency.outbox_seq AS bigint NO CYCLE CACHE 1;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_seq', '');
-COMMENT ON SEQUENCE idempotency.outbox_seq IS 'the order of events; its cache must stay 1';
+COMMENT ON SEQUENCE idempotency.outbox_seq IS 'numbers of events; the cache must stay 1';
 
--- Who reads what.  The handler is the text of a signature, since pg_upgrade takes
--- no regprocedure; the owner is a name, since a restore may come before the roles do.
+-- handler is the text of a signature, since pg_upgrade does not support columns of type
+-- regprocedure.  owner is a name, since a dump can be restored before its roles exist.
 CREATE TABLE idempotency.subscription (
 	subscription text COLLATE "C" NOT NULL,
 	number bigint NOT NULL,
@@ -569,29 +611,29 @@ CREATE TABLE idempotency.subscription (
 	UNIQUE (number)
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription', '');
-COMMENT ON TABLE idempotency.subscription IS 'who reads which events';
-COMMENT ON COLUMN idempotency.subscription.subscription IS 'its name';
-COMMENT ON COLUMN idempotency.subscription.number IS 'its number, by which workers know it';
-COMMENT ON COLUMN idempotency.subscription.owner IS 'the role whose members may read it, and as whom its handler runs';
+COMMENT ON TABLE idempotency.subscription IS 'subscriptions and their options';
+COMMENT ON COLUMN idempotency.subscription.subscription IS 'the name of the subscription';
+COMMENT ON COLUMN idempotency.subscription.number IS 'the number by which workers identify the subscription';
+COMMENT ON COLUMN idempotency.subscription.owner IS 'the role whose members can read the subscription, and as which the handler runs';
 COMMENT ON COLUMN idempotency.subscription.topics IS 'patterns of topics';
-COMMENT ON COLUMN idempotency.subscription.handler IS 'the function that gets its events; NULL: they are fetched';
-COMMENT ON COLUMN idempotency.subscription.max_attempts IS 'after how many failures an event is a dead letter';
-COMMENT ON COLUMN idempotency.subscription.retry_delay IS 'how long after the first failure it is given again';
-COMMENT ON COLUMN idempotency.subscription.max_retry_delay IS 'how long after a failure at most';
-COMMENT ON COLUMN idempotency.subscription.max_lag IS 'how old an event may be before it is dropped unread; NULL: none is';
-COMMENT ON COLUMN idempotency.subscription.created_at IS 'when it was made';
-COMMENT ON COLUMN idempotency.subscription.last_error IS 'why its handler could not be called, the last time';
-COMMENT ON COLUMN idempotency.subscription.last_error_at IS 'when that was';
-COMMENT ON INDEX idempotency.subscription_pkey IS 'one row a name';
-COMMENT ON INDEX idempotency.subscription_number_key IS 'by which workers find it';
+COMMENT ON COLUMN idempotency.subscription.handler IS 'the function that workers call with each event; NULL: consumers use fetch()';
+COMMENT ON COLUMN idempotency.subscription.max_attempts IS 'number of failures after which an event becomes a dead letter';
+COMMENT ON COLUMN idempotency.subscription.retry_delay IS 'delay of the first retry';
+COMMENT ON COLUMN idempotency.subscription.max_retry_delay IS 'longest delay of a retry';
+COMMENT ON COLUMN idempotency.subscription.max_lag IS 'age at which an undelivered event is dropped; NULL: never';
+COMMENT ON COLUMN idempotency.subscription.created_at IS 'when the subscription was created';
+COMMENT ON COLUMN idempotency.subscription.last_error IS 'the last error that prevented a call of the handler';
+COMMENT ON COLUMN idempotency.subscription.last_error_at IS 'when that error occurred';
+COMMENT ON INDEX idempotency.subscription_pkey IS 'one row per subscription';
+COMMENT ON INDEX idempotency.subscription_number_key IS 'for lookups by workers';
 
 CREATE SEQUENCE idempotency.subscription_number AS bigint NO CYCLE;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription_number', '');
 COMMENT ON SEQUENCE idempotency.subscription_number IS 'numbers of subscriptions';
 
--- How far each subscription has come.  One row a subscription; every change gives
--- it a new version, which is in the index, and readers take the newest: so dead
--- versions that a snapshot elsewhere keeps alive cost nobody anything.
+-- The position of each subscription: one row, with a greater version after each change.
+-- The version is part of the index, and readers take the greatest, so that dead row
+-- versions that an old snapshot keeps do not slow readers down.
 CREATE TABLE idempotency.position (
 	subscription text COLLATE "C" NOT NULL,
 	version bigint NOT NULL,
@@ -609,24 +651,24 @@ CREATE TABLE idempotency.position (
 	PRIMARY KEY (subscription, version)
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.position', '');
-COMMENT ON TABLE idempotency.position IS 'how far each subscription has come';
-COMMENT ON COLUMN idempotency.position.subscription IS 'its name';
-COMMENT ON COLUMN idempotency.position.version IS 'grows with each change';
-COMMENT ON COLUMN idempotency.position.passed IS 'events up to here were delivered, or are in flight';
-COMMENT ON COLUMN idempotency.position.inflight IS 'triples (transaction, from, upto) of what was not visible yet';
-COMMENT ON COLUMN idempotency.position.batch IS 'the batch that is out; NULL: none';
-COMMENT ON COLUMN idempotency.position.batch_passed IS 'the position after it';
-COMMENT ON COLUMN idempotency.position.batch_inflight IS 'what was not visible when it was made';
-COMMENT ON COLUMN idempotency.position.batch_parked IS 'the parked events in it';
-COMMENT ON COLUMN idempotency.position.leased_at IS 'when it was given';
-COMMENT ON COLUMN idempotency.position.leased_until IS 'until when nobody else gets it';
-COMMENT ON COLUMN idempotency.position.singles IS 'how many events the worker is to take one by one';
-COMMENT ON COLUMN idempotency.position.system_identifier IS 'the cluster whose transactions are meant';
-COMMENT ON COLUMN idempotency.position.relation IS 'OID of the outbox there';
-COMMENT ON INDEX idempotency.position_pkey IS 'the newest version of each is read';
+COMMENT ON TABLE idempotency.position IS 'the position of each subscription in the outbox';
+COMMENT ON COLUMN idempotency.position.subscription IS 'the name of the subscription';
+COMMENT ON COLUMN idempotency.position.version IS 'increases with each change';
+COMMENT ON COLUMN idempotency.position.passed IS 'events up to this number were delivered, or are listed in inflight';
+COMMENT ON COLUMN idempotency.position.inflight IS 'triples (transaction, from, upto) of numbers that were not visible yet';
+COMMENT ON COLUMN idempotency.position.batch IS 'the leased batch; NULL: none';
+COMMENT ON COLUMN idempotency.position.batch_passed IS 'the position after the batch';
+COMMENT ON COLUMN idempotency.position.batch_inflight IS 'numbers that were not visible when the batch was built';
+COMMENT ON COLUMN idempotency.position.batch_parked IS 'the parked events in the batch';
+COMMENT ON COLUMN idempotency.position.leased_at IS 'when the batch was leased';
+COMMENT ON COLUMN idempotency.position.leased_until IS 'when the lease ends';
+COMMENT ON COLUMN idempotency.position.singles IS 'number of events that the worker must handle one by one';
+COMMENT ON COLUMN idempotency.position.system_identifier IS 'the cluster to which the transactions belong';
+COMMENT ON COLUMN idempotency.position.relation IS 'OID of the outbox in that cluster';
+COMMENT ON INDEX idempotency.position_pkey IS 'for reading the newest version';
 
--- Events that failed, copied, so that the outbox may forget them.  One that waits
--- behind an earlier one of its aggregate has no time of its own.
+-- Copies of events that failed, so that the reaper can delete the originals.  An event that
+-- an earlier one of its aggregate blocks has no retry_at.
 CREATE TABLE idempotency.parked (
 	subscription text COLLATE "C" NOT NULL,
 	seq bigint NOT NULL,
@@ -647,32 +689,32 @@ CREATE TABLE idempotency.parked (
 )
 WITH (autovacuum_vacuum_scale_factor = 0.1);
 SELECT pg_catalog.pg_extension_config_dump('idempotency.parked', '');
-COMMENT ON TABLE idempotency.parked IS 'events to be given again, those that wait behind them, and dead letters';
+COMMENT ON TABLE idempotency.parked IS 'events to retry, events that they block, and dead letters';
 COMMENT ON COLUMN idempotency.parked.subscription IS 'the subscription';
 COMMENT ON COLUMN idempotency.parked.seq IS 'the event''s number in the outbox';
-COMMENT ON COLUMN idempotency.parked.published_at IS 'when it was published';
+COMMENT ON COLUMN idempotency.parked.published_at IS 'when the event was published';
 COMMENT ON COLUMN idempotency.parked.id IS 'the event''s id';
 COMMENT ON COLUMN idempotency.parked.aggregatetype IS 'the topic';
-COMMENT ON COLUMN idempotency.parked.aggregateid IS 'what it is about';
+COMMENT ON COLUMN idempotency.parked.aggregateid IS 'the object of the event';
 COMMENT ON COLUMN idempotency.parked.type IS 'the kind of event';
-COMMENT ON COLUMN idempotency.parked.payload IS 'the event itself';
-COMMENT ON COLUMN idempotency.parked.headers IS 'what goes with it';
-COMMENT ON COLUMN idempotency.parked.attempts IS 'how often it failed';
+COMMENT ON COLUMN idempotency.parked.payload IS 'the payload';
+COMMENT ON COLUMN idempotency.parked.headers IS 'metadata';
+COMMENT ON COLUMN idempotency.parked.attempts IS 'number of failures';
 COMMENT ON COLUMN idempotency.parked.error IS 'the last error';
-COMMENT ON COLUMN idempotency.parked.first_failed_at IS 'when it failed first';
-COMMENT ON COLUMN idempotency.parked.last_failed_at IS 'when it failed last';
-COMMENT ON COLUMN idempotency.parked.retry_at IS 'when it is given again; NULL: not before an earlier one has left';
-COMMENT ON COLUMN idempotency.parked.dead_at IS 'when it became a dead letter';
-COMMENT ON INDEX idempotency.parked_pkey IS 'one row an event';
+COMMENT ON COLUMN idempotency.parked.first_failed_at IS 'when the event first failed';
+COMMENT ON COLUMN idempotency.parked.last_failed_at IS 'when the event last failed';
+COMMENT ON COLUMN idempotency.parked.retry_at IS 'when the event is retried; NULL: an earlier event blocks it, or it is a dead letter';
+COMMENT ON COLUMN idempotency.parked.dead_at IS 'when the event became a dead letter';
+COMMENT ON INDEX idempotency.parked_pkey IS 'one row per event';
 
 CREATE INDEX parked_due ON idempotency.parked (subscription, retry_at, seq) WHERE retry_at IS NOT NULL;
-COMMENT ON INDEX idempotency.parked_due IS 'what is to be given again, and when';
+COMMENT ON INDEX idempotency.parked_due IS 'events to retry, by time';
 CREATE INDEX parked_aggregate ON idempotency.parked (subscription, aggregateid, seq) WHERE dead_at IS NULL;
-COMMENT ON INDEX idempotency.parked_aggregate IS 'what later events of an aggregate wait for';
-CREATE INDEX parked_again ON idempotency.parked (subscription, aggregateid, seq) WHERE retry_at IS NOT NULL;
-COMMENT ON INDEX idempotency.parked_again IS 'what is given again of an aggregate, among many that wait';
+COMMENT ON INDEX idempotency.parked_aggregate IS 'events that block later events of their aggregate';
+CREATE INDEX parked_retry ON idempotency.parked (subscription, aggregateid, seq) WHERE retry_at IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_retry IS 'events to retry, by aggregate';
 
--- What a consumer gets of one event.
+-- An event as fetch() returns it and handlers receive it.
 CREATE TYPE idempotency.event AS (
 	batch bigint,
 	seq bigint,
@@ -685,26 +727,27 @@ CREATE TYPE idempotency.event AS (
 	attempt integer,
 	published_at timestamptz
 );
-COMMENT ON TYPE idempotency.event IS 'an event, as it is delivered';
-COMMENT ON COLUMN idempotency.event.batch IS 'the batch it came in; ack() takes it';
+COMMENT ON TYPE idempotency.event IS 'an event as it is delivered';
+COMMENT ON COLUMN idempotency.event.batch IS 'the batch of the event, for ack()';
 COMMENT ON COLUMN idempotency.event.seq IS 'the order in which the events were published';
-COMMENT ON COLUMN idempotency.event.id IS 'its id; a second delivery has the same';
+COMMENT ON COLUMN idempotency.event.id IS 'the event''s id, the same in each delivery';
 COMMENT ON COLUMN idempotency.event.aggregatetype IS 'the topic';
-COMMENT ON COLUMN idempotency.event.aggregateid IS 'what it is about';
+COMMENT ON COLUMN idempotency.event.aggregateid IS 'the object of the event';
 COMMENT ON COLUMN idempotency.event.type IS 'the kind of event';
-COMMENT ON COLUMN idempotency.event.payload IS 'the event itself, byte for byte';
-COMMENT ON COLUMN idempotency.event.headers IS 'what goes with it';
-COMMENT ON COLUMN idempotency.event.attempt IS '1, and one more for each failure that was reported';
-COMMENT ON COLUMN idempotency.event.published_at IS 'when it was published';
+COMMENT ON COLUMN idempotency.event.payload IS 'the payload, byte for byte';
+COMMENT ON COLUMN idempotency.event.headers IS 'metadata';
+COMMENT ON COLUMN idempotency.event.attempt IS '1 for the first delivery, plus 1 for each reported failure';
+COMMENT ON COLUMN idempotency.event.published_at IS 'when the event was published';
 
 CREATE FUNCTION idempotency.publish(
 	topic text, payload idempotency.document, aggregate_id text DEFAULT NULL,
 	type text DEFAULT NULL, headers idempotency.document DEFAULT NULL,
 	event_id uuid DEFAULT NULL)
 	RETURNS uuid
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_publish';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
 COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, text, text, idempotency.document, uuid) IS
-	'publish an event when this transaction commits; returns its id';
+	'publish an event when this transaction commits; returns the event''s id';
 
 CREATE FUNCTION idempotency.subscribe(
 	subscription text, topics text[], handler regprocedure DEFAULT NULL,
@@ -712,49 +755,56 @@ CREATE FUNCTION idempotency.subscribe(
 	retry_delay interval DEFAULT '1 second', max_retry_delay interval DEFAULT '1 hour',
 	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_subscribe';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_subscribe';
 COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole) IS
-	'make a subscription, or change its options; true if it is new';
+	'create a subscription, or change its options; true if it is new';
 
 CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_unsubscribe';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_unsubscribe';
 COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
-	'remove a subscription with all it has parked; true if there was one';
+	'delete a subscription and its parked events; true if there was one';
 
 CREATE FUNCTION idempotency.fetch(
 	subscription text, max_events integer DEFAULT 100,
 	wait interval DEFAULT '0', lease interval DEFAULT '30 seconds')
 	RETURNS SETOF idempotency.event
-	LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'idempotency_fetch';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fetch';
 COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval) IS
 	'get the next batch of events';
 
 CREATE FUNCTION idempotency.ack(subscription text, batch bigint)
 	RETURNS void
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_ack';
 COMMENT ON FUNCTION idempotency.ack(text, bigint) IS
-	'the batch is done: go on behind it';
+	'acknowledge a batch';
 
 CREATE FUNCTION idempotency.nack(
 	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL,
 	retry_in interval DEFAULT NULL)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_nack';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_nack';
 COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval) IS
-	'an event of the batch failed; returns when it is given again, NULL if never';
+	'report that an event of the batch failed; returns when it is retried, NULL if never';
 
 CREATE FUNCTION idempotency.extend(subscription text, batch bigint, lease interval)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_extend';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_extend';
 COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
-	'keep the batch for longer; returns until when';
+	'extend the lease of a batch; returns when it ends';
 
 CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
 	RETURNS bigint
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_redrive';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_redrive';
 COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
-	'give a dead letter once more, or all of them; returns how many';
+	'deliver one dead letter again, or all of them; returns their number';
 
 CREATE VIEW idempotency.dead_letters AS
 	SELECT
@@ -773,33 +823,32 @@ CREATE VIEW idempotency.dead_letters AS
 		p.seq
 	FROM idempotency.parked AS p
 	WHERE p.dead_at IS NOT NULL;
-COMMENT ON VIEW idempotency.dead_letters IS 'events that failed for good; redrive() gives them once more';
-COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which it failed';
+COMMENT ON VIEW idempotency.dead_letters IS 'events that are no longer retried; redrive() delivers them again';
+COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which the event failed';
 COMMENT ON COLUMN idempotency.dead_letters.event_id IS 'the event''s id';
-COMMENT ON COLUMN idempotency.dead_letters.topic IS 'its topic';
-COMMENT ON COLUMN idempotency.dead_letters.aggregate_id IS 'what it is about';
+COMMENT ON COLUMN idempotency.dead_letters.topic IS 'the topic';
+COMMENT ON COLUMN idempotency.dead_letters.aggregate_id IS 'the object of the event';
 COMMENT ON COLUMN idempotency.dead_letters.type IS 'the kind of event';
 COMMENT ON COLUMN idempotency.dead_letters.error IS 'the last error';
-COMMENT ON COLUMN idempotency.dead_letters.attempts IS 'how often it failed';
-COMMENT ON COLUMN idempotency.dead_letters.first_failed_at IS 'when it failed first';
-COMMENT ON COLUMN idempotency.dead_letters.last_failed_at IS 'when it failed last';
-COMMENT ON COLUMN idempotency.dead_letters.published_at IS 'when it was published';
-COMMENT ON COLUMN idempotency.dead_letters.payload IS 'the event itself';
-COMMENT ON COLUMN idempotency.dead_letters.headers IS 'what goes with it';
-COMMENT ON COLUMN idempotency.dead_letters.seq IS 'its number in the outbox';
+COMMENT ON COLUMN idempotency.dead_letters.attempts IS 'number of failures';
+COMMENT ON COLUMN idempotency.dead_letters.first_failed_at IS 'when the event first failed';
+COMMENT ON COLUMN idempotency.dead_letters.last_failed_at IS 'when the event last failed';
+COMMENT ON COLUMN idempotency.dead_letters.published_at IS 'when the event was published';
+COMMENT ON COLUMN idempotency.dead_letters.payload IS 'the payload';
+COMMENT ON COLUMN idempotency.dead_letters.headers IS 'metadata';
+COMMENT ON COLUMN idempotency.dead_letters.seq IS 'the event''s number in the outbox';
 
--- How far everybody is.  In one snapshot, an event that is visible is delivered
--- unless it lies behind the position, or is among what was in flight: there by its
--- transaction, or by its own number.  (Cursor.c says how: the transaction may bear
--- a mark, 2^62, and is over then.)  A stretch is not read while its transaction is at
--- work, nor if that has failed: there is nothing to be found.  No event is counted, but
--- numbers: that takes an index and no time.
--- A transaction that is open or has failed can leave a million rows that no snapshot
--- shows.  They are read once, however many subscriptions are behind them: each looks
--- from its own position to the next one's only, and has what the next one has if there
--- is nothing.
+-- The progress of each subscription.  In one snapshot, a visible event was delivered unless
+-- its number is greater than the position, or a triple in inflight contains it, by its
+-- transaction or by its number.  (In outbox/cursor.c, 2^62 marks a transaction that has
+-- ended.)  The numbers of a triple are not read while its transaction is in progress, nor if
+-- it aborted: none of its events is visible.  lag_events is a difference of numbers, which
+-- the index gives without counting events.
+-- An open or aborted transaction can leave a million rows that no snapshot shows.  They are
+-- read once, not once per subscription: each subscription reads from its own position to the
+-- next one's, and takes the result of the next one if it finds nothing.
 CREATE VIEW idempotency.subscriptions AS
-	WITH place AS MATERIALIZED (
+	WITH current_position AS MATERIALIZED (
 		SELECT
 			s.subscription,
 			p.*
@@ -811,7 +860,7 @@ CREATE VIEW idempotency.subscriptions AS
 				n.leased_at,
 				n.leased_until,
 				n.system_identifier OPERATOR(pg_catalog.=) c.system_identifier
-					AND n.relation OPERATOR(pg_catalog.=) 'idempotency.outbox'::regclass::oid AS ours
+					AND n.relation OPERATOR(pg_catalog.=) 'idempotency.outbox'::regclass::oid AS is_local
 			FROM idempotency.position AS n, pg_catalog.pg_control_system() AS c
 			WHERE n.subscription OPERATOR(pg_catalog.=) s.subscription
 			ORDER BY n.version DESC
@@ -823,13 +872,13 @@ CREATE VIEW idempotency.subscriptions AS
 		ORDER BY o.seq DESC
 		LIMIT 1
 	),
-	stretch AS MATERIALIZED (
+	unread AS MATERIALIZED (
 		SELECT
 			p.subscription,
 			p.passed,
 			LEAST(newest.seq, pg_catalog.lead(p.passed) OVER (ORDER BY p.passed, p.subscription)) AS upto,
 			newest.seq AS last
-		FROM place AS p
+		FROM current_position AS p
 		CROSS JOIN newest
 	),
 	behind AS MATERIALIZED (
@@ -837,7 +886,7 @@ CREATE VIEW idempotency.subscriptions AS
 			b.subscription,
 			b.last,
 			pg_catalog.min(e.seq) OVER (ORDER BY b.passed DESC, b.subscription DESC) AS first
-		FROM stretch AS b
+		FROM unread AS b
 		LEFT JOIN LATERAL (
 			SELECT o.seq FROM idempotency.outbox AS o
 			WHERE o.seq OPERATOR(pg_catalog.>) b.passed AND o.seq OPERATOR(pg_catalog.<=) b.upto
@@ -847,11 +896,11 @@ CREATE VIEW idempotency.subscriptions AS
 	)
 	SELECT
 		s.subscription,
-		pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(first.published_at, late.oldest)) AS lag,
+		pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(first.published_at, pending.oldest)) AS lag,
 		CASE
 			WHEN behind.first IS NOT NULL
 			THEN behind.last OPERATOR(pg_catalog.-) behind.first OPERATOR(pg_catalog.+) 1
-			WHEN late.oldest IS NOT NULL THEN 1
+			WHEN pending.oldest IS NOT NULL THEN 1
 			WHEN p.passed IS NOT NULL THEN 0
 		END AS lag_events,
 		k.parked,
@@ -863,9 +912,9 @@ CREATE VIEW idempotency.subscriptions AS
 			ELSE '<insufficient privilege>'
 		END AS last_error,
 		e.at AS last_error_at,
-		LEAST(first.published_at, late.oldest) AS behind_since,
+		LEAST(first.published_at, pending.oldest) AS behind_since,
 		k.oldest_parked_at,
-		p.leased_at AS batch_out_since,
+		p.leased_at AS batch_leased_at,
 		p.leased_until AS batch_leased_until,
 		s.owner,
 		s.topics,
@@ -873,7 +922,7 @@ CREATE VIEW idempotency.subscriptions AS
 		s.max_lag,
 		s.created_at
 	FROM idempotency.subscription AS s
-	LEFT JOIN place AS p ON p.subscription OPERATOR(pg_catalog.=) s.subscription
+	LEFT JOIN current_position AS p ON p.subscription OPERATOR(pg_catalog.=) s.subscription
 	LEFT JOIN behind ON behind.subscription OPERATOR(pg_catalog.=) s.subscription
 	LEFT JOIN LATERAL (
 		SELECT o.published_at FROM idempotency.outbox AS o
@@ -885,7 +934,7 @@ CREATE VIEW idempotency.subscriptions AS
 		FROM pg_catalog.generate_subscripts(p.inflight, 1) AS i
 		CROSS JOIN LATERAL (
 			SELECT
-				p.inflight[i] OPERATOR(pg_catalog.>) 4611686018427387904 AS over,
+				p.inflight[i] OPERATOR(pg_catalog.>) 4611686018427387904 AS ended,
 				CASE
 					WHEN p.inflight[i] OPERATOR(pg_catalog.>) 0
 					THEN (p.inflight[i] OPERATOR(pg_catalog.&) 4611686018427387903)::text::xid8
@@ -901,12 +950,12 @@ CREATE VIEW idempotency.subscriptions AS
 		) AS e
 		WHERE i OPERATOR(pg_catalog.%) 3 OPERATOR(pg_catalog.=) 1
 			AND CASE
-				WHEN t.txid IS NULL OR t.over OR NOT p.ours THEN true
+				WHEN t.txid IS NULL OR t.ended OR NOT p.is_local THEN true
 				WHEN pg_catalog.pg_visible_in_snapshot(t.txid, pg_catalog.pg_current_snapshot())
 				THEN pg_catalog.pg_xact_status(t.txid) IS DISTINCT FROM 'aborted'
 				ELSE false
 			END
-	) AS late ON true
+	) AS pending ON true
 	LEFT JOIN LATERAL (
 		SELECT
 			pg_catalog.count(*) FILTER (WHERE e.retry_at IS NOT NULL) AS parked,
@@ -926,27 +975,27 @@ CREATE VIEW idempotency.subscriptions AS
 		ORDER BY 2 DESC
 		LIMIT 1
 	) AS e ON true;
-COMMENT ON VIEW idempotency.subscriptions IS 'how far each subscription has come, and what keeps it';
-COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'its name';
-COMMENT ON COLUMN idempotency.subscriptions.lag IS 'age of the oldest event that it has not passed, of any topic, in full seconds; NULL: none';
-COMMENT ON COLUMN idempotency.subscriptions.lag_events IS 'numbers from the first event that it has not passed to the last one: as many events at most, of any topic';
-COMMENT ON COLUMN idempotency.subscriptions.parked IS 'events that failed and are given again';
-COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'events that wait behind them, since they are about the same thing';
+COMMENT ON VIEW idempotency.subscriptions IS 'the progress of each subscription, and what delays it';
+COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'the name of the subscription';
+COMMENT ON COLUMN idempotency.subscriptions.lag IS 'age of the oldest event that the subscription has not passed, of any topic, in full seconds; NULL: none';
+COMMENT ON COLUMN idempotency.subscriptions.lag_events IS 'numbers from the oldest event that the subscription has not passed to the newest event: an upper bound of the events, of any topic';
+COMMENT ON COLUMN idempotency.subscriptions.parked IS 'events that failed and will be retried';
+COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'later events of the same aggregates, which are blocked';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
-COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of what is parked or dead, or why the handler could not be called; for those who may read dead letters';
-COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that was';
-COMMENT ON COLUMN idempotency.subscriptions.behind_since IS 'when the oldest event that it has not passed was published; NULL: none';
-COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'when the first of those that are given again failed first';
-COMMENT ON COLUMN idempotency.subscriptions.batch_out_since IS 'when the batch that is out was given; NULL: none is';
-COMMENT ON COLUMN idempotency.subscriptions.batch_leased_until IS 'until when nobody else gets it';
-COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members may read it, and as whom its handler runs';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter, or of a call of the handler; for roles that can read dead_letters';
+COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that error occurred';
+COMMENT ON COLUMN idempotency.subscriptions.behind_since IS 'when the oldest event that the subscription has not passed was published; NULL: none';
+COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'the earliest first failure of an event that is parked or waiting';
+COMMENT ON COLUMN idempotency.subscriptions.batch_leased_at IS 'when the current batch was leased; NULL: there is none';
+COMMENT ON COLUMN idempotency.subscriptions.batch_leased_until IS 'when the lease of the batch ends';
+COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members can read the subscription, and as which the handler runs';
 COMMENT ON COLUMN idempotency.subscriptions.topics IS 'patterns of topics';
-COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that gets its events; NULL: they are fetched';
-COMMENT ON COLUMN idempotency.subscriptions.max_lag IS 'how old an event may be before it is dropped unread; NULL: none is';
-COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when it was made';
+COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that workers call with each event; NULL: consumers use fetch()';
+COMMENT ON COLUMN idempotency.subscriptions.max_lag IS 'age at which an undelivered event is dropped; NULL: never';
+COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when the subscription was created';
 
 -- ---------------------------------------------------------------------------
--- Counters: what was answered, per database
+-- Counters: statistics of each database
 -- ---------------------------------------------------------------------------
 
 CREATE FUNCTION idempotency.stats(
@@ -961,7 +1010,7 @@ CREATE FUNCTION idempotency.stats(
 	RETURNS SETOF record
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_stats';
 COMMENT ON FUNCTION idempotency.stats() IS
-	'what the view stats shows, by the OIDs of databases';
+	'the counters of the view stats, by the OID of the database';
 
 CREATE VIEW idempotency.stats AS
 	SELECT
@@ -991,31 +1040,31 @@ CREATE VIEW idempotency.stats AS
 		s.stats_reset
 	FROM idempotency.stats() AS s
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
-COMMENT ON VIEW idempotency.stats IS 'what was answered in each database, counted since the server started';
+COMMENT ON VIEW idempotency.stats IS 'counters of each database since the server started';
 COMMENT ON COLUMN idempotency.stats.datid IS 'OID of the database';
 COMMENT ON COLUMN idempotency.stats.datname IS 'name of the database';
 COMMENT ON COLUMN idempotency.stats.claims IS 'claims that were granted for the first time';
-COMMENT ON COLUMN idempotency.stats.replays IS 'claims that were answered with a stored outcome';
+COMMENT ON COLUMN idempotency.stats.replays IS 'claims that replayed a stored outcome';
 COMMENT ON COLUMN idempotency.stats.in_progress IS 'claims that found another owner (IK409)';
 COMMENT ON COLUMN idempotency.stats.mismatches IS 'claims with another request (IK422)';
-COMMENT ON COLUMN idempotency.stats.takeovers IS 'claims that took over from an owner whose lease was over';
+COMMENT ON COLUMN idempotency.stats.takeovers IS 'claims that took over from an owner whose lease had ended';
 COMMENT ON COLUMN idempotency.stats.completions IS 'operations completed';
-COMMENT ON COLUMN idempotency.stats.failures IS 'operations that failed for good';
-COMMENT ON COLUMN idempotency.stats.releases IS 'claims given up by release()';
-COMMENT ON COLUMN idempotency.stats.stale_tokens IS 'calls without a claim (IK412), or with a token that is not that of the last owner (IK410)';
-COMMENT ON COLUMN idempotency.stats.reaped IS 'expired rows that the reaper removed, zombies too';
-COMMENT ON COLUMN idempotency.stats.zombies_reaped IS 'leases among them that nobody came back for';
+COMMENT ON COLUMN idempotency.stats.failures IS 'operations stored as final failures';
+COMMENT ON COLUMN idempotency.stats.releases IS 'claims released by release()';
+COMMENT ON COLUMN idempotency.stats.stale_tokens IS 'calls without a claim (IK412), or with a token that is not the last owner''s (IK410)';
+COMMENT ON COLUMN idempotency.stats.reaped IS 'expired rows that the reaper deleted, including zombies';
+COMMENT ON COLUMN idempotency.stats.zombies_reaped IS 'abandoned leases among them';
 COMMENT ON COLUMN idempotency.stats.waits IS 'waits for the owner of a key';
-COMMENT ON COLUMN idempotency.stats.wait_time IS 'time spent in them';
+COMMENT ON COLUMN idempotency.stats.wait_time IS 'time spent in these waits';
 COMMENT ON COLUMN idempotency.stats.published IS 'events published';
-COMMENT ON COLUMN idempotency.stats.delivered IS 'events given to consumers and handlers, each time they were';
+COMMENT ON COLUMN idempotency.stats.delivered IS 'deliveries of events to consumers and handlers, including redeliveries';
 COMMENT ON COLUMN idempotency.stats.acknowledged IS 'batches acknowledged';
 COMMENT ON COLUMN idempotency.stats.failed IS 'deliveries that failed (nack)';
-COMMENT ON COLUMN idempotency.stats.dead_letters IS 'events that became dead letters by that';
-COMMENT ON COLUMN idempotency.stats.redriven IS 'dead letters given once more by redrive()';
-COMMENT ON COLUMN idempotency.stats.events_reaped IS 'events that the reaper removed from the outbox';
-COMMENT ON COLUMN idempotency.stats.events_dropped IS 'numbers that a subscription was moved past, since they were older than its max_lag: as many events at most';
-COMMENT ON COLUMN idempotency.stats.stats_reset IS 'since when is counted';
+COMMENT ON COLUMN idempotency.stats.dead_letters IS 'events that became dead letters';
+COMMENT ON COLUMN idempotency.stats.redriven IS 'dead letters that redrive() returned to delivery';
+COMMENT ON COLUMN idempotency.stats.events_reaped IS 'events that the reaper deleted from the outbox';
+COMMENT ON COLUMN idempotency.stats.events_dropped IS 'numbers skipped because they were older than the max_lag of a subscription: an upper bound of the events';
+COMMENT ON COLUMN idempotency.stats.stats_reset IS 'when the counters were last reset';
 
 CREATE FUNCTION idempotency.stats_reset()
 	RETURNS void
@@ -1024,92 +1073,62 @@ COMMENT ON FUNCTION idempotency.stats_reset() IS
 	'set the counters of this database to 0';
 
 -- ---------------------------------------------------------------------------
--- The reaper: removes what has run out
+-- The reaper: deletes expired keys and acknowledged events
 -- ---------------------------------------------------------------------------
 
--- Where it stands in the heap of this key table, and what it has done.  The last
--- two columns are the origin of the row: a row of another cluster or another
--- table, which a restore or logical replication has brought, means nothing here.
--- All columns have a fixed length, so that the row is updated in place.
+-- The progress of the reaper in the heap of idempotency.key, and its counters.  The last two
+-- columns are the origin of the row: a row of another cluster or table, from a restore or
+-- logical replication, is ignored.  All columns have a fixed length, so that updates can be
+-- HOT.
 CREATE TABLE idempotency.reaper (
 	rows_reaped bigint NOT NULL,
 	zombies_reaped bigint NOT NULL,
 	events_reaped bigint NOT NULL DEFAULT 0,
 	last_reaped_at timestamptz,
 	last_reaped_rows bigint,
-	hand_block bigint NOT NULL,
-	round_block bigint NOT NULL,
-	round_started_at timestamptz NOT NULL,
-	last_round interval,
-	events_gone bigint NOT NULL DEFAULT 0,
+	expiry_block bigint NOT NULL,
+	scan_block bigint NOT NULL,
+	scan_started_at timestamptz NOT NULL,
+	last_scan_duration interval,
+	events_deleted_upto bigint NOT NULL DEFAULT 0,
 	system_identifier bigint NOT NULL,
 	relation oid NOT NULL,
 	PRIMARY KEY (system_identifier, relation)
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.reaper', '');
-COMMENT ON TABLE idempotency.reaper IS 'what the reaper has removed here, and where it stands';
-COMMENT ON COLUMN idempotency.reaper.rows_reaped IS 'how many expired rows it has removed, zombies too';
-COMMENT ON COLUMN idempotency.reaper.zombies_reaped IS 'how many of them were leases that nobody came back for';
-COMMENT ON COLUMN idempotency.reaper.events_reaped IS 'how many events it has removed from the outbox';
-COMMENT ON COLUMN idempotency.reaper.last_reaped_at IS 'when it removed a row last; NULL: never yet';
-COMMENT ON COLUMN idempotency.reaper.last_reaped_rows IS 'how many rows the last run removed that removed any';
-COMMENT ON COLUMN idempotency.reaper.hand_block IS 'the block of the table where rows run out next';
-COMMENT ON COLUMN idempotency.reaper.round_block IS 'the block that the round through the whole table has come to';
-COMMENT ON COLUMN idempotency.reaper.round_started_at IS 'when that round began';
-COMMENT ON COLUMN idempotency.reaper.last_round IS 'how long the round before took; NULL: there was none';
-COMMENT ON COLUMN idempotency.reaper.events_gone IS 'no event with a number up to this one is left';
-COMMENT ON COLUMN idempotency.reaper.system_identifier IS 'the cluster that the row is about';
-COMMENT ON COLUMN idempotency.reaper.relation IS 'OID of the key table there';
-COMMENT ON INDEX idempotency.reaper_pkey IS 'one row for each origin';
+COMMENT ON TABLE idempotency.reaper IS 'counters and progress of the reaper';
+COMMENT ON COLUMN idempotency.reaper.rows_reaped IS 'number of expired rows deleted, including zombies';
+COMMENT ON COLUMN idempotency.reaper.zombies_reaped IS 'number of abandoned leases among them';
+COMMENT ON COLUMN idempotency.reaper.events_reaped IS 'number of events deleted from the outbox';
+COMMENT ON COLUMN idempotency.reaper.last_reaped_at IS 'when an expired row was last deleted; NULL: never';
+COMMENT ON COLUMN idempotency.reaper.last_reaped_rows IS 'number of rows deleted by the last run that deleted any';
+COMMENT ON COLUMN idempotency.reaper.expiry_block IS 'the block of the table where the next rows expire';
+COMMENT ON COLUMN idempotency.reaper.scan_block IS 'the block that the scan of the whole table has reached';
+COMMENT ON COLUMN idempotency.reaper.scan_started_at IS 'when that scan began';
+COMMENT ON COLUMN idempotency.reaper.last_scan_duration IS 'how long the last complete scan took; NULL: there was none';
+COMMENT ON COLUMN idempotency.reaper.events_deleted_upto IS 'every event up to this number was deleted';
+COMMENT ON COLUMN idempotency.reaper.system_identifier IS 'the cluster to which the row belongs';
+COMMENT ON COLUMN idempotency.reaper.relation IS 'OID of idempotency.key in that cluster';
+COMMENT ON INDEX idempotency.reaper_pkey IS 'one row per cluster and key table';
 
 CREATE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000)
 	RETURNS bigint
-	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_reap';
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_reap';
 COMMENT ON FUNCTION idempotency.reap(integer) IS
-	'remove expired rows and events that everybody has had, in this transaction; returns how many';
+	'delete expired rows, and events that every subscription has passed, in this transaction; returns their number';
 
 -- ---------------------------------------------------------------------------
--- Whatever writes is called once for a row
+-- Privileges: none for PUBLIC
 -- ---------------------------------------------------------------------------
 
-CREATE FUNCTION idempotency.single_evaluation(internal)
-	RETURNS internal
-	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_single_evaluation';
-COMMENT ON FUNCTION idempotency.single_evaluation(internal) IS
-	'planner support: refuse a call that the server might evaluate twice for one row';
-
-ALTER FUNCTION idempotency.claim SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.try_claim SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.complete SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.fail SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.release SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.renew SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.checkpoint SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.claim_abandoned SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.run SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.forget SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.once SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.once_many SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.publish SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.subscribe SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.unsubscribe SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.fetch SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.ack SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.nack SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.extend SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.redrive SUPPORT idempotency.single_evaluation;
-ALTER FUNCTION idempotency.reap SUPPORT idempotency.single_evaluation;
-
--- ---------------------------------------------------------------------------
--- Rights: nothing to PUBLIC
--- ---------------------------------------------------------------------------
-
--- Three sets of rights.  Clients claim, finish and publish; consumers read events,
--- which may be anybody's, and deduplicate; operators look and evict.
-CREATE FUNCTION idempotency.grant_client(role regrole)
+-- Grants the privileges to the role, after USAGE on the schema; for the functions below.
+CREATE FUNCTION idempotency.grant_privileges(role regrole, VARIADIC privileges text[])
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	privilege text;
 BEGIN
 	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid OPERATOR(pg_catalog.=) role) THEN
 		RAISE EXCEPTION USING
@@ -1118,82 +1137,77 @@ BEGIN
 			HINT = 'Pass the name of a role.';
 	END IF;
 	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation, idempotency.abandoned TO %s', role);
-	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
-		idempotency.document(jsonb), idempotency.document_in, idempotency.document_out,
-		idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
-		idempotency.release, idempotency.renew, idempotency.checkpoint,
-		idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
-		idempotency.require_claim, idempotency.publish,
-		idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval),
-		idempotency.canonical, idempotency.fingerprint(idempotency.document),
-		idempotency.fingerprint(text, text, idempotency.document),
-		idempotency.derive_key, idempotency.natural_key, idempotency.uuidv7,
-		idempotency.parse_header, idempotency.problem
-		TO %s', role);
+	FOREACH privilege IN ARRAY privileges LOOP
+		EXECUTE pg_catalog.format('GRANT %s TO %s', privilege, role);
+	END LOOP;
 END
+$$;
+COMMENT ON FUNCTION idempotency.grant_privileges(regrole, text[]) IS
+	'internal: grant privileges on objects of the extension to a role';
+
+-- Three sets of privileges.  Clients claim, finish and publish.  Consumers deduplicate and
+-- read events, including those of other roles.  Operators read keys and delete them.
+CREATE FUNCTION idempotency.grant_client(role regrole)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT idempotency.grant_privileges(role,
+		'USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation, idempotency.abandoned',
+		'EXECUTE ON FUNCTION
+			idempotency.document(jsonb), idempotency.document_in, idempotency.document_out,
+			idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
+			idempotency.release, idempotency.renew, idempotency.checkpoint,
+			idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
+			idempotency.require_claim, idempotency.publish,
+			idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval),
+			idempotency.canonical, idempotency.fingerprint(idempotency.document),
+			idempotency.fingerprint(text, text, idempotency.document),
+			idempotency.derive_key, idempotency.natural_key, idempotency.uuidv7,
+			idempotency.parse_header, idempotency.problem')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
 	'let a role claim, complete and replay';
 
 CREATE FUNCTION idempotency.grant_consumer(role regrole)
 	RETURNS void
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-BEGIN
-	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid OPERATOR(pg_catalog.=) role) THEN
-		RAISE EXCEPTION USING
-			ERRCODE = 'undefined_object',
-			MESSAGE = pg_catalog.format('role with OID %s does not exist', role::pg_catalog.oid),
-			HINT = 'Pass the name of a role.';
-	END IF;
-	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.event TO %s', role);
-	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
-		idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
-		idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
-		idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval)
-		TO %s', role);
-END
+	SELECT idempotency.grant_privileges(role,
+		'USAGE ON TYPE idempotency.event',
+		'EXECUTE ON FUNCTION
+			idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
+			idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
+			idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval)')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
-	'let a role subscribe, and read events';
+	'let a role subscribe to events and read them';
 
 CREATE FUNCTION idempotency.grant_operator(role regrole)
 	RETURNS void
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-BEGIN
-	IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid OPERATOR(pg_catalog.=) role) THEN
-		RAISE EXCEPTION USING
-			ERRCODE = 'undefined_object',
-			MESSAGE = pg_catalog.format('role with OID %s does not exist', role::pg_catalog.oid),
-			HINT = 'Pass the name of a role.';
-	END IF;
-	EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA idempotency TO %s', role);
-	EXECUTE pg_catalog.format('GRANT USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation TO %s', role);
-	EXECUTE pg_catalog.format('GRANT SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
-		idempotency.subscriptions, idempotency.dead_letters TO %s', role);
-	EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION
-		idempotency.keytext_lt, idempotency.keytext_le, idempotency.keytext_eq,
-		idempotency.keytext_ne, idempotency.keytext_ge, idempotency.keytext_gt,
-		idempotency.peek, idempotency.forget, idempotency.reap, idempotency.redrive,
-		idempotency.stats(), idempotency.stats_reset
-		TO %s', role);
-END
+	SELECT idempotency.grant_privileges(role,
+		'USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation',
+		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
+			idempotency.subscriptions, idempotency.dead_letters',
+		'EXECUTE ON FUNCTION
+			idempotency.keytext_lt, idempotency.keytext_le, idempotency.keytext_eq,
+			idempotency.keytext_ne, idempotency.keytext_ge, idempotency.keytext_gt,
+			idempotency.peek, idempotency.forget, idempotency.reap, idempotency.redrive,
+			idempotency.stats(), idempotency.stats_reset')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
-	'let a role look at what is remembered, and evict it';
+	'let a role read stored keys and delete them';
 
--- Default privileges of the installing role (ALTER DEFAULT PRIVILEGES) and the
--- server's own have granted rights on each object above.  Only the owner keeps any.
--- (Arrays have no rights of their own.  No default privilege applies to row types of
--- tables and views, and pg_dump warns of a REVOKE on one.)
+-- The server's default privileges and those of the installing role (ALTER DEFAULT
+-- PRIVILEGES) apply to each object above.  Revoke them all; only the owner keeps privileges.
+-- Array types have no privileges of their own.  Default privileges do not apply to row types
+-- of tables and views, and pg_dump warns about a REVOKE on one.
 DO $$
 DECLARE
-	grant_made record;
+	granted record;
 BEGIN
-	FOR grant_made IN
+	FOR granted IN
 		SELECT DISTINCT o.kind, o.name, CASE
 			WHEN a.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
 			ELSE a.grantee::pg_catalog.regrole::pg_catalog.text
@@ -1232,13 +1246,13 @@ BEGIN
 			AND a.grantee OPERATOR(pg_catalog.<>) o.owner
 	LOOP
 		EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s CASCADE',
-			grant_made.kind, grant_made.name, grant_made.grantee);
+			granted.kind, granted.name, granted.grantee);
 	END LOOP;
 END
 $$;
 
--- Whoever monitors the server reads the counters and how far everybody is, and no
--- keys, no events and no texts of errors.
+-- Monitoring roles read the counters and the progress of subscriptions, but no keys, no
+-- events and no error texts.
 GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
 GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions TO pg_monitor;
 GRANT EXECUTE ON FUNCTION idempotency.stats() TO pg_monitor;

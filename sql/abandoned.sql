@@ -1,10 +1,10 @@
 --
--- claim_abandoned(): a completer takes over the operations that nobody came back
--- for.  (What completers do to each other is the matter of the isolation tests.)
+-- claim_abandoned(): take over operations whose client never retried. The isolation
+-- tests cover concurrent completers.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail.
+-- The SQLSTATE, message and detail of a statement.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -18,8 +18,8 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- Makes it so much later for the lease on a key.
-CREATE FUNCTION pg_temp.pass(p_scope text, p_key text, p_time interval DEFAULT '1 hour') RETURNS void LANGUAGE sql AS $$
+-- Moves the lease on a key into the past by an interval.
+CREATE FUNCTION pg_temp.age_lease(p_scope text, p_key text, p_time interval DEFAULT '1 hour') RETURNS void LANGUAGE sql AS $$
 	UPDATE idempotency.key
 		SET created_at = created_at - p_time, leased_at = leased_at - p_time,
 			leased_until = leased_until - p_time, expires_at = expires_at - p_time
@@ -33,16 +33,17 @@ DECLARE
 	op idempotency.operation;
 BEGIN
 	op := idempotency.claim(p_scope, p_key, p_request, lease => '1 min', retention => p_retention);
-	PERFORM pg_temp.pass(p_scope, p_key, p_hours * interval '1 hour');
+	PERFORM pg_temp.age_lease(p_scope, p_key, p_hours * interval '1 hour');
 	RETURN op.token;
 END
 $$;
 
 --
--- What is taken
+-- Which operations a call takes
 --
 
--- Those of the oldest owners first, one unless told, and each with what claim() would answer.
+-- A call takes the oldest leases first, one by default, and returns each as claim()
+-- would.
 SELECT pg_temp.abandon('abandoned', 'first', 1, ' {"amount":  100, "b": 1.50, "b": [ ]}') AS own \gset
 SELECT idempotency.checkpoint('abandoned', 'first', :own, 'charged', '{"charge":  7}');
 SELECT pg_temp.abandon('abandoned', 'second', 3) > 0 AS abandoned;
@@ -52,22 +53,22 @@ SELECT scope, key, '[' || request::text || ']' AS request, (operation).outcome, 
 		(operation).failed, (operation).retry_after, (operation).expires_at
 	FROM idempotency.claim_abandoned('abandoned', '1 min');
 SELECT key, state FROM idempotency.keys WHERE scope = 'abandoned' ORDER BY key;
--- Its lease runs, so that the next call takes the next one.
+-- The taken operation has a running lease, so the next call takes the next operation.
 SELECT key, request, (operation).attempt, (operation).recovery_point FROM idempotency.claim_abandoned('abandoned', '1 min', 1);
--- There is none left after the last, however many are wanted.
+-- After the last operation, calls return nothing, whatever max is.
 SELECT key FROM idempotency.claim_abandoned('abandoned', '1 min', 2147483647);
 SELECT * FROM idempotency.claim_abandoned('abandoned', '1 min', 100);
 SELECT * FROM idempotency.claim_abandoned('nothing of the kind', '1 min', 100);
 
--- One that was taken over stands behind those that were not, or before it: an operation
--- that fails again and again is in nobody's way.
+-- Operations that were taken over before and those that were not are ordered by lease.
+-- An operation that fails repeatedly therefore blocks no other operation.
 UPDATE idempotency.key SET leased_until = now() - interval '1 s' - (now() - created_at) WHERE scope = 'abandoned';
 SELECT key, (operation).attempt FROM idempotency.claim_abandoned('abandoned', '1 min', 10);
 SELECT idempotency.forget('abandoned', key) FROM idempotency.key WHERE scope = 'abandoned' \g /dev/null
 
--- Everything else is left alone: what runs, what is finished, what was only seen, what
--- ran out so long ago that it counts as absent, what another scope has, and what is
--- claimed without a lease.
+-- A call skips operations that still run, have an outcome, are inbox records, count as
+-- absent because they expired, belong to another scope, or have a claim without a
+-- lease.
 BEGIN;
 SELECT outcome FROM idempotency.claim('abandoned', 'runs', lease => '1 min');
 SELECT outcome FROM idempotency.claim('abandoned', 'completed', lease => '1 min');
@@ -96,16 +97,16 @@ COMMIT;
 SELECT key, state FROM idempotency.keys WHERE scope = 'abandoned' ORDER BY key;
 SELECT key, state FROM idempotency.keys WHERE scope IN ('abandoned/2', 'abandone', 'ABANDONED');
 
--- What was given up with a checkpoint is taken at once, and so is what was claimed
--- before the clock was set back.
+-- An operation that its owner released with a checkpoint is available at once, and so
+-- is one whose claim is dated in the future because the clock was set back.
 SELECT token AS own FROM idempotency.claim('abandoned', 'released', '{"amount": 1}', lease => '1 hour') \gset
 SELECT idempotency.checkpoint('abandoned', 'released', :own, 'charged', '{"charge": 7}'), idempotency.release('abandoned', 'released', :own);
 SELECT outcome FROM idempotency.claim('abandoned', 'set back', lease => '1 hour');
-SELECT pg_temp.pass('abandoned', 'set back', '-2 hours');
+SELECT pg_temp.age_lease('abandoned', 'set back', '-2 hours');
 SELECT key, request, (operation).attempt, (operation).recovery_point, (operation).state
 	FROM idempotency.claim_abandoned('abandoned', '1 min', 100);
 
--- 200 in one call, and not one more than asked for.
+-- With 200 available, a call returns exactly as many as max allows.
 SELECT count(pg_temp.abandon('many', 'k' || n, n, to_json(n))) FROM generate_series(1, 23) AS n;
 SELECT count(pg_temp.abandon('many', 'l' || n, 1, to_json(n))) FROM generate_series(1, 227) AS n;
 SELECT count(*), count(DISTINCT key), count(DISTINCT (operation).token), min((operation).attempt), max((operation).attempt),
@@ -113,17 +114,17 @@ SELECT count(*), count(DISTINCT key), count(DISTINCT (operation).token), min((op
 	FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT count(*) FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT state, count(*) FROM idempotency.keys WHERE scope = 'many' GROUP BY state;
--- LIMIT comes too late: what counts is max.
+-- LIMIT does not reduce the number of operations taken; only max does.
 SELECT count(pg_temp.abandon('limit', 'k' || n, n)) FROM generate_series(1, 5) AS n;
 SELECT key FROM idempotency.claim_abandoned('limit', '1 min', 3) LIMIT 1;
 SELECT state, count(*) FROM idempotency.keys WHERE scope = 'limit' GROUP BY state ORDER BY state;
 
 --
--- What becomes of it
+-- The operation after the takeover
 --
 
--- The lease is the one that was asked for, and from when it was taken on; the
--- retention is that of the last claim before, the setting notwithstanding.
+-- The lease has the requested length and starts at the takeover. The retention is that
+-- of the previous claim, not that of the setting.
 SELECT pg_temp.abandon('becomes', 'kept', 2, '{"amount": 1}', '3 hours') AS stale \gset
 BEGIN;
 SET LOCAL idempotency.retention = '7d';
@@ -132,7 +133,8 @@ COMMIT;
 SELECT leased_until - leased_at AS lease, leased_at > now() - interval '1 min' AS from_now_on, retention,
 		expires_at = leased_until + interval '3 hours' AS kept, created_at < now() - interval '1 hour' AS first_claim
 	FROM idempotency.key WHERE scope = 'becomes';
--- It is renewed, noted and finished with its token, and the former owner is fenced out.
+-- The new owner renews, checkpoints and finishes with the new token; the former owner
+-- is fenced off.
 SELECT idempotency.renew('becomes', 'kept', :own, '1 min') > now() AS renewed;
 SELECT idempotency.checkpoint('becomes', 'kept', :own, 'charged');
 BEGIN;
@@ -142,15 +144,15 @@ SELECT idempotency.complete('becomes', 'kept', '"completed"', token => :own);
 SELECT outcome, response, expires_at BETWEEN now() + interval '179 min' AND now() + interval '180 min' AS kept
 	FROM idempotency.claim('becomes', 'kept', '{"amount": 1}');
 SELECT outcome FROM idempotency.try_claim('becomes', 'kept', '{"amount": 2}');
--- For ever is for ever.
+-- An infinite retention stays infinite.
 SELECT pg_temp.abandon('becomes', 'for ever', 2, NULL, '-1 second') > 0 AS abandoned;
 SELECT (operation).token AS own FROM idempotency.claim_abandoned('becomes', '1 min') \gset
 SELECT retention, expires_at FROM idempotency.key WHERE scope = 'becomes' AND key = 'for ever';
 SELECT idempotency.complete('becomes', 'for ever', token => :own);
 SELECT outcome, expires_at FROM idempotency.claim('becomes', 'for ever');
 
--- In the transaction that took it, it is finished without its token as well, and one
--- that is not holds up no commit.
+-- The transaction that took the operation can also finish it without the token. If that
+-- transaction does not finish it, the commit still succeeds.
 SELECT pg_temp.abandon('becomes', k, 1) > 0 AS abandoned FROM unnest('{a,b}'::text[]) AS k;
 BEGIN;
 SELECT key FROM idempotency.claim_abandoned('becomes', '1 min', 2);
@@ -158,7 +160,7 @@ SELECT idempotency.complete('becomes', 'a', '"at once"');
 COMMIT;
 SELECT key, state FROM idempotency.keys WHERE scope = 'becomes' ORDER BY key;
 
--- Rolled back, by a savepoint or wholly, it is as abandoned as before.
+-- Rolling back the transaction or a savepoint undoes the takeover.
 SELECT pg_temp.abandon('becomes', 'c', 1) AS stale \gset
 BEGIN;
 SAVEPOINT before;
@@ -170,24 +172,24 @@ ROLLBACK;
 SELECT token = :stale AS untouched, attempt FROM idempotency.key WHERE scope = 'becomes' AND key = 'c';
 SELECT idempotency.complete('becomes', 'c', '"by the former owner"', token => :stale);
 
--- A call holds the locks of what it took, and of nothing else.
+-- A call holds only the locks of the operations it took.
 SELECT count(pg_temp.abandon('locks', 'k' || n, n)) FROM generate_series(1, 5) AS n;
 BEGIN;
 SELECT key FROM idempotency.claim_abandoned('locks', '1 min', 2);
 SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
--- Within the transaction, another call goes on where this one stopped.
+-- A second call in the same transaction takes the next operations.
 SELECT key FROM idempotency.claim_abandoned('locks', '1 min', 2);
 ROLLBACK;
 
--- Under REPEATABLE READ it takes what the snapshot shows.
+-- Under REPEATABLE READ, a call takes only what its snapshot shows.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT key FROM idempotency.claim_abandoned('locks', '1 min', 2);
 SELECT idempotency.complete('locks', 'k5', '"done"');
 COMMIT;
 SELECT key, state FROM idempotency.keys WHERE scope = 'locks' ORDER BY key;
 
--- It opens the guards of the scope, and the last operation is the current one; a call
--- that takes nothing changes neither.
+-- A call opens the guards of the scope, and the last operation becomes the current one.
+-- A call that takes nothing changes neither.
 CREATE TABLE guarded (key text DEFAULT idempotency.current_key('locks'));
 CREATE TRIGGER require_claim BEFORE INSERT ON guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('locks');
 BEGIN;
@@ -205,7 +207,7 @@ ROLLBACK;
 DROP TABLE guarded;
 
 --
--- The arguments
+-- Arguments
 --
 
 SELECT call, pg_temp.error_of('SELECT * FROM idempotency.' || call) AS error FROM unnest(ARRAY[
@@ -230,16 +232,16 @@ SELECT * FROM idempotency.claim_abandoned('locks', '1 min');
 \echo :SQLSTATE
 ROLLBACK;
 
--- A scope outside of the prefix is refused, whether there is anything in it or not.
+-- A scope outside the prefix is refused, even if it is empty.
 SET idempotency.scope_prefix = 'abandoned/';
 SELECT pg_temp.error_of('SELECT * FROM idempotency.claim_abandoned(''locks'', ''1 min'')');
 SELECT key FROM idempotency.claim_abandoned('abandoned/2', '1 min');
 RESET idempotency.scope_prefix;
 
--- In the select list it gives the same.
+-- The select list accepts the call and gives the same result.
 SELECT (idempotency.claim_abandoned('ABANDONED', '1 min', 10)).key;
 
--- The type of its rows is the extension's.
+-- The row type belongs to the extension.
 BEGIN;
 ALTER TYPE idempotency.abandoned ALTER ATTRIBUTE key TYPE bigint;
 SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');

@@ -1,12 +1,12 @@
 --
--- Tables of the outbox and of the reaper whose columns somebody has altered: with any
--- column of another type, or without a value, whoever calls gets an error, or an answer,
--- and no server dies of it.
+-- Altered columns in the tables of the outbox and the reaper. Whatever column has
+-- another type or NULLs, each call returns an error or a result, and the server does
+-- not crash.
 --
 \set SHOW_CONTEXT never
 
--- Two events have failed and are out in a batch again, a third is to come, and the
--- reaper has been there.
+-- Two events failed and are being redelivered in a batch, a third event is not yet
+-- delivered, and the reaper has run.
 SELECT idempotency.subscribe('altered', '{*}', max_lag => '1 hour');
 SELECT count(idempotency.publish('t', to_json(n), 'a' || n, event_id => lpad(n::text, 32, '0')::uuid)) FROM generate_series(1, 2) AS n;
 SELECT count(*), max(batch) AS batch FROM idempotency.fetch('altered') \gset
@@ -16,9 +16,9 @@ SELECT payload, attempt FROM idempotency.fetch('altered');
 SELECT idempotency.publish('t', '3') IS NOT NULL AS published;
 SELECT count(*) FROM idempotency.once_many('altered', ARRAY['expired'], '1 microsecond');
 SELECT idempotency.reap();
-UPDATE idempotency.reaper SET last_round = '1 minute' WHERE relation = 'idempotency.key'::regclass;
+UPDATE idempotency.reaper SET last_scan_duration = '1 minute' WHERE relation = 'idempotency.key'::regclass;
 
--- The SQLSTATEs of whatever reads the tables, each once; "-" where there is no error.
+-- The distinct SQLSTATEs of all calls that read the tables; "-" for no error.
 CREATE FUNCTION states() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	batch text := (SELECT coalesce(max(p.batch::text), '1') FROM idempotency.position AS p);
@@ -49,8 +49,8 @@ BEGIN
 END
 $$;
 
--- What comes of a change to a table, which is taken back.  Views that use the column
--- are in its way, and are out of ours here.
+-- The result of a change to a table, which is then rolled back. The views that use the
+-- column are dropped first, because they would prevent the change.
 CREATE FUNCTION changed(VARIADIC changes text[] DEFAULT '{}') RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	change text;
@@ -69,14 +69,14 @@ $$;
 
 SELECT changed() AS untouched;
 
--- A pointer becomes a small number, and a number a pointer.
+-- A by-reference type becomes a small by-value type, and the reverse.
 SELECT c.relname, a.attname, changed(format('ALTER TABLE %s ALTER %I DROP DEFAULT, ALTER %2$I TYPE %s', c.oid::regclass, a.attname,
 		CASE WHEN t.typbyval THEN format('text USING %I::text', a.attname) ELSE 'bigint USING 5' END)) AS retyped
 	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid JOIN pg_type AS t ON t.oid = a.atttypid
 	WHERE c.oid = ANY ('{idempotency.subscription,idempotency.position,idempotency.parked,idempotency.reaper}'::regclass[])
 		AND a.attnum > 0 ORDER BY c.relname, a.attname;
 
--- Nothing is where there was always something.
+-- NULL in columns that were NOT NULL.
 SELECT c.relname, a.attname, changed(format('ALTER TABLE %s ALTER %I DROP NOT NULL', c.oid::regclass, a.attname),
 		format('UPDATE %s SET %I = NULL', c.oid::regclass, a.attname)) AS emptied
 	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
@@ -85,7 +85,7 @@ SELECT c.relname, a.attname, changed(format('ALTER TABLE %s ALTER %I DROP NOT NU
 		AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary AND a.attnum = ANY (i.indkey))
 	ORDER BY c.relname, a.attname;
 
--- The error says what it is about.
+-- The error names the table and the column.
 BEGIN;
 ALTER TABLE idempotency.subscription ALTER retry_delay TYPE bigint USING 5;
 SELECT idempotency.fetch('altered');

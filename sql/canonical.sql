@@ -74,7 +74,7 @@ FROM vector;
 SELECT name, idempotency.canonical(input) = replace(expected, '333333333.3333333', '333333333.33333329') AS as_expected
 FROM vector WHERE name = 'values';
 
--- what is canonical stays as it is
+-- Canonical input is unchanged.
 SELECT count(*) FROM vector
 WHERE idempotency.canonical(idempotency.canonical(input)) IS DISTINCT FROM idempotency.canonical(input);
 
@@ -82,7 +82,7 @@ WHERE idempotency.canonical(idempotency.canonical(input)) IS DISTINCT FROM idemp
 -- Numbers
 --
 
--- RFC 8785, appendix B: these are their own canonical form
+-- RFC 8785, appendix B: these numbers are in canonical form already.
 SELECT number, idempotency.canonical(number) AS instead
 FROM unnest(ARRAY['0', '5e-324', '-5e-324', '1.7976931348623157e+308', '-1.7976931348623157e+308',
 	'9007199254740992', '-9007199254740992', '295147905179352830000', '9.999999999999997e+22', '1e+23',
@@ -91,7 +91,7 @@ FROM unnest(ARRAY['0', '5e-324', '-5e-324', '1.7976931348623157e+308', '-1.79769
 	'333333333.3333334', '333333333.33333343', '-0.0000033333333333333333', '1424953923781206.2']) AS number
 WHERE idempotency.canonical(number) IS DISTINCT FROM number;
 
--- numbers.csv holds 12,000 doubles as ECMAScript prints them; no difference
+-- numbers.csv holds 12,000 doubles as ECMAScript prints them; none differs.
 \set numbers `cat "$PG_ABS_SRCDIR/test/vectors/numbers.csv"`
 CREATE TEMP TABLE sample AS
 SELECT split_part(line, ',', 1) AS input, split_part(line, ',', 2) AS expected
@@ -103,13 +103,13 @@ FROM sample;
 SELECT input, expected, idempotency.canonical(input) FROM sample
 WHERE idempotency.canonical(input) IS DISTINCT FROM expected LIMIT 10;
 
--- one value, one text, however it is written
+-- Equal values give equal text, whatever their spelling.
 SELECT input, idempotency.canonical(input)
 FROM unnest(ARRAY['1', '1.0', '10e-1', '0.1e1', '1.000000000000000000000000000000', '-0', '-0.0', '0e5', '100', '1e2',
 	'0.1', '1E-1', '1e20', '1e21', '1000000000000000000000', '0.000001', '1e-6', '0.0000001', '-1.50e-7',
 	'123456789012345678901', '0.12e-5']) AS input;
 
--- where ECMAScript would print another value, all digits stay
+-- Where ECMAScript would round, canonical() keeps all digits.
 SELECT input, idempotency.canonical(input)
 FROM unnest(ARRAY['333333333.33333329', '9007199254740993', '0.10000000000000000000001', '12345678901234567890.1',
 	'9.999999999999999e22', '100000000000000000000001', '1.00000000000000001e-7', '-123456789.123456789e-17']) AS input;
@@ -118,7 +118,7 @@ SELECT input, length(idempotency.canonical(input)), idempotency.canonical(input)
 FROM unnest(ARRAY['2e-324', '3e-324', '4.9e-324', '-5.1e-324', '2.47e-324', '1.7976931348623159e308', '1e309', '-1e400',
 	'1e-330', '1e131071', '1e-16383']) AS input;
 
--- at most 400 digits in plain notation; beyond, the same digits with an exponent
+-- Plain notation has at most 400 digits; longer numbers use an exponent.
 SELECT what, left(canonical, 30) AS begins, length(canonical), canonical::numeric = input::numeric AS same_value
 FROM (VALUES
 	(1, '400 digits', repeat('7', 400)), (2, '401 digits', repeat('7', 401)), (3, '400 with zeros', '7e399'), (4, '401 with zeros', '7e400'),
@@ -128,15 +128,15 @@ FROM (VALUES
 	(11, 'small, with 401', '0.' || repeat('3', 400)), (12, 'negative', '-1e-5000')) AS v (n, what, input),
 	LATERAL idempotency.canonical(input) AS c (canonical)
 ORDER BY n;
--- one value, one text, and another value another one
+-- Equal values give equal text, and different values different text.
 SELECT count(*), count(DISTINCT idempotency.canonical(input)), min(idempotency.canonical(input))
 FROM unnest(ARRAY['1e131071', '10e131070', '0.1e131072', '1' || repeat('0', 131071), '1.000e131071', '1' || repeat('0', 131071) || '.00', '1e+131071']) AS input;
 SELECT count(*), count(DISTINCT idempotency.canonical(input)), min(idempotency.canonical(input))
 FROM unnest(ARRAY['-1.5e-16000', '-15e-16001', '-0.' || repeat('0', 15999) || '15', '-0.00015e-15996']) AS input;
 SELECT count(*), count(DISTINCT idempotency.canonical(input))
 FROM unnest(ARRAY['1e131071', '1.1e131071', '1e131070', '-1e131071', '1e-131', repeat('9', 131072), '9' || repeat('0', 131070) || '1']) AS input;
--- what numeric says is the same number is the same text, and the text is the number:
--- of random digits with random exponents, in two spellings each
+-- Random digits and exponents, in two spellings each: numbers that are equal as numeric
+-- give the same text, and the text parses to the same number.
 CREATE TEMP TABLE wide AS
 SELECT sign || digits || 'e' || exponent AS a,
 	sign || left(digits, 1) || '.' || substr(digits, 2) || repeat('0', 1 + i % 5) || 'E' || exponent + length(digits) - 1 AS b
@@ -151,14 +151,13 @@ SELECT count(*), count(*) FILTER (WHERE idempotency.canonical(a) = idempotency.c
 	count(DISTINCT a::numeric) = count(DISTINCT idempotency.canonical(a)) AS distinct,
 	count(*) FILTER (WHERE idempotency.canonical(a) ~ 'e' AND length(idempotency.canonical(a)) < 100) > 1000 AS with_exponents
 FROM wide;
--- no text is much longer than what it was made of, and so is no memory: 63 kB took
--- 900 MB
+-- Neither the text nor the memory grows much beyond the input: 63 kB once took 900 MB.
 SELECT length(input), length(idempotency.canonical(input)), octet_length(idempotency.fingerprint(input))
 FROM (SELECT '[' || repeat('1e131071,', 7000) || '1]' AS input) AS r;
 SELECT max(length(idempotency.canonical(input)) / length(input)) <= 81 AS bounded
 FROM (SELECT '1e' || e AS input FROM generate_series(-16383, 131071, 7) AS e UNION ALL SELECT '1e' || e FROM generate_series(-500, 500) AS e) AS r;
 
--- beyond what numeric holds, however it is written
+-- Numbers outside the range of numeric, in every spelling.
 \set VERBOSITY sqlstate
 SELECT idempotency.canonical('1e131072');
 SELECT idempotency.canonical('1e-16384');
@@ -177,7 +176,7 @@ SELECT idempotency.canonical('["\u00e9\ud83d\ude02", "é😂", "\/", "\u003c\u00
 SELECT idempotency.canonical('"\u007f"') = E'"\u007f"' AS delete_stays, idempotency.canonical('"\u2028"') = E'"\u2028"' AS separator_stays;
 
 --
--- Objects: sorted by UTF-16 code units, of equal names the last one stays
+-- Objects: sorted by UTF-16 code units; the last duplicate name wins
 --
 SELECT idempotency.canonical('{"b":1, "a":2, "aa":3, "":4, "B":5, "10":6, "9":7}');
 SELECT idempotency.canonical('{"a":1, "b":2, "a":3}');
@@ -190,7 +189,7 @@ SELECT idempotency.canonical('{"\ud83d\ude02b":2, "\ud83d\ude02":1, "\ud83d\ude0
 	= E'{"\U0001f602":1,"\U0001f602b":2,"\U0001f602\U0001f602":3,"\U0001f602\ue000":4}' AS sorted;
 
 --
--- Scalars, empty containers, white space, every type that is taken for JSON
+-- Scalars, empty containers, white space, and every type accepted as JSON
 --
 SELECT idempotency.canonical(' null ') AS null, idempotency.canonical('true') AS true, idempotency.canonical('"x"') AS string,
 	idempotency.canonical('[ ]') AS array, idempotency.canonical(E'\n{\t}\r\n') AS object, idempotency.canonical('[[[]],{},[1]]') AS nested;
@@ -199,7 +198,7 @@ SELECT idempotency.canonical('{"b": 1.0, "a": 2}'::json) AS json, idempotency.ca
 	idempotency.canonical(NULL) IS NULL AS strict;
 
 --
--- What is no JSON, or not for jsonb
+-- Input that is not JSON, or that jsonb refuses
 --
 \set VERBOSITY sqlstate
 SELECT idempotency.canonical('');
@@ -211,7 +210,7 @@ SELECT idempotency.canonical('"\ud800"');
 \set VERBOSITY default
 
 --
--- Deep: right, or refused by the server's own limit
+-- Deep nesting: correct, or refused by the server's own limit
 --
 CREATE FUNCTION pg_temp.deep(beginning text, middle text, ending text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -231,13 +230,13 @@ RESET max_stack_depth;
 SELECT idempotency.canonical(repeat('[', 500) || repeat(']', 500)) = repeat('[', 500) || repeat(']', 500) AS right;
 
 --
--- Wide: 100,000 members, in the opposite order
+-- Wide: 100,000 members in reverse order
 --
 SELECT idempotency.canonical('{' || string_agg(format('"%s": %s', lpad(i::text, 6, '0'), i), ', ' ORDER BY i DESC) || '}')
 	= '{' || string_agg(format('"%s":%s', lpad(i::text, 6, '0'), i), ',' ORDER BY i) || '}' AS right
 FROM generate_series(0, 99999) AS i;
 
--- more open levels than fit the first stack, several times over
+-- More open levels than the first stack allocation holds, several times over.
 SELECT idempotency.canonical('[' || string_agg(repeat('[', 40) || i || repeat(']', 40), ' , ' ORDER BY i) || ']')
 	= '[' || string_agg(repeat('[', 40) || i || repeat(']', 40), ',' ORDER BY i) || ']' AS right
 FROM generate_series(1, 100) AS i;

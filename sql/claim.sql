@@ -1,11 +1,10 @@
 --
--- claim() and try_claim(): every answer that a single session can get, and
--- every argument that is refused.  (What other sessions do to it is the matter
--- of the isolation tests.)
+-- claim() and try_claim(): every result that a single session can get, and every
+-- refused argument. The isolation tests cover concurrent sessions.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail.
+-- The SQLSTATE, message and detail of a statement.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -20,10 +19,10 @@ END
 $$;
 
 --
--- The outcomes
+-- Outcomes
 --
 
--- A key that nobody has used is claimed, and nothing is stored until complete().
+-- A new key is claimed; nothing is stored until complete().
 BEGIN;
 SELECT * FROM idempotency.claim('claim', 'new', '{"amount": 100}');
 SELECT count(*) FROM idempotency.key WHERE scope = 'claim';
@@ -35,18 +34,17 @@ BEGIN;
 SELECT * FROM idempotency.try_claim('claim', 'new for try_claim');
 ROLLBACK;
 
--- A stored outcome is replayed, to the same request and to one that says
--- nothing of itself.
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+-- A stored outcome is replayed to the same request and to a claim without a request.
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.claim('claim', 'new', '{"amount": 100}');
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.claim('claim', 'new');
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.try_claim('claim', 'new', '{"amount": 100}');
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.try_claim('claim', 'new');
 
--- A stored failure is replayed as such.
+-- A stored failure is replayed as a failure.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'declined');
 SELECT idempotency.fail('claim', 'declined', '{"error": "card declined"}', 402);
@@ -54,35 +52,36 @@ COMMIT;
 SELECT outcome, replayed, status, headers, response, failed FROM idempotency.claim('claim', 'declined');
 SELECT outcome, replayed, status, headers, response, failed FROM idempotency.try_claim('claim', 'declined');
 
--- The same key with another request is a client's bug: an error, or a value
--- that tells nothing of the stored answer.
+-- The same key with another request is a client bug: an error, or a row that does not
+-- reveal the stored response.
 SELECT * FROM idempotency.claim('claim', 'new', '{"amount": 999}');
 \echo :SQLSTATE
 SELECT * FROM idempotency.try_claim('claim', 'new', '{"amount": 999}');
 
--- A key that this transaction holds already is in progress.
+-- A key that this transaction already holds is in progress.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'held');
 SAVEPOINT before;
 SELECT * FROM idempotency.claim('claim', 'held');
 \echo :SQLSTATE
 ROLLBACK TO before;
--- try_claim() says so without an error, waits for nobody, compares nothing
+-- try_claim() reports that without an error, without waiting, and without comparing the
+-- request,
 SELECT * FROM idempotency.try_claim('claim', 'held', '{"another": "request"}', wait => '1 hour');
--- and the transaction goes on.
+-- and the transaction can continue.
 SELECT idempotency.complete('claim', 'held', '"done"');
 SELECT outcome, response FROM idempotency.claim('claim', 'held');
 COMMIT;
 SELECT outcome, response FROM idempotency.claim('claim', 'held');
 
--- Scopes are apart from each other, and nothing is folded or trimmed.
+-- Scopes are independent, and text is neither case-folded nor trimmed.
 BEGIN;
 SELECT s AS scope, k AS key, (idempotency.claim(s, k)).outcome
 	FROM (VALUES ('claim 2', 'new'), ('CLAIM', 'new'), ('claim', 'NEW'), ('claim', ' new'),
 		('claim', 'new '), ('clai', 'mnew')) AS v (s, k);
 ROLLBACK;
 
--- A claim that its transaction takes back was never there.
+-- Rolling back a claim removes it.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'rolled back');
 ROLLBACK;
@@ -90,12 +89,12 @@ BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'rolled back');
 ROLLBACK;
 
--- (claim(...)).* calls it once for every column, and the second call finds the key
--- claimed: its place is in FROM, or in an assignment.
+-- (claim(...)).* calls the function once per column, and the second call finds the key
+-- claimed. Call claim() in FROM or in an assignment instead.
 SELECT (idempotency.claim('claim', 'star')).*;
 
--- Under every isolation level a transaction sees what it stored itself, released
--- savepoints included, and not what it took back.
+-- Under every isolation level, a transaction sees the outcomes that it stored,
+-- including those of released savepoints, and not those that it rolled back.
 CREATE FUNCTION pg_temp.in_savepoints() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	result text;
@@ -130,7 +129,7 @@ SELECT pg_temp.in_savepoints();
 SELECT outcome, response FROM idempotency.claim('claim', 'own');
 ROLLBACK;
 
--- One insert for an operation on a new key, by complete(), and no dead row.
+-- An operation on a new key takes one insert, in complete(), and leaves no dead row.
 CREATE FUNCTION pg_temp.writes(OUT inserted bigint, OUT updated bigint, OUT deleted bigint)
 	LANGUAGE sql AS $$
 	SELECT pg_stat_get_xact_tuples_inserted('idempotency.key'::regclass),
@@ -152,8 +151,8 @@ SELECT ctid IS NOT NULL AS stored, xmax FROM idempotency.key WHERE scope = 'clai
 -- Scope and key
 --
 
--- NULL, empty, too long, or with a control character (C0, DEL and C1): IK400
--- from both functions.
+-- NULL, empty, too long, or with a control character (C0, DEL or C1): both functions
+-- raise IK400.
 SELECT what, pg_temp.error_of(format('SELECT idempotency.claim(%L, %L)', s, k)) AS claim
 	FROM (VALUES
 		(1, 'scope NULL', NULL, 'key'),
@@ -186,14 +185,14 @@ SELECT what, pg_temp.error_of(format('SELECT idempotency.try_claim(%L, %L)', s, 
 		(8, 'key with U+009F', 'claim', E'\u009F')) AS v (n, what, s, k)
 	ORDER BY n;
 
--- The errors in full.
+-- The complete errors.
 SELECT idempotency.claim('claim', NULL);
 SELECT idempotency.claim(repeat('s', 256), 'key');
 SELECT idempotency.claim('claim', E'key\n');
 \echo :SQLSTATE
 
--- 255 characters are accepted, of whatever length in bytes, and so is all that
--- is no control character, though its bytes may look like one.
+-- 255 characters are accepted, whatever their length in bytes, as is every character
+-- that is not a control character, even if one of its bytes looks like one.
 BEGIN;
 SELECT what, (idempotency.claim(s, k)).outcome
 	FROM (VALUES
@@ -216,12 +215,12 @@ SELECT response FROM idempotency.try_claim(repeat('ж', 255), repeat('ж', 255))
 ROLLBACK;
 
 --
--- The request
+-- Request
 --
 
--- json, jsonb, text, varchar, an untyped literal and an untyped parameter are
--- all accepted; the order of members, white space and the way to write a number
--- make no other request.
+-- json, jsonb, text, varchar, an untyped literal and an untyped parameter are all
+-- accepted. The order of members, white space and the spelling of numbers do not change
+-- the fingerprint.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'typed', '{"amount": 100, "currency": "EUR"}');
 SELECT idempotency.complete('claim', 'typed');
@@ -243,7 +242,7 @@ EXECUTE untyped('claim', 'typed', '{"currency": "EUR", "amount": 101}');
 DEALLOCATE untyped;
 SELECT outcome FROM idempotency.claim('claim', 'typed', '{"amount": 100, "currency": "USD"}'::jsonb);
 
--- JSON null is a request like any other; NULL is none.
+-- JSON null is a request; SQL NULL means no request.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'json null', 'null');
 SELECT idempotency.complete('claim', 'json null');
@@ -252,18 +251,18 @@ SELECT outcome FROM idempotency.try_claim('claim', 'json null', '{}');
 SELECT outcome FROM idempotency.try_claim('claim', 'json null', NULL);
 ROLLBACK;
 
--- What is not JSON is PostgreSQL's own error.
+-- Input that is not JSON raises PostgreSQL's own error.
 \set VERBOSITY sqlstate
 SELECT idempotency.claim('claim', 'not json', '{"amount": }');
 SELECT idempotency.claim('claim', 'not json', 'amount'::text);
 SELECT idempotency.claim('claim', 'not json', '');
 SELECT idempotency.claim('claim', 'not json', 42);
--- So is a number that no numeric holds.
+-- So does a number outside the range of numeric.
 SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''not numeric'', ''{"amount": 1e131072}'')');
 SELECT pg_temp.error_of('SELECT idempotency.try_claim(''claim'', ''not numeric'', ''{"amount": 1e-16384}'')');
 \set VERBOSITY default
 
--- A claim without a fingerprint matches every request, before and after.
+-- A claim without a fingerprint matches every request, earlier and later.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'no request');
 SELECT idempotency.complete('claim', 'no request');
@@ -271,7 +270,7 @@ COMMIT;
 SELECT outcome FROM idempotency.claim('claim', 'no request', '{"any": "thing"}');
 SELECT outcome FROM idempotency.claim('claim', 'no request', fingerprint => '\x000102030405060708090a0b0c0d0e0f');
 
--- The caller may bring a digest of his own instead, of 16 to 64 bytes.
+-- The caller can pass a digest of 16 to 64 bytes instead.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'digest', fingerprint => '\x000102030405060708090a0b0c0d0e0f');
 SELECT idempotency.complete('claim', 'digest');
@@ -284,7 +283,7 @@ SELECT outcome FROM idempotency.try_claim('claim', 'digest', '{}');
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', '64 bytes', fingerprint => sha512('request'));
 ROLLBACK;
--- The helper's fingerprint is the one that claim() computes.
+-- fingerprint() computes the same fingerprint as claim().
 SELECT outcome FROM idempotency.claim('claim', 'typed',
 	fingerprint => idempotency.fingerprint('{"currency": "EUR", "amount": 100}'));
 
@@ -297,8 +296,8 @@ SELECT bytes, pg_temp.error_of(format('SELECT idempotency.try_claim(''claim'', '
 		decode(repeat('00', bytes), 'hex'))) AS try_claim
 	FROM unnest('{0,1,15,65,1000}'::int[]) AS bytes;
 
--- An answer is replayed as the bytes that were stored: white space, the order of
--- members, repeated members, escapes and numbers as they were written.
+-- A replay returns the stored response byte for byte: white space, the order of
+-- members, duplicate members, escapes and the spelling of numbers are kept.
 BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'bytes');
 SELECT idempotency.complete('claim', 'bytes',
@@ -314,11 +313,11 @@ COMMIT;
 SELECT response::text = E'{\n\t"a": 1,\r\n\t"b": 2\n}\n' AS same FROM idempotency.claim('claim', 'lines');
 
 --
--- The retention
+-- Retention
 --
 
--- One operation, and how long it is remembered.
-CREATE FUNCTION pg_temp.operate(key text, retention interval, request json DEFAULT NULL) RETURNS void
+-- One operation, and its retention.
+CREATE FUNCTION pg_temp.complete_operation(key text, retention interval, request json DEFAULT NULL) RETURNS void
 	LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idempotency.claim('claim', key, request, retention => retention);
@@ -327,40 +326,41 @@ END
 $$;
 CREATE FUNCTION pg_temp.seconds_kept(key text, retention interval) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM pg_temp.operate(key, retention);
+	PERFORM pg_temp.complete_operation(key, retention);
 	RETURN (SELECT ceil(extract(epoch FROM expires_at - created_at))
 		FROM idempotency.key k WHERE k.scope = 'claim' AND k.key = seconds_kept.key);
 END
 $$;
 
--- The setting's 24 hours, or what the claim says.
+-- The default is 24 hours, from the setting; the argument overrides it.
 SELECT r AS retention, pg_temp.seconds_kept('kept ' || n, r)
 	FROM (VALUES (1, NULL::interval), (2, '1 second'), (3, '36 hours'), (4, '1000000 hours')) AS v (n, r)
 	ORDER BY n;
 
--- Days and months are those of the calendar.
+-- Days and months follow the calendar.
 CREATE TEMPORARY TABLE calendar AS
 	SELECT r, 'calendar ' || r AS key
 		FROM unnest('{1 day,7 days,1 day -1 hour,1 month,1 year 1 day,100 years}'::interval[]) AS r;
-SELECT r, pg_temp.operate(key, r) FROM calendar;
+SELECT r, pg_temp.complete_operation(key, r) FROM calendar;
 SELECT r, expires_at BETWEEN created_at + r - interval '5 seconds' AND created_at + r AS as_said
 	FROM calendar JOIN idempotency.key USING (key) WHERE scope = 'claim' ORDER BY r;
 
--- For ever is -1 second.
-SELECT pg_temp.operate('for ever', '-1 second');
+-- -1 second means infinite retention.
+SELECT pg_temp.complete_operation('for ever', '-1 second');
 SELECT outcome, expires_at FROM idempotency.claim('claim', 'for ever');
 
--- The setting counts where the claim says nothing.
+-- The setting applies where the claim passes no retention.
 BEGIN;
 SET LOCAL idempotency.retention = '1h';
 SELECT pg_temp.seconds_kept('setting', NULL);
 SELECT pg_temp.seconds_kept('argument over setting', '2 hours');
 SET LOCAL idempotency.retention = -1;
-SELECT pg_temp.operate('setting for ever', NULL);
+SELECT pg_temp.complete_operation('setting for ever', NULL);
 SELECT outcome, expires_at FROM idempotency.claim('claim', 'setting for ever');
 ROLLBACK;
 
--- A retention that is no length of time, or that ends beyond time itself.
+-- Retentions that are not a length of time, or that end outside the range of
+-- timestamps.
 SELECT idempotency.claim('claim', 'retention', retention => '0');
 \echo :SQLSTATE
 SELECT r AS retention,
@@ -374,9 +374,9 @@ SELECT r AS retention,
 -- Expiry
 --
 
--- An expired key counts as absent at that very moment: to replays, to another
--- request, to peek() and to once().
-SELECT pg_temp.operate('expired', '1 millisecond', '{"amount": 1}');
+-- An expired key counts as absent immediately: for replays, for other requests, for
+-- peek() and for once().
+SELECT pg_temp.complete_operation('expired', '1 millisecond', '{"amount": 1}');
 SELECT pg_sleep(0.01);
 SELECT count(*) AS rows FROM idempotency.key WHERE scope = 'claim' AND key = 'expired';
 SELECT idempotency.peek('claim', 'expired') IS NULL AS absent;
@@ -384,8 +384,8 @@ BEGIN;
 SELECT outcome, status, response FROM idempotency.try_claim('claim', 'expired', '{"amount": 2}');
 ROLLBACK;
 
--- Its row is overwritten in place, by one update that leaves the index alone, and
--- the request that counts is the new one.
+-- The next operation overwrites the row by one HOT update, and the fingerprint is that
+-- of the new request.
 SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'claim' AND key = 'expired' \gset
 BEGIN;
 SELECT * FROM pg_temp.writes() \gset before_
@@ -401,20 +401,20 @@ SELECT ctid <> :'old_ctid' AS another_version, xmin <> :'old_xmin' AS another_wr
 SELECT outcome, response FROM idempotency.try_claim('claim', 'expired', '{"amount": 2}');
 SELECT outcome, response FROM idempotency.try_claim('claim', 'expired', '{"amount": 1}');
 
--- The same within one transaction, several times over.
+-- The same, several times within one transaction.
 BEGIN;
-SELECT pg_temp.operate('expires at once', '1 microsecond', '1');
+SELECT pg_temp.complete_operation('expires at once', '1 microsecond', '1');
 SELECT pg_sleep(0.001);
-SELECT pg_temp.operate('expires at once', '1 microsecond', '2');
+SELECT pg_temp.complete_operation('expires at once', '1 microsecond', '2');
 SELECT pg_sleep(0.001);
-SELECT pg_temp.operate('expires at once', '1 hour', '3');
+SELECT pg_temp.complete_operation('expires at once', '1 hour', '3');
 SELECT outcome FROM idempotency.try_claim('claim', 'expires at once', '3');
 COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'claim' AND key = 'expires at once';
 SELECT outcome FROM idempotency.try_claim('claim', 'expires at once', '3');
 
--- A claim on an expired key that comes to nothing leaves the row as it was.
-SELECT pg_temp.operate('released', '1 millisecond');
+-- A rolled-back or released claim on an expired key leaves the row unchanged.
+SELECT pg_temp.complete_operation('released', '1 millisecond');
 SELECT pg_sleep(0.01);
 SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'claim' AND key = 'released' \gset
 BEGIN;
@@ -425,11 +425,11 @@ SELECT ctid = :'old_ctid' AS same_version, xmin = :'old_xmin' AS same_writer
 	FROM idempotency.key WHERE scope = 'claim' AND key = 'released';
 
 --
--- The wait
+-- Wait
 --
 
--- How long to wait matters only where another transaction holds the key; that it
--- is a length of time is always checked.
+-- The wait matters only while another transaction holds the key; its value is always
+-- checked.
 SELECT idempotency.claim('claim', 'wait', wait => '-1 second');
 \echo :SQLSTATE
 SELECT pg_temp.error_of('SELECT idempotency.try_claim(''claim'', ''wait'', wait => ''-1 microsecond'')');
@@ -440,7 +440,7 @@ SELECT w AS wait, (idempotency.claim('claim', 'wait ' || w, wait => w::interval)
 ROLLBACK;
 
 --
--- Where nothing can be written
+-- Read-only transactions and recovery
 --
 
 BEGIN READ ONLY;
@@ -451,13 +451,13 @@ ROLLBACK TO before;
 SELECT idempotency.try_claim('claim', 'read only');
 \echo :SQLSTATE
 ROLLBACK TO before;
--- even where there is something to replay: whether there is, the client does not know
+-- The call fails even if an outcome is stored, because the client cannot know that.
 SELECT idempotency.claim('claim', 'new');
 ROLLBACK TO before;
 SELECT status, response FROM idempotency.peek('claim', 'new');
 COMMIT;
 
--- The type of the answer is the extension's.
+-- The result type belongs to the extension.
 BEGIN;
 ALTER TYPE idempotency.operation ALTER ATTRIBUTE attempt TYPE text;
 SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''type'')');
@@ -467,11 +467,12 @@ ALTER TYPE idempotency.operation ADD ATTRIBUTE more text;
 SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''type'')');
 ROLLBACK;
 
--- SELECT f() INTO op, without "* FROM", puts the text of the whole composite into its first
--- field.  That fails at the first call, for each function that returns a composite: a
--- variable with shifted fields would tell a replay from a claim no more.
+-- SELECT f() INTO op, without "* FROM", puts the text of the whole composite into the
+-- first field. That fails at the first call, for each function that returns a
+-- composite: otherwise a variable with shifted fields would not distinguish a replay
+-- from a claim.
 CREATE FUNCTION into_its_own() RETURNS void LANGUAGE sql AS '';
-CREATE FUNCTION pg_temp.into(type text, call text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION pg_temp.select_into(type text, call text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE format('CREATE OR REPLACE FUNCTION into_its_own() RETURNS void LANGUAGE plpgsql AS %L',
 		format('DECLARE it idempotency.%I; BEGIN SELECT idempotency.%s INTO it; END', type, call));
@@ -487,14 +488,14 @@ BEGIN;
 SELECT idempotency.subscribe('claim', '{*}', start_at => 'now');
 SELECT idempotency.publish('into', '1') IS NOT NULL AS published;
 COMMIT;
-SELECT type, call, pg_temp.into(type, call) FROM (VALUES
+SELECT type, call, pg_temp.select_into(type, call) FROM (VALUES
 	('operation', $$claim('claim', 'new')$$),
 	('operation', $$try_claim('claim', 'new')$$),
 	('operation', $$peek('claim', 'new')$$),
 	('operation', $$run('claim', 'new', NULL, 'handle(json)')$$),
 	('abandoned', $$claim_abandoned('claim', '1 minute')$$),
 	('event', $$fetch('claim')$$)) AS v (type, call);
--- (Scalar variables take what comes: a limit.)
+-- Scalar variables accept the shifted value: a known limit.
 DO $$
 DECLARE
 	outcome text;

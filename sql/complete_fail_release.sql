@@ -1,12 +1,12 @@
 --
--- complete(), fail() and release(): the three ways to finish a claim, and what
--- becomes of a transaction that finishes one that it does not hold.
+-- complete(), fail() and release(): the three ways to finish a claim, and the error for
+-- a transaction that does not hold the claim.
 --
 \set SHOW_CONTEXT never
 
 CREATE TABLE charge (id int PRIMARY KEY, amount numeric NOT NULL);
 
--- What a statement comes to: its SQLSTATE, message and detail.
+-- The SQLSTATE, message and detail of a statement.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -24,8 +24,8 @@ $$;
 -- complete() stores a success
 --
 
--- The status is 200 unless said otherwise; NULL says nothing.  What comes back is the
--- response, byte for byte as every retry will get it.
+-- The default status is 200, also for NULL. complete() returns the response byte for
+-- byte as every retry gets it.
 BEGIN;
 SELECT (idempotency.claim('complete', k)).outcome FROM unnest('{a,b,c,d}'::text[]) AS k;
 SELECT idempotency.complete('complete', 'a');
@@ -35,11 +35,11 @@ SELECT idempotency.complete(scope => 'complete', key => 'd', headers => '{}', re
 COMMIT;
 SELECT k AS key, outcome, replayed, status, headers, response, failed
 	FROM unnest('{a,b,c,d}'::text[]) AS k, idempotency.claim('complete', k);
--- NULL is no response at all; JSON null is one.
+-- SQL NULL means no response; JSON null is a response.
 SELECT key, response IS NULL AS no_response, headers IS NULL AS no_headers
 	FROM idempotency.key WHERE scope = 'complete' ORDER BY key;
 
--- The answer may be json, jsonb, text, varchar or an untyped parameter.
+-- The response can be json, jsonb, text, varchar or an untyped parameter.
 BEGIN;
 SELECT (idempotency.claim('complete', k)).outcome FROM unnest('{json,jsonb,text,varchar,parameter}'::text[]) AS k;
 SELECT idempotency.complete('complete', 'json', '{"b":1,  "a":2}'::json, 200, '{"b":1,  "a":2}'::json);
@@ -54,7 +54,7 @@ SELECT k AS key, response, headers
 COMMIT;
 
 --
--- fail() stores a final failure, which is replayed like a success
+-- fail() stores a final failure, which retries replay
 --
 
 BEGIN;
@@ -65,15 +65,15 @@ COMMIT;
 SELECT k AS key, outcome, replayed, status, headers, response, failed
 	FROM unnest('{a,b}'::text[]) AS k, idempotency.claim('fail', k);
 
--- A failure has no status of its own accord.
+-- A failure has no default status.
 BEGIN;
 SELECT outcome FROM idempotency.claim('fail', 'c');
 SELECT idempotency.fail('fail', 'c', '"reason"', NULL);
 \echo :SQLSTATE
 ROLLBACK;
 
--- fail() commits what was written before it.  So the writes stand in an inner
--- block, whose end takes them back, and the failure is stored outside of it.
+-- fail() commits all earlier writes of the transaction. Therefore the writes belong in
+-- an inner block, whose error rolls them back, and fail() is called outside that block.
 CREATE FUNCTION charge_create(p_key text, p_id int, p_amount numeric) RETURNS json LANGUAGE plpgsql AS $$
 DECLARE
 	op idempotency.operation;
@@ -99,16 +99,16 @@ SELECT charge_create('k2', 2, 5000);
 SELECT charge_create('k2', 2, 5000);
 SELECT * FROM charge;
 SELECT key, state, status FROM idempotency.keys WHERE scope = 'charge.limited' ORDER BY key;
--- An error that nobody expects leaves no trace: the retry runs.
+-- An unexpected error stores nothing, so the retry runs the operation.
 SELECT charge_create('k3', 1, 100);
 DELETE FROM charge;
 SELECT charge_create('k3', 1, 100);
 
 --
--- What may be stored
+-- Accepted outcomes
 --
 
--- A status of HTTP, 100 to 599.
+-- An HTTP status: 100 to 599.
 BEGIN;
 SELECT outcome FROM idempotency.claim('status', 'a');
 SELECT s AS status, pg_temp.error_of(format('SELECT idempotency.complete(''status'', ''a'', status => %s)', s)) AS complete,
@@ -132,7 +132,7 @@ SELECT idempotency.complete('headers', 'a', headers => E' \n\t\r{"X": 1}');
 COMMIT;
 SELECT headers::text = E' \n\t\r{"X": 1}' AS same FROM idempotency.claim('headers', 'a');
 
--- What is not JSON is PostgreSQL's own error.
+-- Input that is not JSON raises PostgreSQL's own error.
 BEGIN;
 SELECT outcome FROM idempotency.claim('json', 'a');
 \set VERBOSITY sqlstate
@@ -145,8 +145,8 @@ ROLLBACK TO before;
 SELECT idempotency.complete('json', 'a', '{}');
 COMMIT;
 
--- Response and headers together have at most idempotency.max_response_size bytes,
--- counted as they were given.
+-- Response and headers together can have idempotency.max_response_size bytes, counted
+-- as passed.
 BEGIN;
 SET LOCAL idempotency.max_response_size = '1kB';
 SELECT (idempotency.claim('size', k)).outcome FROM unnest('{exact,with headers,multi-byte,too large}'::text[]) AS k;
@@ -165,12 +165,12 @@ SELECT idempotency.complete('size', 'too large', headers => json_build_object('X
 ROLLBACK TO before;
 SELECT idempotency.fail('size', 'too large', to_json(repeat('x', 1023)), 400);
 ROLLBACK TO before;
--- The claim is as open as before.
+-- The claim stays open.
 SELECT idempotency.fail('size', 'too large', '"the answer is too large"', 500);
 COMMIT;
 SELECT key, abs(status) AS status, octet_length(response::text) AS bytes FROM idempotency.key WHERE scope = 'size' ORDER BY key;
 
--- The default is 1 MB, of which every byte comes back.
+-- The default limit is 1 MB, and every byte is replayed.
 BEGIN;
 SELECT outcome FROM idempotency.claim('size', '1 MB');
 SELECT pg_temp.error_of($$SELECT idempotency.complete('size', '1 MB', to_json(repeat('x', 1048575)))$$);
@@ -182,10 +182,10 @@ SELECT octet_length(response::text) AS bytes, md5(response::text) = md5('"' || m
 		(SELECT string_agg(md5(n::text), '')::char(1048574)::text AS m FROM generate_series(1, 32768) AS n) AS made;
 
 --
--- release() gives the claim up
+-- release() gives up the claim
 --
 
--- Nothing is stored, and the next retry runs.
+-- release() stores nothing, and the next retry runs.
 BEGIN;
 SELECT outcome FROM idempotency.claim('release', 'a', '{"amount": 1}');
 SELECT idempotency.release('release', 'a');
@@ -195,7 +195,7 @@ BEGIN;
 SELECT outcome FROM idempotency.claim('release', 'a', '{"amount": 2}');
 ROLLBACK;
 
--- It can be claimed again in the same transaction, with another request.
+-- The same transaction can claim the key again, with another request.
 BEGIN;
 SELECT outcome FROM idempotency.claim('release', 'b', '{"amount": 1}');
 SELECT idempotency.release('release', 'b');
@@ -205,7 +205,8 @@ COMMIT;
 SELECT outcome, response FROM idempotency.try_claim('release', 'b', '{"amount": 2}');
 SELECT outcome, response FROM idempotency.try_claim('release', 'b', '{"amount": 1}');
 
--- The lock stays until the transaction ends, for its writes may commit.
+-- The lock is held until the transaction ends, because the earlier writes can still
+-- commit.
 BEGIN;
 SELECT outcome FROM idempotency.claim('release', 'c');
 SELECT idempotency.release('release', 'c');
@@ -216,10 +217,10 @@ SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 
 --
--- Without a claim of this transaction's: IK412
+-- Without a claim held by this transaction: IK412
 --
 
--- A key that nobody ever claimed, in full.
+-- The complete error for a key that was never claimed.
 SELECT idempotency.complete('lost', 'unknown', '{}');
 \echo :SQLSTATE
 SELECT idempotency.fail('lost', 'unknown', '{}', 400);
@@ -227,7 +228,8 @@ SELECT idempotency.fail('lost', 'unknown', '{}', 400);
 SELECT idempotency.release('lost', 'unknown');
 \echo :SQLSTATE
 
--- Committed long ago: to complete it again is no success, however alike.
+-- An outcome that is already committed cannot be completed again, even with the same
+-- response.
 BEGIN;
 SELECT outcome FROM idempotency.claim('lost', 'done');
 SELECT idempotency.complete('lost', 'done', '"first"');
@@ -235,13 +237,13 @@ COMMIT;
 SELECT idempotency.complete('lost', 'done', '"first"');
 SELECT idempotency.fail('lost', 'done', '"first"', 400);
 SELECT idempotency.release('lost', 'done');
--- A replay is no claim either.
+-- A replay is not a claim.
 BEGIN;
 SELECT outcome FROM idempotency.claim('lost', 'done');
 SELECT idempotency.complete('lost', 'done', '"second"');
 ROLLBACK;
 
--- Finished in this very transaction, in whatever way and order.
+-- Claims that this transaction already finished, in every combination.
 CREATE TEMPORARY TABLE ending (n int, name text, statement text);
 INSERT INTO ending VALUES
 	(1, 'complete', $$SELECT idempotency.complete('lost', 'twice', '{}')$$),
@@ -264,14 +266,14 @@ SELECT a.name AS first, b.name AS second, pg_temp.twice(a.statement, b.statement
 	FROM ending a, ending b ORDER BY a.n, b.n;
 ROLLBACK;
 
--- Of another key or scope.
+-- Another key or scope.
 BEGIN;
 SELECT outcome FROM idempotency.claim('lost', 'mine');
 SELECT pg_temp.error_of($$SELECT idempotency.complete('lost', 'MINE')$$);
 SELECT pg_temp.error_of($$SELECT idempotency.complete('lost ', 'mine')$$);
 ROLLBACK;
 
--- What comes before is checked first: an argument that names no key at all.
+-- Invalid arguments are reported first.
 SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.complete(NULL, ''key'')',
 	'SELECT idempotency.complete(''lost'', '''')',
@@ -281,10 +283,10 @@ SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.release(repeat(''s'', 256), ''key'')']) AS s;
 
 --
--- IK412 dooms the transaction: what it wrote had no claim to stand on
+-- After IK412 the transaction cannot commit, because its writes had no claim
 --
 
--- Caught in an EXCEPTION block, it comes back at COMMIT.
+-- If an EXCEPTION block catches the error, COMMIT raises it again.
 DELETE FROM charge;
 BEGIN;
 DO $$
@@ -297,15 +299,15 @@ BEGIN
 	END;
 END
 $$;
--- Until then all looks well.
+-- Statements before COMMIT still succeed.
 SELECT count(*) FROM charge;
 COMMIT;
 \echo :SQLSTATE
 SELECT count(*) FROM charge;
 
--- The same for fail() and release(), and where the statement is its own
+-- The same holds for fail() and release(), and for a statement that is its own
 -- transaction.
-CREATE FUNCTION pg_temp.swallow(statement text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION pg_temp.catch_error(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
 	RETURN 'no error';
@@ -313,10 +315,10 @@ EXCEPTION WHEN OTHERS THEN
 	RETURN 'caught ' || SQLSTATE;
 END
 $$;
-SELECT pg_temp.swallow($$SELECT idempotency.fail('lost', 'caught', '{}', 400)$$);
-SELECT pg_temp.swallow($$SELECT idempotency.release('lost', 'caught')$$);
+SELECT pg_temp.catch_error($$SELECT idempotency.fail('lost', 'caught', '{}', 400)$$);
+SELECT pg_temp.catch_error($$SELECT idempotency.release('lost', 'caught')$$);
 
--- A savepoint does not help: the claim that the writes stand on is gone.
+-- Rolling back to a savepoint does not help: the claim for the writes is gone.
 BEGIN;
 INSERT INTO charge VALUES (11, 11);
 SAVEPOINT before;
@@ -328,39 +330,39 @@ COMMIT;
 \echo :SQLSTATE
 SELECT count(*) FROM charge;
 
--- The first of several is the one that is named.
+-- The error names the first of several.
 BEGIN;
-SELECT pg_temp.swallow($$SELECT idempotency.release('lost', 'first')$$),
-	pg_temp.swallow($$SELECT idempotency.release('lost', 'second')$$);
+SELECT pg_temp.catch_error($$SELECT idempotency.release('lost', 'first')$$),
+	pg_temp.catch_error($$SELECT idempotency.release('lost', 'second')$$);
 COMMIT;
 
 -- PREPARE TRANSACTION fails as well.
 BEGIN;
 INSERT INTO charge VALUES (12, 12);
-SELECT pg_temp.swallow($$SELECT idempotency.complete('lost', 'prepared', '{}')$$);
+SELECT pg_temp.catch_error($$SELECT idempotency.complete('lost', 'prepared', '{}')$$);
 PREPARE TRANSACTION 'regress_idempotency_doomed';
 \echo :SQLSTATE
 SELECT count(*) FROM charge;
 ROLLBACK PREPARED 'regress_idempotency_doomed';
 
--- The next transaction knows nothing of it.
+-- The next transaction is not affected.
 BEGIN;
 SELECT outcome FROM idempotency.claim('lost', 'next');
 SELECT idempotency.complete('lost', 'next', '{}');
 COMMIT;
 
--- Other errors of complete() doom nothing once caught.
+-- Other errors of complete() that are caught do not prevent the commit.
 BEGIN;
-SELECT outcome FROM idempotency.claim('lost', 'not doomed');
-SELECT pg_temp.swallow($$SELECT idempotency.complete('lost', 'not doomed', status => 99)$$);
-SELECT pg_temp.swallow($$SELECT idempotency.complete('lost', 'not doomed', headers => '[]')$$);
-SELECT pg_temp.swallow($$SELECT idempotency.complete('lost', 'not doomed', to_json(repeat('x', 2000000)))$$);
-SELECT idempotency.complete('lost', 'not doomed', '{}');
+SELECT outcome FROM idempotency.claim('lost', 'can commit');
+SELECT pg_temp.catch_error($$SELECT idempotency.complete('lost', 'can commit', status => 99)$$);
+SELECT pg_temp.catch_error($$SELECT idempotency.complete('lost', 'can commit', headers => '[]')$$);
+SELECT pg_temp.catch_error($$SELECT idempotency.complete('lost', 'can commit', to_json(repeat('x', 2000000)))$$);
+SELECT idempotency.complete('lost', 'can commit', '{}');
 COMMIT;
-SELECT outcome, status FROM idempotency.claim('lost', 'not doomed');
+SELECT outcome, status FROM idempotency.claim('lost', 'can commit');
 
 --
--- Where nothing can be written
+-- Read-only transactions and recovery
 --
 
 BEGIN READ ONLY;

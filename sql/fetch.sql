@@ -1,12 +1,11 @@
 --
--- fetch(), ack(), extend(), and giving back: batches, as one session sees them.  (What
--- publishers and consumers do to each other is the matter of the isolation tests;
--- events that fail, that of nack.)
+-- fetch(), ack(), extend(), and returning a batch, as one session sees them. The
+-- isolation tests cover concurrent publishers and consumers; the nack test covers
+-- failed events.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail, without the number
--- of a batch.
+-- The SQLSTATE, message and detail of a statement, without the batch number.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -20,7 +19,7 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- Events are known by numbers, which are their payloads.
+-- Events are identified by numbers, which are their payloads.
 CREATE FUNCTION pg_temp.publish(numbers int[], topic text DEFAULT 'fetch') RETURNS bigint LANGUAGE sql AS $$
 	SELECT count(idempotency.publish(topic, to_json(n))) FROM unnest(numbers) AS n
 $$;
@@ -34,7 +33,7 @@ $$;
 CREATE FUNCTION pg_temp.ack(subscription text) RETURNS void LANGUAGE sql AS $$
 	SELECT idempotency.ack(subscription, pg_temp.batch(subscription))
 $$;
--- All that is to come, batch after batch.
+-- All remaining events, batch by batch.
 CREATE FUNCTION pg_temp.drain(subscription text, max_events int DEFAULT 100) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	got text;
@@ -49,8 +48,8 @@ BEGIN
 	RETURN got;
 END
 $$;
--- Makes it so much later for the batch that is out.
-CREATE FUNCTION pg_temp.pass(p_subscription text, p_time interval DEFAULT '1 day') RETURNS void LANGUAGE sql AS $$
+-- Moves the lease of the current batch into the past by an interval.
+CREATE FUNCTION pg_temp.age_batch(p_subscription text, p_time interval DEFAULT '1 day') RETURNS void LANGUAGE sql AS $$
 	UPDATE idempotency.position SET leased_at = leased_at - p_time, leased_until = leased_until - p_time
 		WHERE subscription = p_subscription
 $$;
@@ -58,36 +57,37 @@ $$;
 SELECT idempotency.subscribe('fetch', '{fetch}');
 
 --
--- A batch
+-- Batches
 --
 
--- What was published comes, all of it, in that order, and as it was published.
+-- A batch contains all published events, unchanged and in order of publication.
 SELECT pg_temp.fetch('fetch');
 SELECT idempotency.publish('fetch', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', '{"trace" : "a1"}', 'f0000000-0000-0000-0000-000000000001');
 SELECT idempotency.publish('fetch', NULL) IS NOT NULL AS published;
 SELECT pg_temp.publish('{3,1,2}');
 CREATE TEMPORARY TABLE got AS SELECT row_number() OVER () AS n, * FROM idempotency.fetch('fetch');
 SELECT n, aggregatetype, aggregateid, type, payload, headers, attempt FROM got ORDER BY n;
-SELECT count(DISTINCT batch) AS batches, min(batch) > 0 AS positive, min(batch) = pg_temp.batch('fetch') AS noted FROM got;
+SELECT count(DISTINCT batch) AS batches, min(batch) > 0 AS positive, min(batch) = pg_temp.batch('fetch') AS returned FROM got;
 SELECT bool_and(got.seq = o.seq AND got.published_at = o.published_at) AS same, count(*),
 		array_agg(got.seq ORDER BY n) = array_agg(got.seq ORDER BY got.seq) AS ordered
 	FROM got JOIN idempotency.outbox AS o USING (id);
 SELECT pg_temp.ack('fetch');
 SELECT pg_temp.fetch('fetch');
 
--- No more than the consumer wants, nor than a hundred unless he says so.
+-- A batch has at most max events, 100 by default.
 SELECT pg_temp.publish(array_agg(n)) FROM generate_series(1, 105) AS n;
 SELECT pg_temp.fetch('fetch', 3), pg_temp.ack('fetch');
 SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempotency.fetch('fetch');
 SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch', 1), pg_temp.ack('fetch');
 SELECT pg_temp.fetch('fetch', 2147483647), pg_temp.ack('fetch');
 
--- It may stand where a row set may, and is a whole whatever is read of it.
+-- fetch() works wherever a set of rows is allowed, and always takes the whole batch,
+-- even if the query reads only a part of it.
 SELECT pg_temp.publish('{1,2,3}');
 SELECT (idempotency.fetch('fetch')).payload LIMIT 1;
-SELECT pg_temp.pass('fetch');
+SELECT pg_temp.age_batch('fetch');
 SELECT payload FROM idempotency.fetch('fetch') LIMIT 1;
-SELECT pg_temp.pass('fetch');
+SELECT pg_temp.age_batch('fetch');
 SELECT (f).payload FROM idempotency.fetch('fetch') AS f WHERE (f).payload::text <> '2';
 SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
 
@@ -95,44 +95,45 @@ SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
 -- One batch at a time
 --
 
--- Nobody gets anything while a batch is out and its lease runs, in whatever
--- transaction; then it comes again as a whole, under another number.
+-- While the lease of a batch runs, no transaction gets events. Afterwards fetch()
+-- redelivers the whole batch under another number.
 SELECT pg_temp.publish('{11,12,13}');
 SELECT pg_temp.fetch('fetch'), pg_temp.publish('{14}');
 SELECT pg_temp.batch('fetch') AS old \gset
 SELECT pg_temp.fetch('fetch');
 SELECT leased_until - leased_at AS lease, leased_until - clock_timestamp() BETWEEN '1 s' AND '30 s' AS left FROM idempotency.position WHERE subscription = 'fetch';
-SELECT pg_temp.pass('fetch', '31 s');
+SELECT pg_temp.age_batch('fetch', '31 s');
 SELECT pg_temp.fetch('fetch', 1), pg_temp.batch('fetch') <> :old AS another;
 SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', ' || :old || ')');
 SELECT pg_temp.error_of('SELECT idempotency.extend(''fetch'', ' || :old || ', ''1 h'')');
 SELECT pg_temp.error_of('SELECT idempotency.nack(''fetch'', ' || :old || ', NULL)');
--- Who is late may still acknowledge what was not given again.
-SELECT pg_temp.pass('fetch'), pg_temp.ack('fetch');
+-- A late consumer can still acknowledge a batch that was not redelivered.
+SELECT pg_temp.age_batch('fetch'), pg_temp.ack('fetch');
 SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
 
--- A lease is as long as the consumer says, and may be extended, from now on, even
--- when it is over.
+-- The consumer chooses the length of the lease, and can extend it from now on, even
+-- after the lease expired.
 SELECT pg_temp.publish('{21,22}');
 SELECT count(*) FROM idempotency.fetch('fetch', lease => '1 h');
-SELECT pg_temp.pass('fetch', '59 min'), pg_temp.fetch('fetch');
+SELECT pg_temp.age_batch('fetch', '59 min'), pg_temp.fetch('fetch');
 SELECT idempotency.extend('fetch', pg_temp.batch('fetch'), '10 min') AS until \gset
-SELECT leased_until = :'until' AS noted, leased_until - clock_timestamp() BETWEEN '9 min' AND '10 min' AS extended
+SELECT leased_until = :'until' AS stored, leased_until - clock_timestamp() BETWEEN '9 min' AND '10 min' AS extended
 	FROM idempotency.position WHERE subscription = 'fetch';
-SELECT pg_temp.pass('fetch', '9 min'), pg_temp.fetch('fetch');
-SELECT pg_temp.pass('fetch', '9 min');
+SELECT pg_temp.age_batch('fetch', '9 min'), pg_temp.fetch('fetch');
+SELECT pg_temp.age_batch('fetch', '9 min');
 SELECT idempotency.extend('fetch', pg_temp.batch('fetch'), '1 min') > now() AS extended, pg_temp.fetch('fetch');
 SELECT l AS lease, pg_temp.error_of(format('SELECT idempotency.extend(''fetch'', %s, %L)', pg_temp.batch('fetch'), l)) AS extend,
 		pg_temp.error_of(format('SELECT idempotency.fetch(''fetch'', lease => %L)', l)) AS fetch
 	FROM unnest('{0,-1 microsecond,-1 month,300000 years,NULL}'::text[]) AS l;
-SELECT pg_temp.pass('fetch'), pg_temp.fetch('fetch'), pg_temp.ack('fetch');
--- A clock that was set back leaves a lease that begins in the future: it is over.
+SELECT pg_temp.age_batch('fetch'), pg_temp.fetch('fetch'), pg_temp.ack('fetch');
+-- A clock that was set back leaves a lease that begins in the future: the lease counts
+-- as expired.
 SELECT pg_temp.publish('{23}');
-SELECT pg_temp.fetch('fetch'), pg_temp.pass('fetch', '-1 day');
+SELECT pg_temp.fetch('fetch'), pg_temp.age_batch('fetch', '-1 day');
 SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
 
--- A batch that is given back comes again at once, in order, before what was published
--- since or along with it, and not as a failure.
+-- A returned batch is redelivered at once and in order, before or together with newer
+-- events, and not counted as a failure.
 SELECT pg_temp.publish('{31,32}');
 SELECT pg_temp.fetch('fetch');
 SELECT pg_temp.batch('fetch') AS old \gset
@@ -142,7 +143,7 @@ SELECT pg_temp.publish('{33}');
 SELECT pg_temp.drain('fetch');
 SELECT count(*) FROM idempotency.parked WHERE subscription = 'fetch';
 
--- Only the batch that is out may be acknowledged, and once.
+-- Only the current batch can be acknowledged, and only once.
 SELECT pg_temp.publish('{41}');
 SELECT pg_temp.fetch('fetch');
 SELECT pg_temp.batch('fetch') AS batch \gset
@@ -150,16 +151,16 @@ SELECT pg_temp.error_of(format('SELECT idempotency.%s', call)) AS error FROM unn
 	'ack(''fetch'', ' || :batch || ' - 1)',
 	'ack(''fetch'', 0)',
 	'ack(''fetch'', NULL)',
-	'ack(''nobody'', ' || :batch || ')',
+	'ack(''unknown'', ' || :batch || ')',
 	'ack('''', ' || :batch || ')',
 	'ack(NULL, ' || :batch || ')',
-	'extend(''nobody'', ' || :batch || ', ''1 min'')',
+	'extend(''unknown'', ' || :batch || ', ''1 min'')',
 	'extend(''fetch'', NULL, ''1 min'')',
 	'extend(''fetch'', 0, ''1 min'')']) AS call;
 SELECT idempotency.ack('fetch', :batch);
 SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', ' || :batch || ')');
 SELECT pg_temp.error_of('SELECT idempotency.ack(''fetch'', 0)');
--- That is an error which dooms nothing.
+-- That error does not prevent the commit.
 SELECT pg_temp.publish('{42}');
 BEGIN;
 SAVEPOINT s;
@@ -180,10 +181,10 @@ SELECT pg_temp.ack('fetch'), pg_temp.ack('fetch too'), pg_temp.fetch('fetch'), p
 SELECT idempotency.unsubscribe('fetch too');
 
 --
--- What a transaction does, and undoes
+-- Transactions and rollback
 --
 
--- Fetched and rolled back is not fetched; acknowledged and rolled back is still out.
+-- Rolling back a fetch undoes it; rolling back an ack leaves the batch in flight.
 SELECT pg_temp.publish('{61,62}');
 BEGIN;
 SELECT pg_temp.fetch('fetch');
@@ -197,7 +198,7 @@ SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
 ROLLBACK;
 SELECT pg_temp.fetch('fetch');
 SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
--- Likewise with savepoints.
+-- The same holds for savepoints.
 SELECT pg_temp.publish('{63,64,65}');
 BEGIN;
 SAVEPOINT s;
@@ -215,7 +216,8 @@ COMMIT;
 SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
 SELECT pg_temp.fetch('fetch');
 
--- One transaction may take batch after batch, and commit them with its work.
+-- One transaction can fetch and acknowledge several batches and commit them with its
+-- own work.
 SELECT pg_temp.publish('{71,72,73,74,75}');
 BEGIN;
 SELECT pg_temp.fetch('fetch', 2), pg_temp.ack('fetch'), pg_temp.fetch('fetch', 2), pg_temp.ack('fetch'), pg_temp.fetch('fetch', 2), pg_temp.ack('fetch');
@@ -223,8 +225,8 @@ SELECT pg_temp.fetch('fetch');
 COMMIT;
 SELECT pg_temp.fetch('fetch');
 
--- What it publishes itself comes when it has committed, and not before; not what it
--- took back, nor what it rolls back.
+-- Events that the fetching transaction publishes are delivered only after its commit;
+-- rolled-back events are never delivered.
 SELECT pg_temp.publish('{81}');
 BEGIN;
 SELECT pg_temp.publish('{82}');
@@ -252,20 +254,19 @@ SELECT pg_temp.publish('{88}'), pg_temp.fetch('fetch');
 ROLLBACK;
 SELECT pg_temp.publish('{89}');
 SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
--- A batch that was taken beside them comes again without them.
+-- A batch that was fetched beside such events is redelivered without them.
 SELECT pg_temp.publish('{91}');
 BEGIN;
 SELECT pg_temp.publish('{92,93}');
 SELECT pg_temp.fetch('fetch');
 COMMIT;
-SELECT pg_temp.pass('fetch'), pg_temp.fetch('fetch');
+SELECT pg_temp.age_batch('fetch'), pg_temp.fetch('fetch');
 SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch', 1);
-SELECT pg_temp.pass('fetch'), pg_temp.fetch('fetch');
+SELECT pg_temp.age_batch('fetch'), pg_temp.fetch('fetch');
 SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch'), pg_temp.ack('fetch');
 SELECT pg_temp.fetch('fetch');
 
--- A transaction whose snapshot stays would not see what is published; it may
--- acknowledge.
+-- fetch() refuses a fixed snapshot, which would hide newer events; ack() accepts it.
 SELECT pg_temp.publish('{95,96}');
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT idempotency.fetch('fetch');
@@ -298,12 +299,11 @@ ROLLBACK;
 SELECT pg_temp.ack('fetch');
 
 --
--- Where the position is
+-- Position
 --
 
--- What nobody wants is passed, and not read again; so are rolled-back events, whether
--- or not VACUUM has been there, and numbers that nobody ever used.  The position
--- holds nothing of them in the end.
+-- fetch() passes events of unwanted topics once, and also rolled-back events, before
+-- and after VACUUM, and unused numbers. In the end the position lists none of them.
 CREATE FUNCTION pg_temp.position() RETURNS text LANGUAGE sql AS $$
 	SELECT format('%s behind the last event, %s in flight, batch: %s',
 			(SELECT max(seq) FROM idempotency.outbox) - passed, cardinality(inflight) / 3, coalesce(batch::text, 'none'))
@@ -327,18 +327,19 @@ SELECT pg_temp.publish('{102}');
 SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch');
 SELECT pg_temp.publish('{103}');
 SELECT pg_temp.fetch('fetch'), pg_temp.ack('fetch'), pg_temp.position();
--- One row a subscription, whatever is done.
+-- Each subscription has one row, whatever the calls.
 SELECT count(*), min(version) > 50 AS grown FROM idempotency.position WHERE subscription = 'fetch';
--- What is in the way of a batch that fills up stays for the next one.
+-- An unwanted event that stops a full batch from advancing is left for the next batch.
 SELECT pg_temp.publish('{104,105,106}');
 SELECT pg_temp.fetch('fetch', 2), pg_temp.publish('{8,9}', 'fetch.not'), pg_temp.ack('fetch'), pg_temp.position();
 SELECT pg_temp.fetch('fetch', 2), pg_temp.ack('fetch'), pg_temp.position();
 SELECT pg_temp.fetch('fetch', 2), pg_temp.position();
 
--- The position of a restored database is about another cluster's transactions: all
--- of them are over there, and nothing that was in flight is held back or lost,
--- whatever is done first, and though the numbers of transactions begin anew.
-CREATE FUNCTION pg_temp.from_another_cluster() RETURNS void LANGUAGE sql AS $$
+-- The position of a restored database refers to transactions of another cluster. All of
+-- them count as ended, and no in-flight event is held back or lost. The order of the
+-- first calls does not matter, nor that transaction ids start again.
+CREATE FUNCTION pg_temp.from_another_cluster() RETURNS void
+	LANGUAGE sql SET session_replication_role = replica AS $$
 	UPDATE idempotency.outbox SET txid = (txid::text::bigint + 1000000000000)::text::xid8 WHERE aggregatetype = 'restore';
 	UPDATE idempotency.position SET system_identifier = 1,
 			inflight = ARRAY(SELECT CASE WHEN (n - 1) % 3 = 0 THEN i + 1000000000000 * sign(i)::bigint ELSE i END FROM unnest(inflight) WITH ORDINALITY AS u (i, n) ORDER BY n),
@@ -358,8 +359,8 @@ SELECT pg_temp.in_flight(1), pg_temp.from_another_cluster();
 SELECT pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
 SELECT pg_temp.publish('{11}', 'restore');
 SELECT pg_temp.in_flight(11), pg_temp.from_another_cluster();
-SELECT pg_temp.pass('restore'), pg_temp.fetch('restore');
-SELECT pg_temp.pass('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
+SELECT pg_temp.age_batch('restore'), pg_temp.fetch('restore');
+SELECT pg_temp.age_batch('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
 SELECT pg_temp.fetch('restore'), pg_temp.ack('restore');
 SELECT pg_temp.publish('{21}', 'restore');
 SELECT pg_temp.in_flight(21), pg_temp.from_another_cluster();
@@ -369,24 +370,25 @@ SELECT pg_temp.publish('{31}', 'restore');
 SELECT pg_temp.in_flight(31), pg_temp.ack('restore'), pg_temp.from_another_cluster();
 SELECT pg_temp.publish('{33}', 'restore');
 SELECT pg_temp.fetch('restore', 1), pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
--- What was given there is not given again.
+-- Events acknowledged in the other cluster are not redelivered.
 SELECT pg_temp.publish('{41,42,43}', 'restore');
 SELECT pg_temp.fetch('restore', 2), pg_temp.ack('restore'), pg_temp.from_another_cluster();
 SELECT pg_temp.fetch('restore'), pg_temp.ack('restore'), pg_temp.fetch('restore');
 SELECT cardinality(inflight) AS in_flight FROM idempotency.position WHERE subscription = 'restore';
--- The same in this cluster, but of another outbox.
+-- The same within this cluster, with the position of another outbox.
 SELECT pg_temp.publish('{51}', 'restore');
 SELECT pg_temp.in_flight(51), pg_temp.from_another_cluster();
 UPDATE idempotency.position SET relation = 1, system_identifier = (SELECT system_identifier FROM pg_control_system()) WHERE subscription = 'restore';
 SELECT pg_temp.ack('restore'), pg_temp.fetch('restore'), pg_temp.ack('restore');
--- A sequence that has given out no number is behind a position, even the first.
+-- A sequence that has assigned no number is behind every position, even the first.
 BEGIN;
 ALTER SEQUENCE idempotency.outbox_seq RESTART;
 UPDATE idempotency.position SET passed = 1, inflight = '{}', relation = 1 WHERE subscription = 'restore';
 SELECT pg_temp.error_of($$SELECT idempotency.fetch('restore')$$);
 ROLLBACK;
 
--- One that was set back below what was given is not noticed: what it numbers is not given.
+-- A sequence that was set back below the position is not detected: events with those
+-- numbers are not delivered.
 SELECT last_value AS last FROM idempotency.outbox_seq \gset
 DELETE FROM idempotency.outbox;
 ALTER SEQUENCE idempotency.outbox_seq RESTART;
@@ -394,7 +396,8 @@ SELECT pg_temp.publish('{53}', 'restore'), pg_temp.fetch('restore');
 DELETE FROM idempotency.outbox;
 SELECT setval('idempotency.outbox_seq', :last) = :last AS set;
 
--- A hole of which nothing more can come is given up, and what is in it is given.
+-- A gap in the numbers that can no longer be filled is given up, and existing events
+-- within it are delivered.
 SELECT pg_temp.publish('{61,62}', 'restore');
 SELECT min(seq) AS first, max(seq) AS last FROM idempotency.outbox WHERE payload::text IN ('61', '62') AND aggregatetype = 'restore' \gset
 UPDATE idempotency.position SET passed = :last + 5, inflight = ARRAY[-1, :first, :last + 3] WHERE subscription = 'restore';
@@ -404,7 +407,7 @@ SELECT pg_temp.publish('{63}', 'restore');
 SELECT pg_temp.fetch('restore', 1), pg_temp.ack('restore'), pg_temp.fetch('restore', 1), pg_temp.ack('restore'), pg_temp.fetch('restore', 1);
 SELECT cardinality(inflight) AS in_flight FROM idempotency.position WHERE subscription = 'restore';
 
--- A list that is none is refused.
+-- A malformed list of transactions is refused.
 UPDATE idempotency.position SET inflight = '{1,2}' WHERE subscription = 'restore';
 SELECT idempotency.fetch('restore');
 \echo :SQLSTATE
@@ -413,11 +416,10 @@ SELECT idempotency.fetch('restore');
 SELECT idempotency.unsubscribe('restore');
 
 --
--- Waiting, and what is refused
+-- Waiting, and refused arguments
 --
 
--- Who waits does so until there is something, or as long as he said; NULL is not at
--- all.
+-- fetch() waits until an event arrives or the wait ends; NULL means no wait.
 SELECT pg_temp.publish('{111}');
 SELECT payload FROM idempotency.fetch('fetch', wait => '30 s');
 SELECT clock_timestamp() AS before \gset
@@ -429,13 +431,13 @@ SET statement_timeout = '30 s';
 SELECT count(*) FROM idempotency.fetch('fetch', wait => NULL);
 SELECT count(*) FROM idempotency.fetch('fetch', wait => '0');
 RESET statement_timeout;
--- ... for a lease that ends, too.
+-- It also wakes when a lease ends,
 SELECT pg_temp.publish('{112}');
 SELECT count(*) FROM idempotency.fetch('fetch', lease => '80 ms');
 SELECT payload FROM idempotency.fetch('fetch', wait => '30 s');
 SELECT pg_temp.ack('fetch');
--- ... and ends where many events of others were passed: nobody is to wait for the commit that
--- keeps how far he has come.
+-- and returns early after passing many unwanted events, so that the commit stores the
+-- progress.
 SELECT idempotency.subscribe('patient', '{rare}');
 SELECT pg_temp.publish(array_agg(n), 'common') FROM generate_series(1, 1000) AS n;
 SELECT clock_timestamp() AS before \gset
@@ -443,8 +445,8 @@ SELECT count(*) FROM idempotency.fetch('patient', wait => '10 min');
 SELECT clock_timestamp() - :'before' < '5 min' AS soon;
 SELECT idempotency.unsubscribe('patient');
 DELETE FROM idempotency.outbox WHERE aggregatetype = 'common';
--- One call reads a bounded number of rows, of other topics or not visible yet, so that
--- statement_timeout does not stop a subscription.
+-- One call reads a bounded number of rows that are unwanted or not yet visible, so that
+-- statement_timeout cannot stall a subscription.
 CREATE FUNCTION pg_temp.entries_read() RETURNS bigint LANGUAGE sql AS $$
 	SELECT pg_stat_get_xact_tuples_returned('idempotency.outbox_pkey'::regclass)
 $$;
@@ -472,9 +474,10 @@ COMMIT;
 SELECT pg_temp.publish('{132}', 'rare');
 SELECT pg_temp.fetch('patient');
 SELECT pg_temp.ack('patient'), idempotency.unsubscribe('patient');
--- A batch that is given again is found without all that was in flight beside it.
+-- A redelivered batch is found without reading the events that were in flight beside
+-- it.
 SELECT pg_temp.fetch('common', 1);
-SELECT pg_temp.pass('common');
+SELECT pg_temp.age_batch('common');
 BEGIN;
 SELECT pg_temp.entries_read() AS before \gset
 SELECT pg_temp.fetch('common', 1);
@@ -484,7 +487,7 @@ SELECT idempotency.unsubscribe('common');
 TRUNCATE idempotency.outbox;
 
 -- Thousands of numbers without a row: the next call gives them up, and delivers a row
--- that was inserted into one of them since.
+-- that was inserted under one of them since.
 SELECT idempotency.subscribe('holes', '{hole}');
 SELECT last_value AS last FROM idempotency.outbox_seq \gset
 SELECT count(idempotency.publish('hole', to_json(n))) FROM generate_series(1, 6000) AS n;
@@ -501,13 +504,13 @@ DROP TABLE missing;
 SELECT idempotency.unsubscribe('holes');
 TRUNCATE idempotency.outbox;
 
--- A number of a batch stays what it is where JSON's numbers are doubles: 53 bits.
+-- Batch numbers fit in 53 bits, because JSON numbers are often read as doubles.
 SELECT pg_temp.publish(array_agg(n)) FROM generate_series(1, 30) AS n;
 SELECT bool_and(batch BETWEEN 1 AND 9007199254740991) AS exact, count(DISTINCT batch), max(batch) > 4294967296 AS large
 	FROM generate_series(1, 30) AS n, LATERAL (SELECT batch FROM idempotency.fetch('fetch', n - n + 1)) AS f,
 		LATERAL (SELECT idempotency.ack('fetch', batch)::text AS done OFFSET 0) AS a WHERE done = '';
 
--- A wait is cut short as any statement is.
+-- Cancelling a statement ends a wait.
 SET statement_timeout = '50 ms';
 SELECT idempotency.fetch('fetch', wait => '1 hour');
 \echo :SQLSTATE
@@ -518,7 +521,7 @@ SELECT pg_temp.error_of(format('SELECT idempotency.fetch(%s)', arguments)) AS er
 	'''''',
 	'repeat(''s'', 256)',
 	'E''a\tb''',
-	'''nobody''',
+	'''unknown''',
 	'''Fetch''',
 	'''fetch'', 0',
 	'''fetch'', -1',
@@ -526,7 +529,7 @@ SELECT pg_temp.error_of(format('SELECT idempotency.fetch(%s)', arguments)) AS er
 	'''fetch'', wait => ''-1 s''',
 	'''fetch'', wait => ''-1 day 1 hour''']) AS arguments;
 
--- The type of an event is the extension's.
+-- The event type belongs to the extension.
 SELECT pg_temp.publish('{113}');
 BEGIN;
 ALTER TYPE idempotency.event ADD ATTRIBUTE more text;

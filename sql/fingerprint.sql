@@ -3,13 +3,13 @@
 --
 SET client_encoding = 'UTF8';
 
--- of one document: what any RFC 8785 library and any SHA-256 give
+-- Of one document: equal to any RFC 8785 library followed by any SHA-256.
 SELECT idempotency.fingerprint('{}');
 SELECT idempotency.fingerprint('{"amount": 1999, "currency": "EUR"}');
 SELECT idempotency.fingerprint('"é😂"') = sha256(convert_to('"é😂"', 'UTF8')) AS of_utf8;
 SELECT idempotency.fingerprint(NULL) IS NULL AS strict;
 
--- the order of members, white space and the way to write a value do not matter
+-- The order of members, white space and the spelling of a value do not matter.
 SELECT count(DISTINCT idempotency.fingerprint(document)), count(*)
 FROM unnest(ARRAY['{"a": [1, 2.5], "b": {"c": "é", "d": null}}', '{"b":{"d":null,"c":"\u00e9"},"a":[1.0,25e-1]}',
 	E'\n{ "b" : {\t"c":"\\u00E9", "d":null }, "a" : [ 10e-1,2.50 ] }\n',
@@ -18,13 +18,13 @@ SELECT idempotency.fingerprint('{"a":[1.0,2.5]}'::json) = idempotency.fingerprin
 SELECT count(DISTINCT idempotency.fingerprint(document))
 FROM unnest(ARRAY['{"amount":1}', '{"amount":1.0}', '{"amount":10e-1}', '{"amount":0.1E+1}']) AS document;
 
--- the order of elements, the type and the twentieth digit do
+-- The order of elements, the type and the twentieth digit matter.
 SELECT count(DISTINCT idempotency.fingerprint(document)), count(*)
 FROM unnest(ARRAY['[1,2]', '[2,1]', '[1,"2"]', '["1","2"]', '[[1,2]]', '[1,[2]]', '{"1":2}', 'null', '"null"', '[null]', '0', 'false',
 	'""', '{}', '[]', '{"amount":12345678901234567.890}', '{"amount":12345678901234567.891}',
 	'{"amount":10000000000000000000}', '{"amount":10000000000000000001}']) AS document;
 
--- all 720 permutations of six members
+-- All 720 permutations of six members.
 WITH RECURSIVE member (name, text) AS (
 	VALUES ('a', '"a":1'), ('b', '"b":[1,{"x":1}]'), ('c', '"c":null'), ('é', '"é":"é"'), ('', '"":true'), ('😂', '"😂":{}')
 ), permutation AS (
@@ -35,7 +35,7 @@ WITH RECURSIVE member (name, text) AS (
 SELECT count(DISTINCT '{' || text || '}') AS permutations, count(DISTINCT idempotency.fingerprint('{' || text || '}')) AS fingerprints
 FROM permutation WHERE cardinality(names) = 6;
 
--- a body of one megabyte, in TOAST
+-- A body of one megabyte, in TOAST.
 CREATE TEMP TABLE body AS
 SELECT ('{"items":[' || string_agg(format('{"n": %s, "id": "%s"}', i, md5(i::text)), ', ') || ']}')::json AS body FROM generate_series(1, 21000) AS i;
 SELECT octet_length(body::text) > 1024 * 1024 AS megabyte,
@@ -49,7 +49,7 @@ SELECT idempotency.fingerprint(json_build_array(repeat('é', 600000))) = sha256(
 -- Of a request: method, path, body
 --
 
--- each text follows its length in four bytes; NULL has the length -1
+-- Each text follows its length in four bytes; NULL has the length -1.
 CREATE FUNCTION pg_temp.digest(VARIADIC parts text[]) RETURNS bytea LANGUAGE sql
 RETURN sha256((SELECT string_agg(int4send(coalesce(octet_length(part), -1)) || coalesce(convert_to(part, 'UTF8'), ''), '' ORDER BY n)
 	FROM unnest(parts) WITH ORDINALITY AS u (part, n)));
@@ -73,7 +73,7 @@ SELECT idempotency.fingerprint('POST', '/', '{"a":"\u0000"}');
 SELECT idempotency.fingerprint('POST', '/', 'x');
 \set VERBOSITY default
 
--- scratch memory is gone as soon as a call returns
+-- Scratch memory is freed when a call returns.
 CREATE FUNCTION pg_temp.scratch() RETURNS bigint LANGUAGE sql VOLATILE
 RETURN (SELECT count(*) FROM pg_backend_memory_contexts WHERE name IN ('idempotency canonical', 'idempotency fingerprint'));
 SELECT idempotency.canonical(body) IS NOT NULL AS canonical, pg_temp.scratch() FROM body;

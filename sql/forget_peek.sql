@@ -1,9 +1,9 @@
 --
--- peek() looks and forget() evicts, neither of them claims.
+-- peek() reads and forget() evicts a record; neither claims the key.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail.
+-- The SQLSTATE, message and detail of a statement.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -30,26 +30,26 @@ COMMIT;
 -- peek()
 --
 
--- It gives what is stored, byte for byte, whatever the request was.
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+-- peek() returns the stored outcome byte for byte, without comparing requests.
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.peek('peek', 'done');
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.peek('peek', 'failed');
 SELECT outcome, expires_at FROM idempotency.peek('peek', 'kept for ever');
 
--- NULL where there is nothing: as a value, and as one row of NULLs in FROM.
+-- Without a record it returns NULL: as a value, and as one row of NULLs in FROM.
 SELECT idempotency.peek('peek', 'unknown') IS NULL AS absent;
 SELECT * FROM idempotency.peek('peek', 'unknown');
 SELECT idempotency.peek('PEEK', 'done') IS NULL AS absent;
 
--- It claims nothing: there is nothing to complete, and nothing to miss at commit.
+-- It claims nothing: complete() finds no claim, and commit succeeds.
 BEGIN;
 SELECT idempotency.peek('peek', 'unknown') IS NULL AS absent;
 SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
 
--- An open claim is invisible, one that this transaction completed is not.
+-- It does not see an open claim, but sees one that this transaction completed.
 BEGIN;
 SELECT outcome FROM idempotency.claim('peek', 'open');
 SELECT idempotency.peek('peek', 'open') IS NULL AS absent;
@@ -58,7 +58,7 @@ SELECT response FROM idempotency.peek('peek', 'open');
 ROLLBACK;
 SELECT idempotency.peek('peek', 'open') IS NULL AS absent;
 
--- It reads as of its statement, like any query in it.
+-- It uses the snapshot of its statement, like a query.
 BEGIN;
 SELECT outcome FROM idempotency.claim('peek', 'same statement');
 WITH done AS MATERIALIZED (SELECT idempotency.complete('peek', 'same statement', '1'))
@@ -74,7 +74,7 @@ COMMIT;
 SELECT pg_sleep(0.01);
 SELECT idempotency.peek('peek', 'expired') IS NULL AS absent;
 
--- It works where nothing can be written.
+-- It works in a read-only transaction.
 BEGIN READ ONLY;
 SELECT status FROM idempotency.peek('peek', 'done');
 COMMIT;
@@ -83,7 +83,7 @@ SELECT status FROM idempotency.peek('peek', 'done');
 SELECT idempotency.peek('peek', 'unknown') IS NULL AS absent;
 COMMIT;
 
--- A scope and a key are checked as always.
+-- Scope and key are checked as everywhere.
 SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.peek(NULL, ''key'')',
 	'SELECT idempotency.peek(''peek'', NULL)',
@@ -95,7 +95,7 @@ SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 -- forget()
 --
 
--- True if there was something to forget; the next claim runs.
+-- forget() returns true if it removed a record; the next claim runs.
 SELECT idempotency.forget('peek', 'done');
 SELECT idempotency.forget('peek', 'done');
 SELECT idempotency.forget('peek', 'unknown');
@@ -107,17 +107,17 @@ SELECT idempotency.complete('peek', 'done', '"again"');
 COMMIT;
 SELECT response FROM idempotency.peek('peek', 'done');
 
--- An inbox record, and one that is kept for ever.
+-- It removes an inbox record, and one with infinite retention.
 SELECT idempotency.once('peek', 'message'), idempotency.once('peek', 'message');
 SELECT idempotency.forget('peek', 'message'), idempotency.forget('peek', 'kept for ever');
 SELECT idempotency.once('peek', 'message');
 
--- An expired record is removed, but it was forgotten already.
+-- It removes an expired record, but returns false.
 SELECT count(*) FROM idempotency.key WHERE scope = 'peek' AND key = 'expired';
 SELECT idempotency.forget('peek', 'expired');
 SELECT count(*) FROM idempotency.key WHERE scope = 'peek' AND key = 'expired';
 
--- It goes with its transaction.
+-- Rollback undoes it.
 BEGIN;
 SELECT idempotency.forget('peek', 'failed');
 SELECT idempotency.peek('peek', 'failed') IS NULL AS absent;
@@ -130,7 +130,7 @@ ROLLBACK TO s;
 COMMIT;
 SELECT status FROM idempotency.peek('peek', 'failed');
 
--- In one transaction it can be forgotten, claimed and forgotten again.
+-- One transaction can forget a key, claim it and forget it again.
 BEGIN;
 SELECT idempotency.forget('peek', 'failed');
 SELECT outcome FROM idempotency.claim('peek', 'failed');
@@ -143,15 +143,15 @@ COMMIT;
 SELECT response FROM idempotency.peek('peek', 'failed');
 SELECT count(*) FROM idempotency.key WHERE scope = 'peek' AND key = 'failed';
 
--- What this transaction holds is not there to be forgotten.
+-- It refuses a key that this transaction holds.
 BEGIN;
 SELECT outcome FROM idempotency.claim('peek', 'held');
 SELECT idempotency.forget('peek', 'held');
 \echo :SQLSTATE
 ROLLBACK;
 
--- It is no claim: there is nothing to complete, and nothing to miss at commit; the
--- key's lock is held only where something was removed.
+-- It is not a claim: complete() finds none, and commit succeeds. It keeps the lock of
+-- the key only if it removed a record.
 BEGIN;
 SELECT idempotency.forget('peek', 'unknown');
 SELECT count(*) AS key_locks FROM pg_locks

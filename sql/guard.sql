@@ -1,6 +1,6 @@
 --
--- A claim cannot be forgotten: a transaction that claimed a key and neither
--- completed, failed nor released it fails at commit, with all that it wrote.
+-- A transaction that claimed a key and did not complete, fail or release it fails at
+-- commit, and its writes are rolled back.
 --
 \set SHOW_CONTEXT never
 
@@ -14,18 +14,18 @@ COMMIT;
 \echo :SQLSTATE
 SELECT count(*) FROM charge;
 
--- At the end of a statement that is its own transaction,
+-- At the end of a statement that is its own transaction.
 SELECT outcome FROM idempotency.claim('guard', 'open');
 \echo :SQLSTATE
 SELECT outcome FROM idempotency.try_claim('guard', 'open');
 
--- and of several that are sent as one.
+-- At the end of several statements that are sent together.
 INSERT INTO charge VALUES (2) \; SELECT outcome FROM idempotency.claim('guard', 'open');
 SELECT count(*) FROM charge;
 SELECT outcome FROM idempotency.claim('guard', 'sent as one', '"request"') \; SELECT idempotency.complete('guard', 'sent as one', '1');
 SELECT response FROM idempotency.claim('guard', 'sent as one');
 
--- ROLLBACK needs no outcome, and neither does an error of another kind.
+-- ROLLBACK needs no outcome, and neither does an error.
 BEGIN;
 SELECT outcome FROM idempotency.claim('guard', 'open');
 ROLLBACK;
@@ -34,13 +34,13 @@ SELECT outcome FROM idempotency.claim('guard', 'open');
 SELECT 1 / 0;
 COMMIT;
 
--- The transaction after one that failed starts anew.
+-- The next transaction starts without claims.
 BEGIN;
 INSERT INTO charge VALUES (3);
 COMMIT;
 SELECT count(*) FROM charge;
 
--- Several open claims: the oldest is named, the others are counted.
+-- With several open claims, the error names the oldest and counts the others.
 BEGIN;
 SELECT (idempotency.claim('guard', k)).outcome FROM unnest('{a,b,c}'::text[]) AS k;
 COMMIT;
@@ -56,7 +56,7 @@ SELECT idempotency.complete('guard', k) FROM unnest('{a,b}'::text[]) AS k;
 COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'guard' AND key IN ('a', 'b', 'c', 'd');
 
--- Each way to finish closes it; a replay and a refusal opened nothing.
+-- Each way to finish closes a claim; a replay and a refused call open none.
 BEGIN;
 SELECT (idempotency.claim('guard', k)).outcome FROM unnest('{x,y,z}'::text[]) AS k;
 SELECT idempotency.complete('guard', 'x'), idempotency.fail('guard', 'y', NULL, 400), idempotency.release('guard', 'z');
@@ -67,8 +67,7 @@ SELECT outcome FROM idempotency.try_claim('guard', 'sent as one', '"other"');
 SELECT idempotency.once('guard', 'message');
 COMMIT;
 
--- A savepoint that is released does not hide it; one that is rolled back takes it
--- away.
+-- Releasing a savepoint keeps the claim open; rolling it back removes the claim.
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('guard', 'open');
@@ -91,7 +90,7 @@ END
 $$;
 \echo :SQLSTATE
 
--- COMMIT inside is guarded like any other, and what was committed before stays.
+-- The check also covers COMMIT inside a procedure; earlier commits stay.
 DO $$
 BEGIN
 	PERFORM idempotency.claim('guard', 'do 1');
@@ -122,7 +121,7 @@ CALL charge_many(p_forget => 2);
 SELECT key FROM idempotency.key WHERE scope = 'guard.many' ORDER BY key;
 SELECT id FROM charge WHERE id > 100 ORDER BY id;
 
--- ROLLBACK inside gives the claims up.
+-- ROLLBACK inside gives up the claims.
 CREATE PROCEDURE charge_undone() LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idempotency.claim('guard', 'undone');
@@ -138,7 +137,7 @@ CALL charge_undone();
 SELECT response FROM idempotency.claim('guard', 'undone');
 SELECT id FROM charge WHERE id >= 200;
 
--- AND CHAIN is a commit, too.
+-- COMMIT AND CHAIN is checked too.
 BEGIN;
 SELECT outcome FROM idempotency.claim('guard', 'chained');
 COMMIT AND CHAIN;
@@ -151,10 +150,10 @@ SELECT outcome FROM idempotency.claim('guard', 'chained');
 COMMIT;
 
 --
--- What runs at commit
+-- Code that runs at commit
 --
 
--- A deferred trigger runs before the guard, and may complete what is open
+-- A deferred trigger runs before the check, and can complete an open claim,
 CREATE FUNCTION complete_late() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idempotency.complete('guard', NEW.key, to_json(NEW.key));
@@ -169,10 +168,10 @@ SELECT outcome FROM idempotency.claim('guard', 'late');
 INSERT INTO late VALUES ('late');
 COMMIT;
 SELECT response FROM idempotency.claim('guard', 'late');
--- or complete what nobody claimed,
+-- or fail by completing a key that is not claimed,
 INSERT INTO late VALUES ('never claimed');
 \echo :SQLSTATE
--- or claim, and be held to it.
+-- or claim a key, which the check then covers.
 CREATE FUNCTION claim_late() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idempotency.claim('guard', NEW.key);
@@ -186,7 +185,7 @@ INSERT INTO late VALUES ('claimed late');
 \echo :SQLSTATE
 SELECT count(*) FROM late;
 
--- A cursor WITH HOLD runs at commit as well.
+-- A cursor WITH HOLD runs at commit too.
 BEGIN;
 DECLARE held CURSOR WITH HOLD FOR SELECT outcome FROM idempotency.claim('guard', 'cursor');
 COMMIT;

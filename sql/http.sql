@@ -4,7 +4,7 @@
 SET client_encoding = 'UTF8';
 
 --
--- parse_header: a String of RFC 8941; parameters are checked and ignored
+-- parse_header(): a String of RFC 8941; parameters are checked and ignored.
 --
 SELECT header, idempotency.parse_header(header)
 FROM unnest(ARRAY['"8e03978e-40d5-43dd-bc93-6894a57f9324"', '"a b"', '  "a"  ', '"a\"b\\c"', '"\\"', '"''/;,="', '" "', '"a";x', '"a";x=1',
@@ -14,7 +14,7 @@ SELECT idempotency.parse_header('"' || string_agg(CASE WHEN chr(i) IN ('"', '\')
 	= string_agg(chr(i), '' ORDER BY i) AS all_of_ascii
 FROM generate_series(32, 126) AS i;
 
--- Refused prints why a header is.
+-- Prints the reason why a header is refused.
 CREATE FUNCTION pg_temp.refused(header text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	detail text;
@@ -32,30 +32,31 @@ FROM unnest(ARRAY[NULL, '', '   ', '""', '  "";x', 'token', '8e03978e', '1', '?1
 	'"a";x= 1', '"a";x=-', '"a";x=1.', '"a";x=.5', '"a";x=1.2345', '"a";x=1234567890123456', '"a";x=1234567890123.1', '"a";x=?2', '"a";x=?', '"a";x=:a',
 	'"a";x=:a b:', '"a";x="b', '"a";x="é"', '"a";x=(1)', '"a";x=@1', '"a";x=1;', '"a";x=tok,en', '"a"; x;;y', '“a”']) AS header;
 
--- A byte sequence in a parameter is base64, padded or not (RFC 8941, section 4.2.7):
--- padding stands at its end and is complete, and a last group of one says nothing.
+-- A byte sequence in a parameter is base64, with or without padding (RFC 8941, section
+-- 4.2.7). Padding must be complete and at the end, and a last group of one character is
+-- refused.
 SELECT header, pg_temp.refused(header)
 FROM unnest(ARRAY['"k"; p=:aGVsbG8=:', '"k"; p=:aGVsbG8:', '"k"; p=::', '"k"; p=:iZ==:', '"k"; p=:iZ:', '"k"; p=:+/+/:', '"k"; p=:YWJj:;q=::;r',
 	'"k"; p=:=aGVsbG8=:', '"k"; p=:a=GVsbG8=:', '"k"; p=:aGVsbG8==:', '"k"; p=:iZ=:', '"k"; p=:iZ===:', '"k"; p=:YWJj=:', '"k"; p=:YWJj====:', '"k"; p=:=:',
 	'"k"; p=:====:', '"k"; p=:Y:', '"k"; p=:YWJjY:', '"k"; p=:YWJjY===:', '"k"; p=:aGVsbG8=.:', '"k"; p=:aGVsbG8=a:', '"k"; p=:aGVsb G8=:', '"k"; p=:_-Ah:',
 	'"k"; p=:aGVsbG8=', '"k"; p=:', '"k"; p=:é:', '"k"; p=:aGVsbG8=:x', '"k"; p=:aGVsbG8=: ;q', '"k"; p=::=']) AS header;
 
--- control characters, DEL among them, and a tab is no space
+-- Control characters, including DEL, are refused, and a tab is not a space.
 SELECT i, pg_temp.refused('"a' || chr(i) || '"') FROM unnest(ARRAY[1, 9, 10, 13, 31, 127, 128]) AS i;
 SELECT pg_temp.refused(E'\t"a"'), pg_temp.refused(E'"a"\t'), pg_temp.refused(E'"a"\r\n');
 
--- 255 characters are a key, 256 are not; what counts is the key, not the header
+-- A key can have 255 characters. The limit counts the key, not the header.
 SELECT length(idempotency.parse_header('"' || repeat('x', 255) || '"')), length(idempotency.parse_header('"' || repeat('\\', 255) || '"')),
 	pg_temp.refused('"' || repeat('x', 256) || '"');
 SELECT length(idempotency.parse_header('"a";x="' || repeat('y', 1000) || '"'));
 
--- with its hints
+-- With hints.
 SELECT idempotency.parse_header('8e03978e-40d5-43dd-bc93-6894a57f9324');
 SELECT idempotency.parse_header(NULL);
 SELECT idempotency.parse_header('"' || repeat('x', 300) || '"');
 
 --
--- problem: RFC 9457 for the outcomes that are errors
+-- problem(): RFC 9457 for the outcomes that are errors.
 --
 SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation) AS problem
 FROM unnest(enum_range(NULL::idempotency.outcome) || NULL) AS outcome;
@@ -64,16 +65,16 @@ FROM unnest(ARRAY['in_progress', 'mismatched']) AS outcome
 CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 7, 2, 'charged', '{"a":1}', 201, '{}', '{"id":1}', false, '30 s', now())::idempotency.operation) AS problem;
 SELECT idempotency.problem(NULL) IS NULL AS strict;
 
--- a stored failure is the handler's answer, and replayed as it is
+-- A stored failure is the handler's own response, and replayed unchanged.
 SELECT idempotency.problem(ROW('replayed', true, NULL, NULL, NULL, NULL, 422, NULL, '{"title":"declined"}', true, NULL, now())::idempotency.operation) IS NULL AS none;
 
--- of a real operation: the same key twice in one transaction
+-- Of a real operation: the same key twice in one transaction.
 BEGIN;
 SELECT outcome FROM idempotency.try_claim('http', 'twice');
 SELECT idempotency.problem(idempotency.try_claim('http', 'twice'));
 ROLLBACK;
 
--- whose type is the extension's
+-- The type belongs to the extension.
 BEGIN;
 ALTER TYPE idempotency.operation ALTER ATTRIBUTE outcome TYPE bigint;
 SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation);

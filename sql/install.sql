@@ -1,16 +1,16 @@
 --
--- What CREATE EXTENSION makes, what it lets nobody do, and what DROP EXTENSION
--- leaves behind (nothing).
+-- The objects that CREATE EXTENSION creates, their privileges, and that DROP EXTENSION
+-- removes all of them.
 --
 \set SHOW_CONTEXT never
 
--- A fixed schema of its own, which is no target for ALTER EXTENSION.
+-- The extension has a fixed schema, and ALTER EXTENSION cannot move it.
 SELECT e.extversion, e.extrelocatable, n.nspname
 	FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 	WHERE e.extname = 'idempotency';
 ALTER EXTENSION idempotency SET SCHEMA public;
 
--- The objects.  (\dx+ would list row and array types as well, from 17 on.)
+-- The objects. From PostgreSQL 17 on, \dx+ also lists row and array types.
 CREATE TEMPORARY VIEW member AS
 	SELECT d.classid, d.objid, pg_describe_object(d.classid, d.objid, 0) AS object
 		FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
@@ -21,18 +21,17 @@ CREATE TEMPORARY VIEW member AS
 					AND (t.typelem <> 0 OR c.relkind <> 'c'));
 SELECT object FROM member ORDER BY object COLLATE "C";
 
--- How each function may be planned: nothing but the helpers may run in a parallel
--- worker, the pure ones among them are immutable, and peek() reads as of its
--- statement.
+-- The planner's properties of each function: only helpers are parallel safe, the pure
+-- ones are immutable, and peek() is stable.
 SELECT p.proname, p.provolatile, p.proparallel, p.proisstrict
 	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
 	WHERE p.proname !~ '^(document|keytext)_'
 	ORDER BY p.proname COLLATE "C", p.oid::regprocedure::text COLLATE "C";
 
--- The table of outcomes and the index that decides who won.
+-- The table of outcomes and its unique index, which decides conflicts.
 \d idempotency.key
 
--- Every table and sequence is dumped with its rows.
+-- pg_dump dumps every table and sequence with its data.
 SELECT unnest(extconfig)::regclass AS dumped, unnest(extcondition) AS condition
 	FROM pg_extension WHERE extname = 'idempotency';
 SELECT m.object AS forgotten
@@ -41,7 +40,7 @@ SELECT m.object AS forgotten
 		AND NOT EXISTS (SELECT FROM pg_extension e
 			WHERE e.extname = 'idempotency' AND c.oid = ANY (e.extconfig));
 
--- Every object has a comment, and so has every column and index.
+-- Every object, column and index has a comment.
 SELECT object AS without_comment FROM member WHERE obj_description(objid, classid::regclass::name) IS NULL;
 SELECT c.relname, a.attname AS without_comment
 	FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
@@ -51,7 +50,7 @@ SELECT i.indexrelid::regclass AS without_comment
 	FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND obj_description(i.indexrelid, 'pg_class') IS NULL;
 
--- Nothing is granted to PUBLIC, neither by a GRANT nor by default.
+-- PUBLIC has no privileges, neither by GRANT nor by default.
 SELECT m.object, a.privilege_type AS granted_to_public
 	FROM member m
 		LEFT JOIN pg_namespace n ON m.classid = 'pg_namespace'::regclass AND n.oid = m.objid
@@ -65,14 +64,15 @@ SELECT m.object, a.privilege_type AS granted_to_public
 			WHEN t.oid IS NOT NULL THEN coalesce(t.typacl, acldefault('T', t.typowner))
 		END) AS a
 	WHERE a.grantee = 0;
--- (Row types of tables and views keep the server's default: a REVOKE on one of
--- them makes pg_dump warn.)
+-- Row types of tables and views keep the server's default, because a REVOKE on one of
+-- them makes pg_dump warn.
 SELECT t.typname AS usable_by_public FROM pg_type t
 	WHERE t.typnamespace = 'idempotency'::regnamespace AND has_type_privilege('public', t.oid, 'USAGE')
 		AND NOT EXISTS (SELECT FROM pg_type r JOIN pg_class c ON c.oid = r.typrelid
 			WHERE c.relkind IN ('r', 'v') AND t.oid IN (r.oid, r.typarray));
 
--- No function runs with its owner's rights, and the search path captures none.
+-- No function runs with the rights of its owner, and no search path affects any of
+-- them.
 SELECT p.oid::regprocedure AS security_definer
 	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
 	WHERE p.prosecdef;
@@ -82,13 +82,13 @@ SELECT p.oid::regprocedure AS without_search_path
 	WHERE l.lanname NOT IN ('c', 'internal')
 		AND p.proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}';
 
--- What uses the extension keeps it from being dropped.
+-- Objects that depend on the extension prevent DROP EXTENSION.
 CREATE TABLE audited (key text DEFAULT idempotency.current_key('install'));
 DROP EXTENSION idempotency;
 DROP TABLE audited;
 
--- DROP EXTENSION takes every trace out of the catalogs: they have as many rows
--- as before it was made.
+-- DROP EXTENSION removes every catalog row: the counts equal those before CREATE
+-- EXTENSION.
 CREATE TEMPORARY TABLE catalog_rows (moment text, catalog regclass, rows bigint);
 CREATE FUNCTION pg_temp.count_catalogs(moment text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -121,24 +121,25 @@ SELECT catalog, b.rows AS before, a.rows AS after
 	WHERE b.moment = 'before' AND a.moment = 'after' AND b.rows <> a.rows;
 SELECT count(*) AS schemas FROM pg_namespace WHERE nspname = 'idempotency';
 
--- The library without the extension says what is missing.
+-- Without the extension, the library reports what is missing.
 CREATE FUNCTION by_hand(text, text) RETURNS text LANGUAGE c AS '$libdir/idempotency', 'idempotency_peek';
 SELECT by_hand('install', 'key');
 \echo :SQLSTATE
 DROP FUNCTION by_hand;
 
--- A schema made beforehand, by whomever, aborts the installation: what stands
--- in it could capture what we make.
+-- An existing schema of that name aborts the installation, whoever owns it, because
+-- objects in it could shadow those of the extension.
 CREATE SCHEMA idempotency;
 CREATE EXTENSION idempotency;
 \echo :SQLSTATE
 DROP SCHEMA idempotency;
 
--- The schema is not for choosing.
+-- The schema cannot be chosen.
 CREATE EXTENSION idempotency SCHEMA public;
 \echo :SQLSTATE
 
--- Only a superuser installs it: the right to create in the database is not enough.
+-- Only a superuser can install the extension; the privilege CREATE on the database is
+-- not enough.
 CREATE ROLE regress_idempotency_owner;
 SELECT current_database() AS database \gset
 GRANT CREATE ON DATABASE :"database" TO regress_idempotency_owner;
@@ -149,5 +150,5 @@ RESET ROLE;
 REVOKE CREATE ON DATABASE :"database" FROM regress_idempotency_owner;
 DROP ROLE regress_idempotency_owner;
 
--- For the tests that follow.
+-- Reinstall for the following tests.
 CREATE EXTENSION idempotency;

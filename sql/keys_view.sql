@@ -1,11 +1,11 @@
 --
--- The view keys: what is remembered, for an operator's eyes, without bodies.
+-- The view keys: stored records for operators, without bodies.
 --
 \set SHOW_CONTEXT never
 
 \d idempotency.keys
 
--- One record of every state.
+-- One record in every state.
 BEGIN;
 SELECT (idempotency.claim('keys', k, '{"request": "of this row"}')).outcome FROM unnest('{completed,failed,nothing}'::text[]) AS k;
 SELECT idempotency.complete('keys', 'completed', '{"card": "4242-secret"}', 201, '{"X-Header": "secret"}');
@@ -24,7 +24,7 @@ SELECT key, state, status, response_size IS NOT NULL AS has_response,
 		fingerprint = encode(idempotency.fingerprint('{"request": "of this row"}'), 'hex') AS fingerprint_in_hex
 	FROM idempotency.keys WHERE scope = 'keys' ORDER BY key;
 
--- Times are those of the record, in whole seconds, relative to this moment.
+-- Times come from the record, in whole seconds relative to now.
 SELECT k.key, v.created_at = k.created_at AND v.expires_at = k.expires_at AS same_times,
 		v.age BETWEEN '0 s' AND '1 min' AS age,
 		v.expires_in BETWEEN '23:58:00' AND '24:00:00' AS expires_in_a_day,
@@ -32,26 +32,27 @@ SELECT k.key, v.created_at = k.created_at AND v.expires_at = k.expires_at AS sam
 		extract(microseconds FROM v.age)::int % 1000000 AS fraction
 	FROM idempotency.keys v JOIN idempotency.key k USING (scope, key) WHERE scope = 'keys' ORDER BY k.key;
 
--- The size is for humans to read.
+-- The size is human-readable.
 SELECT key, response_size ~ '^[0-9]+ (bytes|kB|MB)$' AS readable FROM idempotency.keys
 	WHERE scope = 'keys' AND response_size IS NOT NULL ORDER BY key;
 
--- No body, no header and no request shows.
+-- The view shows no body, header or request.
 SELECT count(*) AS leaks FROM idempotency.keys AS k WHERE scope = 'keys' AND k::text ~* 'secret|4242|card|x-header|of this row';
 SELECT count(*) AS kept FROM idempotency.key AS k WHERE scope = 'keys' AND k::text ~* 'secret';
 
--- An open claim is not there, for nothing is stored of it.
+-- An open claim is absent, because nothing is stored for it.
 BEGIN;
 SELECT outcome FROM idempotency.claim('keys', 'open');
 SELECT count(*) FROM idempotency.keys WHERE scope = 'keys' AND key = 'open';
 ROLLBACK;
 
--- One key is found by the index, and so is one scope.
+-- The index finds one key, and one scope.
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;
 EXPLAIN (COSTS OFF) SELECT state FROM idempotency.keys WHERE scope = 'keys' AND key = 'completed';
 EXPLAIN (COSTS OFF) SELECT state FROM idempotency.keys WHERE scope = 'keys';
--- Scopes that begin alike as well, whatever the locale: the column is COLLATE "C".
+-- The index also finds a prefix of scopes under every locale, because the column is
+-- COLLATE "C".
 EXPLAIN (COSTS OFF) SELECT state FROM idempotency.keys WHERE scope LIKE 'tenant1/%';
 RESET enable_seqscan;
 RESET enable_bitmapscan;

@@ -1,12 +1,10 @@
 --
--- Leases: claims that survive commit, their heartbeats, recovery points, takeovers
--- and ends, as one session sees them.  (What sessions do to each other is the
--- matter of the isolation tests.)
+-- Leases: claims that survive commit, with heartbeats, checkpoints, takeovers and
+-- outcomes, as one session sees them. The isolation tests cover concurrent sessions.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail, without the number
--- of a token.
+-- The SQLSTATE, message and detail of a statement, without the token.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -20,13 +18,13 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- A claim with a lease that runs for a minute, and the token of its owner.
+-- A claim with a lease of one minute, and its token.
 CREATE FUNCTION pg_temp.lease(key text, request json DEFAULT NULL) RETURNS bigint LANGUAGE sql AS $$
 	SELECT token FROM idempotency.claim('lease', lease.key, request, lease => '1 min')
 $$;
 
--- Makes it so much later for the lease on a key.
-CREATE FUNCTION pg_temp.pass(p_key text, p_time interval DEFAULT '1 hour') RETURNS void LANGUAGE sql AS $$
+-- Moves the lease on a key into the past by an interval.
+CREATE FUNCTION pg_temp.age_lease(p_key text, p_time interval DEFAULT '1 hour') RETURNS void LANGUAGE sql AS $$
 	UPDATE idempotency.key
 		SET created_at = created_at - p_time, leased_at = leased_at - p_time,
 			leased_until = leased_until - p_time, expires_at = expires_at - p_time
@@ -34,11 +32,11 @@ CREATE FUNCTION pg_temp.pass(p_key text, p_time interval DEFAULT '1 hour') RETUR
 $$;
 
 --
--- The outcomes
+-- Outcomes
 --
 
--- A claim with a lease is granted with a token, and is stored with its transaction:
--- nothing has to complete it there.
+-- A claim with a lease returns a token and is stored when its transaction commits,
+-- which does not require complete().
 BEGIN;
 SELECT outcome, replayed, token > 0 AS token, attempt, recovery_point, state, status, headers, response, failed,
 		retry_after, expires_at
@@ -49,9 +47,8 @@ SELECT outcome, replayed, token > 0 AS token, attempt, recovery_point, state, st
 	FROM idempotency.try_claim('lease', 'new for try_claim', lease => '1 min');
 SELECT key, state FROM idempotency.keys WHERE scope = 'lease' ORDER BY key;
 
--- While it runs, the operation is in progress for everybody else, with a lease or
--- without one: a value that says how long it may last, and nothing of the owner's
--- token, or an error.
+-- While the lease runs, other claims with or without a lease get in_progress or an
+-- error. The result says how long the lease can last, and does not reveal the token.
 SELECT outcome, replayed, token, attempt, recovery_point, state, status, headers, response, failed,
 		retry_after BETWEEN '30 s' AND '1 min' AS retry_after, expires_at
 	FROM idempotency.try_claim('lease', 'new', '{"amount": 100}', lease => '1 min');
@@ -69,7 +66,7 @@ EXCEPTION WHEN SQLSTATE 'IK409' THEN
 	RAISE NOTICE '%', regexp_replace(hint, '\d+', 'NN');
 END
 $$;
--- In the transaction that took it as well, and after a renewal there.
+-- The same holds in the transaction that took the lease, also after a renewal there.
 BEGIN;
 SELECT pg_temp.lease('twice') > 0 AS leased;
 SELECT outcome, attempt, retry_after FROM idempotency.try_claim('lease', 'twice', lease => '1 min', wait => '1 hour');
@@ -83,28 +80,28 @@ SELECT idempotency.renew('lease', 'new', :token, '1 min') > now() AS renewed;
 SELECT idempotency.claim('lease', 'new', '{"amount": 100}', wait => '1 hour');
 ROLLBACK;
 
--- Another request is told so, whether the owner is at it or has gone: it would have
--- to wait in vain.
+-- A different request gets a mismatch while the lease runs and after it expired,
+-- because waiting could not help.
 SELECT outcome, token, attempt, retry_after FROM idempotency.try_claim('lease', 'new', '{"amount": 999}', wait => '1 hour');
 SELECT idempotency.claim('lease', 'new', '{"amount": 999}', lease => '1 min');
 \echo :SQLSTATE
-SELECT pg_temp.pass('new for try_claim');
+SELECT pg_temp.age_lease('new for try_claim');
 SELECT outcome FROM idempotency.try_claim('lease', 'new for try_claim', '{"amount": 1}', lease => '1 min');
-SELECT pg_temp.pass('new for try_claim');
+SELECT pg_temp.age_lease('new for try_claim');
 SELECT outcome FROM idempotency.try_claim('lease', 'new for try_claim', '{"amount": 2}', lease => '1 min');
 
--- When it is over, the next request takes over: another attempt, and a token that
--- has grown.
+-- After the lease expired, the next request takes over, with the next attempt number
+-- and a greater token.
 SELECT pg_temp.lease('lapsed') AS first \gset
-SELECT pg_temp.pass('lapsed');
+SELECT pg_temp.age_lease('lapsed');
 SELECT outcome, replayed, token > :first AS grown, attempt, recovery_point, state, failed, retry_after, expires_at
 	FROM idempotency.claim('lease', 'lapsed', lease => '1 min');
-SELECT pg_temp.pass('lapsed');
+SELECT pg_temp.age_lease('lapsed');
 SELECT outcome, attempt FROM idempotency.try_claim('lease', 'lapsed', lease => '1 min');
 SELECT outcome, attempt FROM idempotency.try_claim('lease', 'lapsed', lease => '1 min');
 
--- Its end is that of the clock, within a transaction as well; and who waits takes
--- over at that moment.
+-- The clock decides the end of a lease, also within a transaction; a waiting claim
+-- takes over at that moment.
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'clock', lease => '1 millisecond');
 COMMIT;
@@ -115,43 +112,43 @@ COMMIT;
 SELECT leased_until AS until FROM idempotency.key WHERE scope = 'lease' AND key = 'clock' \gset
 SELECT outcome, attempt FROM idempotency.claim('lease', 'clock', lease => '1 min', wait => '1 min');
 SELECT leased_at - :'until' BETWEEN '0' AND '30 s' AS waited FROM idempotency.key WHERE scope = 'lease' AND key = 'clock';
--- A wait that ends sooner does not.
+-- A shorter wait ends without a takeover.
 SELECT clock_timestamp() AS before \gset
 SELECT outcome FROM idempotency.try_claim('lease', 'clock', lease => '1 min', wait => '50 ms');
 SELECT clock_timestamp() - :'before' BETWEEN '50 ms' AND '30 s' AS waited;
 
--- A clock that was set back leaves leases that begin in the future.  Nobody can say
--- how long they have run, so they are over.
+-- A clock that was set back leaves leases that begin in the future. Their elapsed time
+-- is unknown, so they count as expired.
 SELECT pg_temp.lease('set back') AS first \gset
-SELECT pg_temp.pass('set back', '-1 hour');
+SELECT pg_temp.age_lease('set back', '-1 hour');
 SELECT outcome, retry_after FROM idempotency.peek('lease', 'set back');
 SELECT outcome, attempt, token > :first AS grown FROM idempotency.claim('lease', 'set back', lease => '1 min');
 
--- A stored outcome is replayed to a claim with a lease, and leaves no lease.
+-- A claim with a lease replays a stored outcome, and stores no lease.
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'stored');
 SELECT idempotency.complete('lease', 'stored', '"done"', 201);
 COMMIT;
-SELECT outcome, replayed, token, attempt, recovery_point, state, status, response, retry_after, expires_at > now() AS remembered
+SELECT outcome, replayed, token, attempt, recovery_point, state, status, response, retry_after, expires_at > now() AS retained
 	FROM idempotency.claim('lease', 'stored', lease => '1 min');
 
--- A lease that is rolled back was never there; its token is not used again.
+-- Rolling back a claim removes the lease; its token is not reused.
 BEGIN;
 SELECT pg_temp.lease('rolled back') AS first \gset
 ROLLBACK;
 SELECT outcome, attempt, token > :first AS grown FROM idempotency.claim('lease', 'rolled back', lease => '1 min');
 
 --
--- The arguments
+-- Arguments
 --
 
--- No lease at all is a transactional claim.  Any length of time will do that has a
--- beginning and an end.
+-- NULL means a transactional claim. A lease can be any interval with a start and an
+-- end.
 BEGIN;
 SELECT outcome, token, attempt FROM idempotency.claim('lease', 'no lease', lease => NULL);
 COMMIT;
 \echo :SQLSTATE
--- (What failed with a token cannot commit.)
+-- After an error with a token, the transaction cannot commit.
 BEGIN;
 SELECT l AS lease, pg_temp.error_of(format('SELECT idempotency.claim(''lease'', ''length'', lease => %L)', l)) AS claim,
 		pg_temp.error_of(format('SELECT idempotency.try_claim(''lease'', ''length'', lease => %L)', l)) AS try_claim,
@@ -163,14 +160,14 @@ SELECT l AS lease, (idempotency.claim('lease', 'length ' || l, lease => l::inter
 SELECT key, leased_until = leased_at + substr(key, 8)::interval AS as_said
 	FROM idempotency.key WHERE scope = 'lease' AND key LIKE 'length %' ORDER BY key;
 SELECT idempotency.claim('lease', 'length', lease => '0');
--- Infinity, which is an interval from 17 on, has no end.
+-- Infinity, an interval value since PostgreSQL 17, has no end.
 SELECT pg_temp.error_of('SELECT idempotency.claim(''lease'', ''length'', lease => ''infinity'')') ~ '^(22023|22007):' AS refused;
 
--- How long a lease may be, a heartbeat has to say.
+-- A heartbeat must pass a length.
 SELECT idempotency.renew('lease', 'new', :token, NULL);
 \echo :SQLSTATE
 
--- A recovery point needs a name, and the state a size that a replay could have.
+-- A checkpoint needs a name, and the size limit of responses applies to its state.
 SELECT idempotency.checkpoint('lease', 'new', :token, NULL);
 \echo :SQLSTATE
 SELECT idempotency.checkpoint('lease', 'new', :token, '');
@@ -182,7 +179,8 @@ SELECT idempotency.checkpoint('lease', 'new', :token, 'fits', to_json(repeat('x'
 SELECT idempotency.checkpoint('lease', 'new', :token, 'does not', to_json(repeat('x', 1023)));
 \echo :SQLSTATE
 ROLLBACK;
--- So does the request that a lease keeps; one that is only compared may be larger.
+-- The size limit also applies to a request that a lease stores; a request that is only
+-- compared can be larger.
 BEGIN;
 SET LOCAL idempotency.max_response_size = '1kB';
 SELECT outcome FROM idempotency.claim('lease', 'size', to_json(repeat('x', 1022)), lease => '1 min');
@@ -191,7 +189,7 @@ SELECT idempotency.claim('lease', 'size 3', to_json(repeat('x', 1023)), lease =>
 \echo :SQLSTATE
 ROLLBACK;
 
--- Scope and key are held to the same rules as everywhere.
+-- The rules for scope and key are the same as everywhere.
 BEGIN;
 SELECT pg_temp.error_of(format('SELECT idempotency.%s', call)) AS error FROM unnest(ARRAY[
 	'renew(NULL, ''k'', 1, ''1 min'')',
@@ -203,18 +201,18 @@ SELECT pg_temp.error_of(format('SELECT idempotency.%s', call)) AS error FROM unn
 ROLLBACK;
 
 --
--- The end of a lease
+-- Finishing a lease
 --
 
--- Open as it is, it holds up no commit; a claim without one does, beside it.
+-- An open lease does not prevent the commit; an open claim without a lease does.
 BEGIN;
 SELECT pg_temp.lease('beside') > 0 AS leased;
 SELECT outcome FROM idempotency.claim('lease', 'beside 2');
 COMMIT;
 \echo :SQLSTATE
 
--- In the transaction that took it, it is finished without its token, as every claim
--- is, or with it;
+-- The transaction that took the lease can finish it without the token, like every
+-- claim, or with it;
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'at once', '{"a": 1}', lease => '1 min');
 SELECT idempotency.complete('lease', 'at once', '"done at once"', 201, '{"X": "1"}');
@@ -230,7 +228,7 @@ SELECT pg_temp.lease('at once 3') > 0 AS leased;
 SELECT idempotency.release('lease', 'at once 3');
 COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'lease' AND key = 'at once 3';
--- in a later one, with its token.
+-- a later transaction needs the token.
 SELECT pg_temp.lease('later', '{"a": 1}') AS own \gset
 SELECT idempotency.complete('lease', 'later', '{"id" :   1}', 201, '{"X" : "1"}', :own);
 SELECT outcome, status, headers, response, failed, attempt, retry_after FROM idempotency.claim('lease', 'later', '{"a": 1}');
@@ -242,21 +240,21 @@ SELECT pg_temp.lease('later 3') AS own \gset
 SELECT idempotency.release('lease', 'later 3', :own);
 SELECT outcome, attempt FROM idempotency.claim('lease', 'later 3', lease => '1 min');
 
--- An owner whose lease ran out, and who was not taken over, may finish: nobody else
--- has begun.  So he may renew it, and go on from there.
+-- An owner with an expired lease can finish while no other owner took over, because no
+-- other owner has started. It can also renew the lease and continue.
 SELECT pg_temp.lease('late') AS own \gset
-SELECT pg_temp.pass('late');
+SELECT pg_temp.age_lease('late');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
 SELECT idempotency.checkpoint('lease', 'late', :own, 'charged');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
 SELECT idempotency.renew('lease', 'late', :own, '1 min') > now() AS renewed;
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
-SELECT pg_temp.pass('late');
+SELECT pg_temp.age_lease('late');
 SELECT idempotency.complete('lease', 'late', '"late"', token => :own);
 SELECT outcome, response FROM idempotency.claim('lease', 'late');
 
--- What the arguments of an outcome are held to is the same, and costs the owner
--- nothing: he may say it again.
+-- The checks on the outcome are the same. After such an error the owner still holds the
+-- lease and can try again.
 SELECT pg_temp.lease('bad outcome') AS own \gset
 BEGIN;
 SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''bad outcome'', status => 99, token => %s)', :own)),
@@ -269,11 +267,11 @@ COMMIT;
 -- Fencing
 --
 
--- Who was taken over finishes nothing, renews nothing and leaves no checkpoint, and
--- what he wrote is not committed, whether he catches the error or not.
+-- After a takeover, the former owner cannot finish, renew or checkpoint. Its writes
+-- cannot commit, even if it catches the error.
 CREATE TABLE effect (by_owner int);
 SELECT pg_temp.lease('fenced') AS stale \gset
-SELECT pg_temp.pass('fenced');
+SELECT pg_temp.age_lease('fenced');
 SELECT pg_temp.lease('fenced') AS current \gset
 CREATE FUNCTION pg_temp.caught(p_call text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -291,7 +289,7 @@ BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''fenced'', %s, ''1 min'')
 \echo :SQLSTATE
 BEGIN; SELECT pg_temp.caught(format('checkpoint(''lease'', ''fenced'', %s, ''p'')', :stale)); COMMIT;
 \echo :SQLSTATE
--- A savepoint does not help, nor does the right token after it, nor PREPARE.
+-- A savepoint, the right token afterwards, or PREPARE TRANSACTION do not help.
 BEGIN;
 SAVEPOINT before;
 SELECT pg_temp.caught(format('renew(''lease'', ''fenced'', %s, ''1 min'')', :stale));
@@ -311,9 +309,8 @@ ROLLBACK PREPARED 'regress_idempotency_fenced';
 SELECT count(*) AS effects FROM effect;
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'fenced';
 
--- Nobody else's token will do: none, 0, a negative one, one that nobody has had yet,
--- that of another key; nor any for a key that is not there, or that is claimed
--- without a lease.
+-- Other tokens are refused: NULL, 0, negative, not yet assigned, or of another key.
+-- Every token is refused for a key that is absent or claimed without a lease.
 SELECT pg_temp.lease('fenced, other') AS other \gset
 BEGIN;
 SELECT what, key, pg_temp.error_of(format('SELECT idempotency.complete(''lease'', %L, token => %L)', key, token)) AS error
@@ -343,13 +340,13 @@ SELECT outcome FROM idempotency.claim('lease', 'transactional');
 SELECT pg_temp.error_of('SELECT idempotency.complete(''lease'', ''transactional'', token => 1)'),
 	pg_temp.error_of('SELECT idempotency.release(''lease'', ''transactional'', 1)');
 ROLLBACK;
--- In full.
+-- The complete error.
 SELECT idempotency.complete('lease', 'unknown', token => 9223372036854775807);
 \echo :SQLSTATE
 SELECT idempotency.renew('lease', 'fenced', NULL, '1 min');
 \echo :SQLSTATE
 
--- What is finished cannot be finished again, not even with the right token: a retry
+-- A finished operation cannot be finished again, even with the right token: a retry
 -- would write twice.
 SELECT idempotency.complete('lease', 'fenced', '"owner"', token => :current);
 BEGIN;
@@ -368,8 +365,8 @@ BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''released'', %s, ''1 min'
 SELECT response FROM idempotency.claim('lease', 'fenced');
 SELECT count(*) AS effects FROM effect;
 
--- A claim without a lease has no heartbeat and no checkpoint, and loses itself by
--- the attempt.
+-- A claim without a lease has no heartbeat and no checkpoint; the attempt loses the
+-- claim.
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'transactional');
 SELECT pg_temp.error_of('SELECT idempotency.renew(''lease'', ''transactional'', NULL, ''1 min'')'),
@@ -384,11 +381,11 @@ SELECT idempotency.renew('lease', 'transactional', NULL, '1 min');
 ROLLBACK;
 
 --
--- The heartbeat
+-- Heartbeats
 --
 
--- The lease runs from the moment of the call, longer or shorter than before, and the
--- row is kept as long as before after its end.
+-- The new lease starts at the call, and can be longer or shorter. The row stays for the
+-- same retention after the new end.
 SELECT pg_temp.lease('heartbeat') AS own \gset
 SELECT leased_at, leased_until, expires_at, created_at FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat' \gset before_
 BEGIN;
@@ -402,7 +399,7 @@ COMMIT;
 SELECT idempotency.renew('lease', 'heartbeat', :own, '1 second') < :'until' AS shorter;
 SELECT leased_until = leased_at + interval '1 second' AS for_a_second, expires_at = leased_until + interval '24 hours' AS kept
 	FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat';
--- In the transaction of the claim it needs no token.
+-- The claiming transaction needs no token;
 BEGIN;
 SELECT pg_temp.lease('heartbeat 2') AS own \gset
 SELECT idempotency.renew('lease', 'heartbeat 2', NULL, '2 min') > now() + interval '1 min' AS renewed;
@@ -410,60 +407,60 @@ SELECT idempotency.checkpoint('lease', 'heartbeat 2', NULL, 'begun');
 SELECT idempotency.renew('lease', 'heartbeat 2', :own, '3 min') > now() + interval '2 min' AS renewed;
 COMMIT;
 SELECT recovery_point, leased_until > now() + interval '2 min' AS renewed FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat 2';
--- In a later one it does, and a heartbeat there is no claim.
+-- a later transaction does, and a heartbeat there is not a claim.
 BEGIN;
 SELECT idempotency.renew('lease', 'heartbeat 2', :own, '1 min') > now() AS renewed;
 SELECT pg_temp.error_of('SELECT idempotency.complete(''lease'', ''heartbeat 2'')');
 ROLLBACK;
 
 --
--- Recovery points
+-- Checkpoints
 --
 
--- The next owner gets the last one, with its state as the very bytes that were given;
--- it stays until he sets another.
+-- The next owner gets the last checkpoint, with its state byte for byte. It stays until
+-- that owner sets another.
 SELECT pg_temp.lease('steps', '{"amount": 1}') AS first \gset
 SELECT idempotency.checkpoint('lease', 'steps', :first, 'begun', '{"n": 1}');
 SELECT idempotency.checkpoint('lease', 'steps', :first, 'charged', '  { "b" : 1.50,"a":  [ ],  "b": 1e2, "c": "\u0041\/é" }  ');
 SELECT outcome, recovery_point, state, attempt FROM idempotency.try_claim('lease', 'steps', lease => '1 min');
 SELECT outcome, recovery_point, state, attempt FROM idempotency.peek('lease', 'steps');
-SELECT pg_temp.pass('steps');
+SELECT pg_temp.age_lease('steps');
 SELECT outcome, attempt, recovery_point, '[' || state::text || ']' AS state, token AS second
 	FROM idempotency.claim('lease', 'steps', lease => '1 min') \gset taken_
 \echo :taken_outcome :taken_attempt :taken_recovery_point :taken_state
-SELECT pg_temp.pass('steps');
+SELECT pg_temp.age_lease('steps');
 SELECT outcome, attempt, recovery_point, '[' || state::text || ']' AS state FROM idempotency.claim('lease', 'steps', lease => '1 min');
--- No state is none: what an earlier recovery point had does not fit this one.
+-- NULL removes the state: the state of an earlier checkpoint does not fit this one.
 SELECT token AS third FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
 SELECT idempotency.checkpoint('lease', 'steps', :third, 'booked');
-SELECT pg_temp.pass('steps');
+SELECT pg_temp.age_lease('steps');
 SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('lease', 'steps', lease => '1 min');
--- JSON null is one.
+-- JSON null is a state.
 SELECT token AS fourth FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
 SELECT idempotency.checkpoint('lease', 'steps', :fourth, 'Überweisung 42', 'null');
-SELECT pg_temp.pass('steps');
+SELECT pg_temp.age_lease('steps');
 SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('lease', 'steps', lease => '1 min');
--- It may be any JSON, from anything that holds JSON, and no other.
+-- The state can be any JSON, in any type that holds JSON, and nothing else.
 SELECT token AS fifth FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
 SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'json', '{"b":1,  "a":2}'::json);
 SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'text', '[1,  2]'::text);
 SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'jsonb', jsonb_build_object('b', 1, 'a', 2));
 SELECT pg_temp.error_of(format('SELECT idempotency.checkpoint(''lease'', ''steps'', %s, ''no json'', ''x'')', :fifth));
 SELECT recovery_point, recovery_state FROM idempotency.key WHERE scope = 'lease' AND key = 'steps';
--- A checkpoint is no heartbeat.
+-- A checkpoint does not extend the lease.
 SELECT leased_until AS until, expires_at AS expires FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
 SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'x');
 SELECT leased_until = :'until' AND expires_at = :'expires' AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'steps';
--- The outcome ends it all.
+-- Storing the outcome removes lease and checkpoint.
 SELECT idempotency.complete('lease', 'steps', '"done"', token => :fifth);
 SELECT outcome, attempt, recovery_point, state, response FROM idempotency.claim('lease', 'steps', '{"amount": 1}', lease => '1 min');
 
 --
--- Giving a lease up
+-- Releasing a lease
 --
 
--- Without a checkpoint nothing stays; with one, it stays for the next owner, who
--- may begin at once.
+-- Without a checkpoint, nothing stays. With a checkpoint, it stays for the next owner,
+-- which can start at once.
 SELECT pg_temp.lease('given up') AS own \gset
 SELECT idempotency.release('lease', 'given up', :own);
 SELECT count(*) AS rows FROM idempotency.key WHERE scope = 'lease' AND key = 'given up';
@@ -475,7 +472,7 @@ SELECT outcome, attempt, retry_after, recovery_point FROM idempotency.peek('leas
 SELECT outcome FROM idempotency.try_claim('lease', 'given up', '{"amount": 2}', lease => '1 min');
 SELECT outcome, attempt, recovery_point, state, token > :own AS grown
 	FROM idempotency.claim('lease', 'given up', '{"amount": 1}', lease => '1 min', wait => '0');
--- Within one transaction as well, again and again.
+-- The same holds within one transaction, repeatedly.
 BEGIN;
 SELECT pg_temp.lease('given up here') AS own \gset
 SELECT idempotency.checkpoint('lease', 'given up here', :own, 'begun');
@@ -492,11 +489,10 @@ SELECT outcome, response FROM idempotency.claim('lease', 'given up here');
 -- Retention
 --
 
--- The outcome is remembered for as long as the last owner's claim said, from the
--- moment of complete() on.
+-- The retention of the last owner's claim applies, starting at complete().
 SELECT token AS own FROM idempotency.claim('lease', 'kept', lease => '1 min', retention => '1 hour') \gset
 SELECT retention, expires_at = leased_until + interval '1 hour' AS kept FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
-SELECT pg_temp.pass('kept', '30 min');
+SELECT pg_temp.age_lease('kept', '30 min');
 SELECT token AS own, attempt FROM idempotency.claim('lease', 'kept', lease => '1 min', retention => '2 hours') \gset
 SELECT retention, expires_at = leased_until + interval '2 hours' AS kept FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
 SELECT idempotency.renew('lease', 'kept', :own, '10 min') > now() AS renewed;
@@ -504,7 +500,7 @@ SELECT retention, expires_at = leased_until + interval '2 hours' AS kept FROM id
 SELECT idempotency.complete('lease', 'kept', token => :own);
 SELECT expires_at BETWEEN created_at + interval '119 min' AND created_at + interval '121 min' AS kept, created_at > now() - interval '1 min' AS new
 	FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
--- For ever.
+-- Infinite retention.
 SELECT token AS own FROM idempotency.claim('lease', 'for ever', lease => '1 min', retention => '-1 second') \gset
 SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key = 'for ever';
 SELECT idempotency.renew('lease', 'for ever', :own, '1 min') > now() AS renewed;
@@ -514,7 +510,7 @@ SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key 
 SELECT outcome, attempt, token AS own FROM idempotency.claim('lease', 'for ever', lease => '1 min', retention => '-1 second') \gset
 SELECT idempotency.complete('lease', 'for ever', token => :own);
 SELECT expires_at FROM idempotency.peek('lease', 'for ever');
--- The setting, as it was at the claim.
+-- The setting, as of the claim.
 BEGIN;
 SET LOCAL idempotency.retention = '90min';
 SELECT pg_temp.lease('setting') AS own \gset
@@ -522,12 +518,12 @@ COMMIT;
 SELECT idempotency.complete('lease', 'setting', token => :own);
 SELECT expires_in BETWEEN '01:29:00' AND '01:30:00' AS kept FROM idempotency.keys WHERE scope = 'lease' AND key = 'setting';
 
--- A zombie that nobody came back for within its retention counts as absent: the next
--- owner is the first, with another request if he likes, and knows of no checkpoint.
--- The zombie has lost.
+-- A lease that is abandoned for longer than its retention counts as absent. The next
+-- owner is the first, can pass another request, and gets no checkpoint. The former
+-- owner is fenced off.
 SELECT pg_temp.lease('forgotten', '{"amount": 1}') AS own \gset
 SELECT idempotency.checkpoint('lease', 'forgotten', :own, 'charged', '{"charge": 7}');
-SELECT pg_temp.pass('forgotten', '25 hours');
+SELECT pg_temp.age_lease('forgotten', '25 hours');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'forgotten';
 SELECT idempotency.peek('lease', 'forgotten') IS NULL AS absent;
 BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''forgotten'', %s, ''1 min'')', :own)); COMMIT;
@@ -542,46 +538,46 @@ SELECT attempt, recovery_point, recovery_state, request, created_at > now() - in
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own)); COMMIT;
 
 --
--- The request
+-- Request
 --
 
--- It is kept as it was given, while the lease is; its fingerprint is kept with the
--- outcome.
+-- The request is stored unchanged while the lease exists; its fingerprint is stored
+-- with the outcome.
 SELECT pg_temp.lease('request', ' {"b":  1, "a": 2.50}') AS own \gset
 SELECT '[' || request::text || ']' AS request FROM idempotency.key WHERE scope = 'lease' AND key = 'request';
 SELECT idempotency.complete('lease', 'request', token => :own);
 SELECT request IS NULL AS gone, fingerprint = idempotency.fingerprint('{"a":2.5,"b":1}') AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'request';
 
--- Who claims without one matches whatever was given before, and leaves it there;
--- who is the first to give one binds those after him.
+-- A claim without a request matches every stored one and keeps it. The first claim with
+-- a request fixes the fingerprint for later claims.
 SELECT pg_temp.lease('request, late') > 0 AS leased;
 SELECT outcome FROM idempotency.try_claim('lease', 'request, late', '{"amount": 1}');
 SELECT request, fingerprint FROM idempotency.key WHERE scope = 'lease' AND key = 'request, late';
-SELECT pg_temp.pass('request, late');
+SELECT pg_temp.age_lease('request, late');
 SELECT outcome FROM idempotency.claim('lease', 'request, late', '{"amount": 1}', lease => '1 min');
 SELECT request, fingerprint = idempotency.fingerprint('{"amount": 1}') AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'request, late';
-SELECT pg_temp.pass('request, late');
+SELECT pg_temp.age_lease('request, late');
 SELECT outcome FROM idempotency.try_claim('lease', 'request, late', '{"amount": 2}', lease => '1 min');
 SELECT outcome, attempt FROM idempotency.try_claim('lease', 'request, late', lease => '1 min');
 SELECT request, fingerprint = idempotency.fingerprint('{"amount": 1}') AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'request, late';
--- The same with a fingerprint: there is no request to keep then, until one comes.
+-- The same holds for a fingerprint: no request is stored until a claim passes one.
 SELECT outcome FROM idempotency.claim('lease', 'digest', lease => '1 min', fingerprint => idempotency.fingerprint('{"amount": 1}'));
 SELECT request, fingerprint IS NOT NULL AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'digest';
-SELECT pg_temp.pass('digest');
+SELECT pg_temp.age_lease('digest');
 SELECT outcome FROM idempotency.try_claim('lease', 'digest', '{"amount": 2}', lease => '1 min');
 SELECT outcome, attempt FROM idempotency.try_claim('lease', 'digest', '{"amount" : 1.0}', lease => '1 min');
 SELECT request, fingerprint = idempotency.fingerprint('{"amount": 1}') AS bound FROM idempotency.key WHERE scope = 'lease' AND key = 'digest';
 
 --
--- A claim without a lease
+-- Claims without a lease
 --
 
--- It waits for a lease that runs, and takes over one that does not, with the
--- checkpoint, but without a token: the transaction itself is its lease.  Nothing is
--- written before complete().
+-- Such a claim waits for a running lease. It takes over an expired one with its
+-- checkpoint but without a token, because the transaction itself is its lease. It
+-- writes nothing before complete().
 SELECT pg_temp.lease('within', '{"amount": 1}') AS own \gset
 SELECT idempotency.checkpoint('lease', 'within', :own, 'charged', '{"charge": 7}');
-SELECT pg_temp.pass('within');
+SELECT pg_temp.age_lease('within');
 SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'lease' AND key = 'within' \gset
 BEGIN;
 SELECT outcome, replayed, token, attempt, recovery_point, state, retry_after, expires_at
@@ -590,7 +586,8 @@ SELECT ctid = :'old_ctid' AND xmin = :'old_xmin' AS untouched FROM idempotency.k
 SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 1}', lease => '1 min');
 COMMIT;
 \echo :SQLSTATE
--- Rolled back or released, it leaves the lease as it was, and its owner may still come.
+-- Rolling it back or releasing it leaves the lease unchanged, and the lease's owner can
+-- still finish.
 BEGIN;
 SELECT outcome, attempt FROM idempotency.claim('lease', 'within');
 ROLLBACK;
@@ -602,7 +599,8 @@ SELECT ctid = :'old_ctid' AND xmin = :'old_xmin' AS untouched, attempt, recovery
 BEGIN;
 SELECT idempotency.renew('lease', 'within', :own, '1 min') > now() AS renewed;
 ROLLBACK;
--- Completed, it is stored with the fingerprint that was there, and its own retention.
+-- complete() stores the outcome with the existing fingerprint and with the retention of
+-- this claim.
 BEGIN;
 SELECT outcome, attempt FROM idempotency.claim('lease', 'within', retention => '2 hours');
 SELECT idempotency.complete('lease', 'within', '"within"', 201);
@@ -611,17 +609,17 @@ SELECT outcome, status, response, expires_at BETWEEN now() + interval '119 min' 
 	FROM idempotency.claim('lease', 'within', '{"amount": 1}', lease => '1 min');
 SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 2}');
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''within'', token => %s)', :own)); COMMIT;
--- One that gives the first request binds the outcome to it.
+-- The first request determines the fingerprint of the outcome.
 SELECT pg_temp.lease('within 2') > 0 AS leased;
-SELECT pg_temp.pass('within 2');
+SELECT pg_temp.age_lease('within 2');
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'within 2', '{"amount": 1}');
 SELECT idempotency.complete('lease', 'within 2');
 COMMIT;
 SELECT outcome FROM idempotency.try_claim('lease', 'within 2', '{"amount": 2}');
--- To the transaction that took over, the token of the former owner is as stale as any.
+-- In the transaction that took over, the token of the former owner is stale too.
 SELECT pg_temp.lease('within 4') AS own \gset
-SELECT pg_temp.pass('within 4');
+SELECT pg_temp.age_lease('within 4');
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'within 4');
 SELECT split_part(v.call, '(', 1) AS function, pg_temp.error_of(format('SELECT idempotency.' || v.call, :own)) AS error
@@ -632,33 +630,33 @@ SELECT split_part(v.call, '(', 1) AS function, pg_temp.error_of(format('SELECT i
 		(4, 'fail(''lease'', ''within 4'', NULL, 400, token => %s)'),
 		(5, 'release(''lease'', ''within 4'', %s)')) AS v (n, call) ORDER BY n;
 ROLLBACK;
--- A failure is stored as well.
+-- fail() stores a failure in the same way.
 SELECT pg_temp.lease('within 3') > 0 AS leased;
-SELECT pg_temp.pass('within 3');
+SELECT pg_temp.age_lease('within 3');
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'within 3');
 SELECT idempotency.fail('lease', 'within 3', '"no"', 402);
 COMMIT;
 SELECT outcome, failed, status FROM idempotency.claim('lease', 'within 3');
 
--- run() is such a claim.
+-- run() makes such a claim.
 CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
 SELECT pg_temp.lease('run', '{"amount": 1}') AS own \gset
 SELECT pg_temp.error_of('SELECT idempotency.run(''lease'', ''run'', ''{"amount": 1}'', ''handler(json)'', wait => ''0'')'),
 	pg_temp.error_of('SELECT idempotency.run(''lease'', ''run'', ''{"amount": 2}'', ''handler(json)'', wait => ''0'')');
-SELECT pg_temp.pass('run');
-SELECT outcome, replayed, token, attempt, status, response, expires_at > now() AS remembered
+SELECT pg_temp.age_lease('run');
+SELECT outcome, replayed, token, attempt, status, response, expires_at > now() AS retained
 	FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
 SELECT outcome, response FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''run'', token => %s)', :own)); COMMIT;
 DROP FUNCTION handler;
 
 --
--- once() and forget()
+-- once() and forget() with leases
 --
 
--- once() waits for a lease that runs, in vain here; once_many() does not wait.  Nothing
--- of it stays.
+-- once() waits for a running lease, here until the timeout; once_many() does not wait.
+-- Both errors leave nothing behind.
 SELECT pg_temp.lease('inbox') AS own \gset
 BEGIN;
 SET LOCAL idempotency.wait = '10ms';
@@ -666,37 +664,37 @@ SELECT pg_temp.error_of('SELECT idempotency.once(''lease'', ''inbox'')'),
 	pg_temp.error_of('SELECT * FROM idempotency.once_many(''lease'', ARRAY[''inbox before'', ''inbox'', ''inboxes''])');
 COMMIT;
 SELECT key, state FROM idempotency.keys WHERE scope = 'lease' AND key LIKE 'inbox%';
--- In the transaction that holds it, neither does.
+-- In the transaction that holds the lease, both raise an error too.
 BEGIN;
 SELECT pg_temp.lease('inbox here') AS own_here \gset
 SELECT pg_temp.error_of('SELECT idempotency.once(''lease'', ''inbox here'')'),
 	pg_temp.error_of('SELECT * FROM idempotency.once_many(''lease'', ARRAY[''inbox here''])');
 ROLLBACK;
--- Of one that is over it is true, and the former owner has lost it.
-SELECT pg_temp.pass('inbox');
+-- For an expired lease once() returns true, and the former owner is fenced off.
+SELECT pg_temp.age_lease('inbox');
 SELECT idempotency.once('lease', 'inbox'), idempotency.once('lease', 'inbox');
 SELECT state, status FROM idempotency.keys WHERE scope = 'lease' AND key = 'inbox';
 BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''inbox'', %s, ''1 min'')', :own)); COMMIT;
 SELECT pg_temp.lease('inbox 2') AS own \gset
-SELECT pg_temp.pass('inbox 2');
+SELECT pg_temp.age_lease('inbox 2');
 SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
 SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
 SELECT outcome, status, response FROM idempotency.claim('lease', 'inbox 2', lease => '1 min');
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %s)', :own)); COMMIT;
 
--- forget() evicts a lease, running or not; its owner gets nowhere, and the next one
--- is the first.
+-- forget() evicts a running or expired lease. Its owner is fenced off, and the next
+-- owner is the first.
 SELECT pg_temp.lease('evicted', '{"amount": 1}') AS own \gset
 SELECT idempotency.checkpoint('lease', 'evicted', :own, 'charged');
 SELECT idempotency.forget('lease', 'evicted'), idempotency.forget('lease', 'evicted');
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''evicted'', token => %s)', :own)); COMMIT;
 SELECT outcome, attempt, recovery_point, token > :own AS grown FROM idempotency.claim('lease', 'evicted', '{"amount": 2}', lease => '1 min');
-SELECT pg_temp.pass('evicted');
+SELECT pg_temp.age_lease('evicted');
 SELECT idempotency.forget('lease', 'evicted');
 SELECT pg_temp.lease('evicted') > 0 AS leased;
-SELECT pg_temp.pass('evicted', '25 hours');
+SELECT pg_temp.age_lease('evicted', '25 hours');
 SELECT idempotency.forget('lease', 'evicted');
--- A transaction does not evict what it holds.
+-- A transaction cannot evict a lease that it holds.
 BEGIN;
 SELECT pg_temp.lease('evicted') > 0 AS leased;
 SELECT idempotency.forget('lease', 'evicted');
@@ -706,7 +704,7 @@ ROLLBACK;
 -- Savepoints
 --
 
--- A lease goes with the savepoint in which it was taken,
+-- Rolling back a savepoint removes the leases that were taken in it,
 BEGIN;
 SAVEPOINT before;
 SELECT pg_temp.lease('savepoint') AS own \gset
@@ -716,7 +714,7 @@ SELECT outcome, attempt, token > :own AS grown FROM idempotency.claim('lease', '
 ROLLBACK TO before;
 SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''savepoint'', token => %s)', :own));
 ROLLBACK;
--- with its lock,
+-- and their locks;
 BEGIN;
 SAVEPOINT before;
 SELECT pg_temp.lease('savepoint') > 0 AS leased;
@@ -724,7 +722,7 @@ SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND lock
 ROLLBACK TO before;
 SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
--- and stays with one that is released.
+-- releasing the savepoint keeps them.
 BEGIN;
 SAVEPOINT before;
 SELECT pg_temp.lease('savepoint') AS own \gset
@@ -732,8 +730,8 @@ RELEASE before;
 SELECT outcome FROM idempotency.try_claim('lease', 'savepoint', lease => '1 min');
 COMMIT;
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'savepoint';
--- A heartbeat, a checkpoint, a takeover and an end that are rolled back were never
--- made, and the owner goes on from where he was.
+-- Rolling back a heartbeat, a checkpoint, a takeover or an outcome undoes it, and the
+-- owner continues from the earlier state.
 BEGIN;
 SAVEPOINT before;
 SELECT idempotency.renew('lease', 'savepoint', :own, '1 hour') > now() AS renewed;
@@ -751,7 +749,8 @@ SELECT idempotency.renew('lease', 'savepoint', :own, '1 min') > now() AS renewed
 COMMIT;
 SELECT attempt, recovery_point, token = :own AS same_token FROM idempotency.key WHERE scope = 'lease' AND key = 'savepoint';
 SELECT idempotency.complete('lease', 'savepoint', '"done"', token => :own);
--- So in the transaction that took it: what is undone opens the claim again.
+-- The same holds in the transaction that took the lease: the rollback opens the claim
+-- again.
 BEGIN;
 SELECT pg_temp.lease('reopened') AS own \gset
 SAVEPOINT before;
@@ -785,8 +784,9 @@ COMMIT;
 
 CREATE TABLE guarded (key text DEFAULT idempotency.current_key('lease'));
 CREATE TRIGGER require_claim BEFORE INSERT ON guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('lease');
--- A claim with a lease opens them, as one without does, and so do a heartbeat and a
--- checkpoint in a later transaction: each holds the operation until the end.
+-- A claim with a lease opens the guard, like one without. So do a heartbeat and a
+-- checkpoint in a later transaction, because each holds the operation until the
+-- transaction ends.
 BEGIN;
 SELECT pg_temp.lease('guarded') AS own \gset
 INSERT INTO guarded DEFAULT VALUES;
@@ -800,7 +800,7 @@ COMMIT;
 BEGIN;
 SELECT idempotency.checkpoint('lease', 'guarded', :own, 'charged'), idempotency.current_key('lease');
 INSERT INTO guarded DEFAULT VALUES;
--- It stays open after complete(), and closes with release().
+-- The guard stays open after complete(), and closes with release().
 SAVEPOINT before;
 SELECT idempotency.complete('lease', 'guarded', token => :own);
 INSERT INTO guarded DEFAULT VALUES;
@@ -810,7 +810,8 @@ INSERT INTO guarded DEFAULT VALUES;
 \echo :SQLSTATE
 ROLLBACK TO before;
 COMMIT;
--- What is not granted closes it: a lease of others, a replay, a lost lease.
+-- A call that is not granted closes the guard: another owner's lease, a replay, or a
+-- lost lease.
 BEGIN;
 SELECT outcome, idempotency.current_key('lease') FROM idempotency.try_claim('lease', 'guarded', lease => '1 min');
 SAVEPOINT before;
@@ -825,7 +826,7 @@ INSERT INTO guarded DEFAULT VALUES;
 \echo :SQLSTATE
 ROLLBACK;
 -- A takeover opens it.
-SELECT pg_temp.pass('guarded');
+SELECT pg_temp.age_lease('guarded');
 BEGIN;
 SELECT outcome, idempotency.current_key('lease') FROM idempotency.claim('lease', 'guarded', lease => '1 min');
 INSERT INTO guarded DEFAULT VALUES;
@@ -834,16 +835,16 @@ SELECT key, count(*) FROM guarded GROUP BY key;
 DROP TABLE guarded;
 
 --
--- What is stored
+-- Storage
 --
 
--- The columns of a lease are gone with it.
+-- complete() clears the columns of the lease.
 SELECT count(*) AS finished, count(token) AS token, count(attempt) AS attempt, count(leased_at) AS leased_at,
 		count(leased_until) AS leased_until, count(recovery_point) AS recovery_point, count(recovery_state) AS state,
 		count(request) AS request, count(retention) AS retention
 	FROM idempotency.key WHERE scope = 'lease' AND key IN ('late', 'fenced', 'steps', 'within', 'kept', 'for ever', 'savepoint');
--- And they take no room in rows that are none: there are as many of these on a page
--- as if the table had no such columns.
+-- Rows without a lease use no space for these columns: a page holds as many rows as in
+-- a table without them.
 BEGIN;
 TRUNCATE idempotency.key;
 SELECT count(*) FROM idempotency.once_many('lease', ARRAY(SELECT to_char(n, 'FM00000000') FROM generate_series(1, 500) AS n));
@@ -853,7 +854,7 @@ SELECT count(*) FROM generate_series(1, 500) AS n, idempotency.claim('lease', to
 	WHERE idempotency.complete('lease', to_char(n, 'FM00000000'), 'null', token => op.token) IS NOT NULL;
 ROLLBACK;
 
--- A heartbeat writes one row version and touches no index, and so does a checkpoint.
+-- A heartbeat writes one row version and no index entry, and so does a checkpoint.
 CREATE FUNCTION pg_temp.writes(OUT inserted bigint, OUT updated bigint, OUT hot bigint, OUT deleted bigint)
 	LANGUAGE sql AS $$
 	SELECT pg_stat_get_xact_tuples_inserted('idempotency.key'::regclass),
@@ -870,15 +871,15 @@ SELECT count(idempotency.renew('lease', 'hot', :own, '1 min')) AS renewals FROM 
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
 SELECT idempotency.checkpoint('lease', 'hot', :own, 'charged', '{"charge": 7}');
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
--- A release, a takeover and the outcome write one as well.
+-- A release, a takeover and an outcome also write one row version.
 SELECT idempotency.release('lease', 'hot', :own);
 SELECT outcome, token AS own FROM idempotency.claim('lease', 'hot', lease => '1 min') \gset
 SELECT idempotency.complete('lease', 'hot', token => :own);
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, deleted - :before_deleted AS deleted FROM pg_temp.writes();
 ROLLBACK;
 
--- A request that is stored out of line is not written again by a heartbeat, a
--- checkpoint or a takeover, and goes with the lease.
+-- A heartbeat, a checkpoint or a takeover does not rewrite a TOASTed request; the
+-- request is deleted with the lease.
 SELECT format('SELECT coalesce(string_agg(DISTINCT chunk_id::text, '','' ORDER BY chunk_id::text), ''none'') FROM %s', reltoastrelid::regclass) AS chunks,
 		reltoastrelid::regclass AS toast
 	FROM pg_class WHERE oid = 'idempotency.key'::regclass \gset
@@ -889,12 +890,12 @@ SELECT (:chunks) AS before, pg_relation_size(:'toast') AS bytes \gset
 SELECT :'before' <> :'other_chunks' AS out_of_line;
 SELECT count(idempotency.renew('lease', 'large', :own, '1 min')) AS renewals FROM generate_series(1, 50);
 SELECT idempotency.checkpoint('lease', 'large', :own, 'charged', '{"charge": 7}');
-SELECT pg_temp.pass('large');
+SELECT pg_temp.age_lease('large');
 SELECT outcome, attempt, token AS own FROM idempotency.claim('lease', 'large', to_json(:'noise'::text), lease => '1 min') \gset taken_
 \echo :taken_outcome :taken_attempt
 SELECT (:chunks) = :'before' AS same_chunks, pg_relation_size(:'toast') <= :bytes AS not_grown;
 SELECT md5(request #>> '{}') = md5(:'noise') AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'large';
--- A state is stored anew with each checkpoint, and the old one goes.
+-- Each checkpoint stores its state anew and deletes the old state.
 SELECT idempotency.checkpoint('lease', 'large', :taken_own, 'large state', to_json(reverse(:'noise'::text)));
 SELECT idempotency.renew('lease', 'large', :taken_own, '1 min') > now() AS renewed;
 SELECT cardinality(string_to_array((:chunks), ',')) - cardinality(string_to_array(:'before', ',')) AS more_out_of_line;
@@ -902,7 +903,7 @@ SELECT md5(recovery_state #>> '{}') = md5(reverse(:'noise')) AS same FROM idempo
 SELECT idempotency.complete('lease', 'large', '"small"', token => :taken_own);
 SELECT (:chunks) = :'other_chunks' AS all_gone;
 
--- A lease withstands what an administrator does to the table.
+-- Leases work after an administrator changed the table.
 SELECT pg_temp.lease('maintained', '{"amount": 1}') AS own \gset
 SELECT idempotency.checkpoint('lease', 'maintained', :own, 'charged', '{"charge": 7}');
 VACUUM FULL idempotency.key;
@@ -921,7 +922,7 @@ SELECT idempotency.complete('lease', 'maintained', token => :own);
 SELECT outcome FROM idempotency.try_claim('lease', 'maintained', '{"amount": 2}');
 
 --
--- The views
+-- Views
 --
 
 SELECT idempotency.forget('lease', key) FROM idempotency.key WHERE scope = 'lease' \g /dev/null
@@ -932,17 +933,17 @@ SELECT idempotency.checkpoint('lease', 'checkpointed', :own, 'charged', '{"state
 SELECT pg_temp.lease('given back') AS own \gset
 SELECT idempotency.checkpoint('lease', 'given back', :own, 'begun');
 SELECT idempotency.release('lease', 'given back', :own);
-SELECT pg_temp.lease('ran out', '{"request": "secret"}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'ran out', :own, 'booked', '{"state": "secret"}');
-SELECT pg_temp.pass('ran out', '3 hours');
-SELECT token AS own FROM idempotency.claim('lease', 'ran out, twice', lease => '1 min', retention => '-1 second') \gset
-SELECT pg_temp.pass('ran out, twice');
-SELECT outcome FROM idempotency.claim('lease', 'ran out, twice', lease => '1 min', retention => '-1 second');
-SELECT pg_temp.pass('ran out, twice', '2 hours');
+SELECT pg_temp.lease('expired', '{"request": "secret"}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'expired', :own, 'booked', '{"state": "secret"}');
+SELECT pg_temp.age_lease('expired', '3 hours');
+SELECT token AS own FROM idempotency.claim('lease', 'expired, twice', lease => '1 min', retention => '-1 second') \gset
+SELECT pg_temp.age_lease('expired, twice');
+SELECT outcome FROM idempotency.claim('lease', 'expired, twice', lease => '1 min', retention => '-1 second');
+SELECT pg_temp.age_lease('expired, twice', '2 hours');
 SELECT pg_temp.lease('begins in an hour') > 0 AS leased;
-SELECT pg_temp.pass('begins in an hour', '-1 hour');
+SELECT pg_temp.age_lease('begins in an hour', '-1 hour');
 SELECT pg_temp.lease('long gone') > 0 AS leased;
-SELECT pg_temp.pass('long gone', '25 hours');
+SELECT pg_temp.age_lease('long gone', '25 hours');
 SELECT idempotency.once('lease', 'seen');
 SELECT key, state, status, response_size, fingerprint IS NOT NULL AS fingerprint FROM idempotency.keys WHERE scope = 'lease' ORDER BY key;
 SELECT key, attempt, recovery_point, round(extract(epoch FROM age) / 3600) AS hours_old,
@@ -951,17 +952,17 @@ SELECT key, attempt, recovery_point, round(extract(epoch FROM age) / 3600) AS ho
 		concat(extract(microseconds FROM age)::int % 1000000, extract(microseconds FROM overdue)::int % 1000000,
 			extract(microseconds FROM expires_in)::int % 1000000) AS fractions
 	FROM idempotency.zombies WHERE scope = 'lease' ORDER BY key;
--- Neither shows a request, a state or a token.
+-- Neither view shows a request, a state or a token.
 SELECT count(*) AS leaks FROM idempotency.keys AS k WHERE scope = 'lease' AND k::text ~ 'secret';
 SELECT count(*) AS leaks FROM idempotency.zombies AS z WHERE scope = 'lease' AND z::text ~ 'secret';
--- A heartbeat raises a zombie from the dead, and so does a takeover.
-SELECT token AS own FROM idempotency.key WHERE scope = 'lease' AND key = 'ran out' \gset
-SELECT idempotency.renew('lease', 'ran out', :own, '1 min') > now() AS renewed;
-SELECT outcome FROM idempotency.claim('lease', 'ran out, twice', lease => '1 min');
+-- A heartbeat or a takeover makes an expired lease run again.
+SELECT token AS own FROM idempotency.key WHERE scope = 'lease' AND key = 'expired' \gset
+SELECT idempotency.renew('lease', 'expired', :own, '1 min') > now() AS renewed;
+SELECT outcome FROM idempotency.claim('lease', 'expired, twice', lease => '1 min');
 SELECT key FROM idempotency.zombies WHERE scope = 'lease' ORDER BY key;
 
 --
--- Where nothing can be written
+-- Read-only transactions and recovery
 --
 
 BEGIN READ ONLY;
@@ -976,13 +977,14 @@ SELECT outcome, attempt, token FROM idempotency.peek('lease', 'running');
 COMMIT;
 SELECT idempotency.complete('lease', 'running', token => :running);
 
--- What the server refuses before the call leaves no trace: it is no call.
+-- An error that the server raises before the call has no effect, because the function
+-- did not run.
 BEGIN;
 SELECT left(pg_temp.error_of('SELECT idempotency.complete(''lease'', ''running'', ''{bad'', token => 0)'), 5) AS error;
 COMMIT;
 \echo :SQLSTATE
 
--- lastval() tells of the token from then on.
+-- Afterwards lastval() returns the token.
 SELECT outcome FROM idempotency.claim('lease', 'last value', lease => '1 min');
 SELECT lastval() = currval('idempotency.token') AS of_the_token;
 

@@ -1,9 +1,9 @@
 --
--- Many claims: what one transaction can hold, and that a session does not grow.
+-- Many claims: the number that one transaction can hold, and the memory of a session.
 --
 \set SHOW_CONTEXT never
 
--- A thousand claims open at once, completed in the order in which they came.
+-- One thousand open claims, completed in the order of claiming.
 BEGIN;
 SELECT count(*) FROM generate_series(1, 1000) AS n, idempotency.claim('limits', 'open ' || n) WHERE outcome = 'claimed';
 SELECT count(*) AS key_locks FROM pg_locks
@@ -12,9 +12,9 @@ SELECT count(idempotency.complete('limits', 'open ' || n, to_json(n))::text) FRO
 COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'limits' AND key LIKE 'open%';
 
--- Each claim holds a lock until its transaction ends, and the server has room for so
--- many.  Beyond that it is an error that says what to do, and nothing is lost but the
--- savepoint.
+-- Each claim holds a lock until its transaction ends, and the lock table is limited.
+-- Beyond the limit, an error names the setting to raise, and only the savepoint is
+-- lost.
 BEGIN;
 SELECT outcome FROM idempotency.claim('limits', 'kept');
 DO $$
@@ -43,7 +43,7 @@ SELECT idempotency.complete('limits', 'kept');
 COMMIT;
 SELECT outcome FROM idempotency.claim('limits', 'kept');
 
--- A session keeps nothing of the operations that it has done, whatever their outcome.
+-- A session keeps no memory for finished operations, whatever their outcome.
 CREATE PROCEDURE work(p_round int, p_times int) LANGUAGE plpgsql AS $$
 DECLARE
 	name text;
@@ -77,7 +77,7 @@ SELECT memory() AS before \gset
 CALL work(2, 3000);
 SELECT memory() - :before < 65536 AS flat;
 
--- Nor does a transaction, of those that it has finished.
+-- A transaction keeps none for the operations that it finished.
 CREATE FUNCTION work_in_transaction(p_times int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	FOR i IN 1..p_times LOOP

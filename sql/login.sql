@@ -1,7 +1,7 @@
 --
--- idempotency.scope_prefix binds a login, whatever the client asks for when it
--- connects.  This test logs in as a role of its own, so the server must let it do
--- so without a password, as the server of `make test` does.
+-- idempotency.scope_prefix applies to a login, whatever options the client passes at
+-- connection. This test logs in as its own role, so the server must allow that without
+-- a password, as the server of `make test` does.
 --
 \set SHOW_CONTEXT never
 
@@ -11,7 +11,7 @@ ALTER ROLE regress_idempotency_login SET idempotency.scope_prefix = 'tenant1/';
 ALTER ROLE regress_idempotency_login SET idempotency.retention = '2h';
 SELECT current_user AS superuser \gset
 
--- A session of that role has its settings, from the first call on.
+-- A session of that role has the role's settings from the first call on.
 \c - regress_idempotency_login
 \set SHOW_CONTEXT never
 BEGIN;
@@ -23,7 +23,7 @@ SELECT outcome FROM idempotency.try_claim('tenant2/charge', 'k');
 \echo :SQLSTATE
 SHOW idempotency.scope_prefix;
 
--- It cannot change them for good, before the library is loaded or after.
+-- It cannot change them permanently, neither before nor after the library is loaded.
 ALTER ROLE regress_idempotency_login SET idempotency.scope_prefix = '';
 ALTER ROLE regress_idempotency_login RESET idempotency.scope_prefix;
 ALTER ROLE regress_idempotency_login RESET ALL;
@@ -35,8 +35,7 @@ ALTER ROLE regress_idempotency_login RESET ALL;
 SELECT outcome FROM idempotency.try_claim('tenant2/charge', 'k');
 \echo :SQLSTATE
 
--- Nor does it get around them by asking for another prefix, or for none, when it
--- connects.
+-- It cannot replace or remove the prefix by connection options.
 \c -reuse-previous=on "user=regress_idempotency_login options='-c idempotency.scope_prefix=tenant2/'"
 \set SHOW_CONTEXT never
 \set VERBOSITY sqlstate
@@ -48,7 +47,7 @@ SELECT idempotency.peek('tenant2/charge', 'k') IS NULL AS absent;
 SET client_min_messages = error;
 SELECT idempotency.peek('tenant2/charge', 'k') IS NULL AS absent;
 
--- Of several, the one for the role in this database counts; it may also lift the
+-- The setting for the role in this database has precedence; it can also remove the
 -- others.
 \c - :superuser
 SELECT current_database() AS database \gset
@@ -68,8 +67,8 @@ ALTER ROLE regress_idempotency_login IN DATABASE :"database" SET idempotency.sco
 \c -reuse-previous=on "user=regress_idempotency_login options=''"
 SELECT idempotency.peek('tenant2/charge', 'k') IS NULL AS absent;
 SHOW idempotency.scope_prefix;
--- Without one for the role in this database, the one for the role comes before the
--- one for the database.
+-- Without that one, the setting for the role has precedence over the one for the
+-- database.
 \c - :superuser
 ALTER ROLE regress_idempotency_login IN DATABASE :"database" RESET idempotency.scope_prefix;
 \c -reuse-previous=on "user=regress_idempotency_login options='-c idempotency.scope_prefix=tenant0/'"

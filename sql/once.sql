@@ -1,10 +1,10 @@
 --
--- once(): a consumer's inbox.  True the first time, and one statement for many
--- messages.
+-- once(): a consumer's inbox. It returns true the first time; once_many() handles many
+-- messages in one statement.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail.
+-- The SQLSTATE, message and detail of a statement.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -27,8 +27,7 @@ SELECT idempotency.once('once', 'm1');
 SELECT idempotency.once('once', 'm2');
 SELECT idempotency.once('once 2', 'm1');
 
--- It needs no complete(): the record is written at once, and goes with the
--- transaction.
+-- It needs no complete(): the record is written at once, and rollback removes it.
 BEGIN;
 SELECT idempotency.once('once', 'rolled back');
 SELECT idempotency.once('once', 'rolled back');
@@ -42,14 +41,14 @@ SELECT idempotency.once('once', 'savepoint');
 COMMIT;
 SELECT idempotency.once('once', 'savepoint');
 
--- A record has no answer.
+-- A record has no response.
 SELECT key, status, fingerprint, headers, response FROM idempotency.key WHERE scope = 'once' AND key = 'm1';
 SELECT outcome, replayed, status, headers, response, failed FROM idempotency.claim('once', 'm1', '{"any": "request"}');
 SELECT outcome, replayed, status, headers, response, failed FROM idempotency.try_claim('once', 'm1');
 SELECT outcome, replayed, status, headers, response, failed FROM idempotency.peek('once', 'm1');
 
--- What claim() and complete() stored has been seen, too; and the other way round,
--- so that a key has one effect whichever is used.
+-- once() and claim() share their records in both directions, so that a key has one
+-- effect whichever function is used.
 BEGIN;
 SELECT outcome FROM idempotency.claim('once', 'completed');
 SELECT idempotency.complete('once', 'completed');
@@ -61,14 +60,15 @@ SELECT idempotency.once('once', 'own');
 SELECT outcome FROM idempotency.claim('once', 'own');
 COMMIT;
 
--- A key that this transaction holds is neither new nor seen.
+-- A key that this transaction holds raises an error.
 BEGIN;
 SELECT outcome FROM idempotency.claim('once', 'held');
 SELECT idempotency.once('once', 'held');
 \echo :SQLSTATE
 ROLLBACK;
 
--- How long: the setting, or the argument, which must outlast every redelivery.
+-- The retention comes from the setting or the argument, and must exceed the longest
+-- redelivery delay.
 SELECT idempotency.once('once', 'kept a day'), idempotency.once('once', 'kept an hour', '1 hour'),
 	idempotency.once('once', 'kept for ever', '-1 second');
 SELECT key, ceil(extract(epoch FROM expires_at - created_at))::int AS seconds
@@ -81,7 +81,7 @@ SELECT pg_sleep(0.01);
 SELECT idempotency.once('once', 'expired', '1 hour');
 SELECT idempotency.once('once', 'expired', '1 hour');
 SELECT count(*) FROM idempotency.key WHERE scope = 'once' AND key = 'expired';
--- So is an expired answer, of which nothing stays.
+-- An expired outcome is overwritten too, with all its columns.
 BEGIN;
 SELECT outcome FROM idempotency.claim('once', 'expired answer', '{"a": 1}', retention => '1 millisecond');
 SELECT idempotency.fail('once', 'expired answer', '"no"', 400, '{"X": "1"}');
@@ -90,7 +90,7 @@ SELECT pg_sleep(0.01);
 SELECT idempotency.once('once', 'expired answer');
 SELECT status, fingerprint, headers, response FROM idempotency.key WHERE scope = 'once' AND key = 'expired answer';
 
--- Arguments are held to the same rules as those of claim().
+-- The rules for arguments are those of claim().
 SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.once(NULL, ''key''::text)',
 	'SELECT idempotency.once(''once'', NULL::text)',
@@ -105,13 +105,13 @@ SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 -- Many keys
 --
 
--- Those that are new come back, in bytewise order, each once.
+-- once_many() returns the new keys in bytewise order, each once.
 SELECT * FROM idempotency.once_many('batch', ARRAY['m3', 'm1', 'm2']);
 SELECT * FROM idempotency.once_many('batch', ARRAY['m4', 'm2', 'm0', 'm4', 'm4']);
 SELECT * FROM idempotency.once_many('batch', ARRAY['m0', 'm1', 'm2', 'm3', 'm4']);
 SELECT * FROM idempotency.once_many('batch', ARRAY['é', 'z', 'a', 'B', 'ab', 'a b', '10', '9', 'Ж']);
 
--- One key or many, an answer or none: it is one effect.
+-- once(), once_many() and claim() share records, with or without a response.
 SELECT idempotency.once('batch', 'm5');
 BEGIN;
 SELECT outcome FROM idempotency.claim('batch', 'm6');
@@ -121,7 +121,7 @@ COMMIT;
 SELECT idempotency.once('batch', 'm7');
 SELECT outcome, status FROM idempotency.claim('batch', 'm7');
 
--- In a consumer: the effect of each message that is new, in one statement.
+-- In a consumer: one statement applies the effect of each new message.
 CREATE TABLE message (id text, amount int);
 INSERT INTO message VALUES ('p1', 10), ('p2', 20), ('p3', 30);
 CREATE TABLE effect (id text, amount int);
@@ -133,7 +133,7 @@ INSERT INTO effect SELECT m.* FROM message m
 SELECT count(*), sum(amount) FROM effect;
 DROP TABLE message, effect;
 
--- No keys are no error; no array is, and so is a key that is none.
+-- An empty array is accepted; NULL is not, and neither is an array with an invalid key.
 SELECT * FROM idempotency.once_many('batch', '{}'::text[]);
 SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.once_many(''batch'', NULL::text[])',
@@ -147,13 +147,13 @@ SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.once_many(''batch'', ARRAY[''n1''], ''0'')']) AS s;
 SELECT * FROM idempotency.once_many('batch', '{{n1,n2},{n3,n4}}'::text[]);
 \echo :SQLSTATE
--- Other bounds than 1 are no other dimension.
+-- The lower bound of the array does not matter.
 SELECT * FROM idempotency.once_many('batch', '[5:6]={n5,n6}'::text[]);
--- An error left nothing behind.
+-- The errors left nothing behind.
 SELECT key FROM idempotency.key WHERE scope = 'batch' AND key LIKE 'n%' ORDER BY key;
 
--- A key that this transaction holds is an error here, too, and then none of the
--- batch is remembered.
+-- A key that this transaction holds raises an error here too, and no key of the batch
+-- is stored.
 BEGIN;
 SELECT outcome FROM idempotency.claim('batch', 'held');
 SAVEPOINT before;
@@ -161,11 +161,11 @@ SELECT * FROM idempotency.once_many('batch', ARRAY['before', 'held', 'later']);
 \echo :SQLSTATE
 ROLLBACK TO before;
 SELECT count(*) FROM idempotency.key WHERE scope = 'batch' AND key IN ('before', 'held', 'later');
--- Not so a key of that name in another scope.
+-- The same key in another scope is not affected.
 SELECT * FROM idempotency.once_many('batch 2', ARRAY['held']);
 ROLLBACK;
 
--- Expired ones are new again, among others that are not.
+-- Expired keys among others are new again.
 SELECT * FROM idempotency.once_many('batch.expired', ARRAY['a', 'c', 'e'], '1 millisecond');
 SELECT * FROM idempotency.once_many('batch.expired', ARRAY['b', 'd'], '1 hour');
 SELECT pg_sleep(0.01);
@@ -173,7 +173,7 @@ SELECT * FROM idempotency.once_many('batch.expired', ARRAY['f', 'e', 'd', 'c', '
 SELECT * FROM idempotency.once_many('batch.expired', ARRAY['f', 'e', 'd', 'c', 'b', 'a']);
 SELECT key, ceil(extract(epoch FROM expires_at - created_at))::int AS seconds
 	FROM idempotency.key WHERE scope = 'batch.expired' ORDER BY key;
--- The same for those of this very transaction.
+-- The same holds for keys that this transaction stored.
 BEGIN;
 SELECT * FROM idempotency.once_many('batch.expired', ARRAY['x', 'y'], '1 microsecond');
 SELECT pg_sleep(0.001);
@@ -182,14 +182,14 @@ SELECT * FROM idempotency.once_many('batch.expired', ARRAY['x', 'y', 'z'], '1 ho
 COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'batch.expired' AND key IN ('x', 'y', 'z');
 
--- Every record of a batch ends at the same moment.
+-- All records of a batch expire at the same time.
 SELECT count(*) FROM idempotency.once_many('batch.end', ARRAY['a', 'b', 'c'], '1 month');
 SELECT count(DISTINCT expires_at), bool_and(isfinite(expires_at)) FROM idempotency.key WHERE scope = 'batch.end';
 SELECT * FROM idempotency.once_many('batch.end', ARRAY['d'], '-1 second');
 SELECT expires_at FROM idempotency.key WHERE scope = 'batch.end' AND key = 'd';
 
--- Ten thousand keys in one statement take none of the locks of keys; a batch that
--- overlaps finds the rest.
+-- Ten thousand keys in one statement take no lock per key; an overlapping batch returns
+-- the other keys.
 BEGIN;
 SELECT count(*) FROM idempotency.once_many('batch.large', ARRAY(SELECT 'k' || n FROM generate_series(1, 10000) AS n));
 SELECT count(*) AS key_locks FROM pg_locks
@@ -197,20 +197,20 @@ SELECT count(*) AS key_locks FROM pg_locks
 COMMIT;
 SELECT count(*) FROM idempotency.once_many('batch.large', ARRAY(SELECT 'k' || n FROM generate_series(15000, 5001, -1) AS n));
 SELECT count(*) FROM idempotency.key WHERE scope = 'batch.large';
--- One key takes one, until the transaction ends.
+-- once() with one key takes one lock, until the transaction ends.
 BEGIN;
 SELECT idempotency.once('batch.large', 'one');
 SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
 
--- An array is no key: neither by its type, nor as the text that many drivers send
--- for one, in a parameter without a type.
+-- once() refuses an array: by its type, and as the text that many drivers send in an
+-- untyped parameter.
 SELECT pg_temp.error_of('SELECT idempotency.once(''array'', ARRAY[''m1'', ''m2''])');
 PREPARE from_driver AS SELECT idempotency.once($1, $2);
 EXECUTE from_driver('array', '{"m1","m2"}');
 \set VERBOSITY sqlstate
--- (What drivers make of an array by themselves is a text like any other: a limit.)
+-- Other texts that drivers make of an array are accepted: a known limit.
 SELECT idempotency.once('array', 'm1,m2'), idempotency.once('array', '(m1,m2)'), idempotency.once('array', '["m1", "m2"]');
 SELECT idempotency.once('array', '[0:1]={m1,m2}');
 SELECT idempotency.once('array', a::text) FROM (VALUES (1, '{}'::text[]), (2, '{a}'), (3, '{a,b}'), (4, ARRAY['a b', NULL, ''])) AS v (n, a) ORDER BY n;
@@ -221,17 +221,17 @@ FROM (VALUES
 	(8, '{ m1 , "m2" }'), (9, '{m1,NULL}'), (10, '{{m1,m2},{m3,m4}}'), (11, '{ { "a" } }'), (12, '{""}'),
 	(13, '{8e03978e-40d5-43dd-bc93-6894a57f9324,8E03978E-40D5-43DD-BC93-6894A57F9325}'),
 	(14, '{"8e03978e-40d5-43dd-bc93-6894a57f9324"}'), (15, '{order 1}'),
-	-- ones that are keys
+	-- Keys that only resemble an array.
 	(20, '{8e03978e-40d5-43dd-bc93-6894a57f9324}'), (21, '{8E03978E-40D5-43DD-BC93-6894A57F9324}'),
 	(22, '{"order": 1}'), (23, '{"order":"1"}'), (24, '{m1}/{m2}'), (7, ' {m1}'), (25, '{m1'), (26, 'm1}'), (27, '{m1,}'), (28, '{,m1}'),
 	(29, '{,}'), (30, '{"m1}'), (31, '{m1\}'), (32, '{"m1""m2"}'), (33, '{m1}}'), (34, '{{m1}'), (35, '{m1}{m2}'),
 	(36, '{"m1"m2}'), (37, '{m1"m2"}'), (38, '{m1{m2}}'), (39, '['), (40, '[m1,m2]'), (41, '{"m1\')
 ) AS v (n, key) ORDER BY n;
--- One that is too long for a key is said to be an array too.
+-- A text that is too long for a key is reported as an array too.
 SELECT pg_temp.error_of('SELECT idempotency.once(''array'', (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 1000))::text)');
 SELECT count(*) FILTER (WHERE key LIKE '%m1","m2%') AS arrays FROM idempotency.key WHERE scope = 'array';
 
--- Where nothing can be written.
+-- Read-only transactions.
 BEGIN READ ONLY;
 SELECT pg_temp.error_of('SELECT idempotency.once(''once'', ''m1'')');
 SELECT pg_temp.error_of('SELECT idempotency.once_many(''batch'', ARRAY[''m1''])');

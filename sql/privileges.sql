@@ -1,6 +1,6 @@
 --
--- Who may do what: a role that was granted nothing, a client, a consumer, an
--- operator; and that a hostile search path captures none of them.
+-- Privileges of a role without grants, a client, a consumer and an operator. A hostile
+-- search path affects none of them.
 --
 \set SHOW_CONTEXT never
 
@@ -15,7 +15,7 @@ SELECT idempotency.grant_consumer('regress_idempotency_consumer');
 SELECT idempotency.grant_consumer('regress_idempotency_consumer_2');
 SELECT idempotency.grant_operator('regress_idempotency_operator');
 
--- What a statement comes to; nothing of it stays.
+-- Executes a statement, returns its result, and rolls it back.
 CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -28,7 +28,7 @@ EXCEPTION
 END
 $$;
 
--- A call of every function, and a look at every table.
+-- Calls every function, and reads every table.
 SELECT idempotency.subscribe('privileges', '{privileges}', owner => 'regress_idempotency_consumer');
 CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
 CREATE TEMPORARY TABLE door (n serial, statement text);
@@ -72,6 +72,8 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_consumer(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_operator(''regress_idempotency_nobody'')'),
+	('SELECT idempotency.refuse_update()'),
+	('SELECT idempotency.grant_privileges(''regress_idempotency_nobody'', ''SELECT ON idempotency.key'')'),
 	('SELECT * FROM idempotency.keys'),
 	('SELECT * FROM idempotency.keys WHERE scope = ''s'' AND key = ''k'''),
 	('SELECT * FROM idempotency.stats'),
@@ -84,6 +86,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT * FROM idempotency.position'),
 	('SELECT * FROM idempotency.parked'),
 	('INSERT INTO idempotency.outbox (seq, txid, published_at, id, aggregatetype) VALUES (0, ''0'', now(), gen_random_uuid(), ''t'')'),
+	('UPDATE idempotency.outbox SET payload = NULL'),
 	('UPDATE idempotency.subscription SET owner = current_user'),
 	('UPDATE idempotency.position SET passed = 0'),
 	('DELETE FROM idempotency.parked'),
@@ -104,7 +107,8 @@ INSERT INTO door (statement) VALUES
 	('CREATE TABLE public.mine (abandoned idempotency.abandoned)'),
 	('CREATE TABLE public.mine (event idempotency.event)'),
 	('SELECT ''{}''::text::idempotency.document');
--- None is missing, but the I/O functions of the type, and what the planner calls.
+-- The list is complete except for the I/O functions of the type and the planner's
+-- support functions.
 SELECT proname AS not_tested FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND proname <> 'single_evaluation'
 		AND NOT EXISTS (SELECT FROM door WHERE statement LIKE '%idempotency.' || proname || '(%');
@@ -113,14 +117,14 @@ SELECT has_schema_privilege('public', 'public', 'CREATE') AS public_may_create \
 GRANT CREATE ON SCHEMA public TO PUBLIC;
 
 --
--- Nobody
+-- A role without grants
 --
 
--- The schema is closed,
+-- The schema is closed to the role;
 SET ROLE regress_idempotency_nobody;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 RESET ROLE;
--- and where it is not, everything in it is.
+-- with USAGE on the schema, every object in it is still closed.
 BEGIN;
 GRANT USAGE ON SCHEMA idempotency TO regress_idempotency_nobody;
 SET LOCAL ROLE regress_idempotency_nobody;
@@ -143,8 +147,8 @@ SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELET
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
 		AND has_table_privilege('regress_idempotency_client', c.oid, privilege) ORDER BY c.relname, privilege;
 
--- The row types of the tables are PUBLIC's: whoever may use the schema may have a column
--- of one, which a change of the table cannot pass.
+-- PUBLIC has USAGE on the row types of the tables: every role with USAGE on the schema
+-- can create a column of such a type, which then prevents changes of the table.
 SET ROLE regress_idempotency_client;
 CREATE TEMPORARY TABLE held (k idempotency.key);
 RESET ROLE;
@@ -156,7 +160,7 @@ SET ROLE regress_idempotency_nobody;
 CREATE TEMPORARY TABLE held (k idempotency.key);
 RESET ROLE;
 
--- It passes JSON in every type, constant or not.
+-- A client passes JSON in every type, as a constant or not.
 BEGIN;
 SET LOCAL ROLE regress_idempotency_client;
 SELECT statement, pg_temp.try(statement) FROM unnest(ARRAY[
@@ -180,7 +184,7 @@ END
 $$;
 ROLLBACK;
 
--- In a procedure with the rights of its caller, from end to end.
+-- In a SECURITY INVOKER procedure, from claim to commit.
 CREATE TABLE charge (id int GENERATED ALWAYS AS IDENTITY, amount int, key text DEFAULT idempotency.current_key('privileges'));
 CREATE TRIGGER require_claim BEFORE INSERT ON charge FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('privileges');
 GRANT SELECT, INSERT ON charge TO regress_idempotency_client;
@@ -205,14 +209,14 @@ SELECT outcome, response FROM idempotency.run('privileges', 'k2', '{"a": 1}'::te
 SELECT idempotency.once('privileges', 'm1'), idempotency.once('privileges', 'm1');
 SELECT * FROM idempotency.once_many('privileges', ARRAY['m1', 'm2']);
 SELECT status, response FROM idempotency.peek('privileges', 'k1');
--- With a lease as well, from the claim to the end.
+-- With a lease too, from the claim to the outcome.
 SELECT token FROM idempotency.claim('privileges', 'k3', '{}', lease => '1 min') \gset
 SELECT idempotency.renew('privileges', 'k3', :token, '2 min') > now() AS renewed;
 SELECT idempotency.checkpoint('privileges', 'k3', :token, 'charged', '{"charge": 1}');
 SELECT idempotency.release('privileges', 'k3', :token);
 SELECT key, (operation).recovery_point, (operation).token AS token FROM idempotency.claim_abandoned('privileges', '1 min') \gset
 SELECT :'key' AS key, :'recovery_point' AS recovery_point, idempotency.complete('privileges', 'k3', '3', token => :token);
--- A table of its own may bear the guard and the type.
+-- A client's own table can have the guard and a column of the type.
 CREATE TABLE public.mine (id int, document idempotency.document, key text DEFAULT idempotency.current_key('privileges'));
 CREATE TRIGGER require_claim BEFORE INSERT ON public.mine FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('privileges');
 SELECT pg_temp.try('INSERT INTO public.mine VALUES (1)');
@@ -234,7 +238,7 @@ SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELET
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
 		AND has_table_privilege('regress_idempotency_consumer', c.oid, privilege) ORDER BY c.relname, privilege;
 
--- From what a client publishes to the end.
+-- From a client's publish() to the acknowledgement.
 SET ROLE regress_idempotency_client;
 SELECT idempotency.publish('privileges', '{"n": 1}') IS NOT NULL AS published;
 SET ROLE regress_idempotency_consumer;
@@ -244,21 +248,22 @@ SELECT idempotency.once('privileges', 'event 1');
 SELECT idempotency.nack('privileges', :batch, NULL) IS NOT NULL AS given_back;
 SELECT batch FROM idempotency.fetch('privileges') \gset
 SELECT idempotency.ack('privileges', :batch);
--- Who is no member of the owner gets nothing, whatever he was granted.
+-- A role that is not a member of the owner gets nothing, whatever was granted to it.
 SET ROLE regress_idempotency_consumer_2;
 SELECT statement, pg_temp.try(statement) FROM door
 	WHERE statement ~ 'idempotency\.(fetch|ack|nack|extend|redrive|unsubscribe)' ORDER BY n;
 SELECT idempotency.subscribe('privileges', '{*}');
 SELECT idempotency.subscribe('privileges 3', '{*}', owner => 'regress_idempotency_consumer');
 RESET ROLE;
--- A member does.
+-- A member gets the events.
 GRANT regress_idempotency_consumer TO regress_idempotency_consumer_2;
 SET ROLE regress_idempotency_consumer_2;
 SELECT statement, pg_temp.try(statement) FROM door WHERE statement LIKE '%fetch%';
 SELECT pg_temp.try($$SELECT idempotency.subscribe('privileges 3', '{*}', owner => 'regress_idempotency_consumer')$$);
 RESET ROLE;
 REVOKE regress_idempotency_consumer FROM regress_idempotency_consumer_2;
--- One who only may become the owner, but does not have his rights, does not.
+-- A role that can SET ROLE to the owner but does not inherit its privileges gets
+-- nothing.
 ALTER ROLE regress_idempotency_consumer_2 NOINHERIT;
 GRANT regress_idempotency_consumer TO regress_idempotency_consumer_2;
 SET ROLE regress_idempotency_consumer_2;
@@ -266,11 +271,11 @@ SELECT statement, pg_temp.try(statement) FROM door WHERE statement LIKE '%fetch%
 RESET ROLE;
 
 --
--- An operator looks and evicts
+-- An operator reads and evicts
 --
 
 SET ROLE regress_idempotency_operator;
--- (what stats_reset() answers depends on whether the library is preloaded)
+-- The result of stats_reset() depends on whether the library is preloaded.
 SELECT statement, pg_temp.try(statement) FROM door
 	WHERE statement NOT LIKE '%::idempotency.%' AND statement NOT LIKE '%stats_reset%' ORDER BY n;
 SELECT scope, key, state, status FROM idempotency.keys WHERE scope = 'privileges' ORDER BY key;
@@ -284,11 +289,11 @@ SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELET
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
 		AND has_table_privilege('regress_idempotency_operator', c.oid, privilege) ORDER BY c.relname, privilege;
 
--- None hands its rights on: no grant option.
+-- No grant includes the grant option.
 SELECT count(*) AS with_grant_option FROM pg_proc, aclexplode(proacl) AS a
 	WHERE pronamespace = 'idempotency'::regnamespace AND a.is_grantable AND a.grantee <> proowner;
 
--- Any name of a role will do, and granting twice does no harm; NULL grants nothing.
+-- Every role name is accepted, granting twice changes nothing, and NULL grants nothing.
 SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_consumer('"regress idempotency ""quoted"""');
@@ -302,7 +307,7 @@ SELECT count(*) AS rights_of_public FROM pg_proc
 SELECT idempotency.grant_client('no_such_role');
 SELECT idempotency.grant_consumer('public');
 SELECT idempotency.grant_operator('public');
--- An OID that is no role's is not taken for a name.
+-- An OID without a role is not used as a name.
 SELECT idempotency.grant_client(1::oid);
 \echo :SQLSTATE
 SELECT idempotency.grant_consumer(1::oid);
@@ -320,9 +325,9 @@ SELECT idempotency.grant_operator('-');
 -- A hostile search path
 --
 
--- Whoever may create a schema may put there whatever he likes: functions and
--- operators that fit better than PostgreSQL's own, types and tables of the same
--- names.  Each of these raises an error when it is used.
+-- A role that can create a schema can put any object there: functions and operators
+-- that match better than PostgreSQL's own, types and tables of the same names. Each of
+-- these raises an error when used.
 CREATE SCHEMA regress_hostile;
 SET search_path = regress_hostile, pg_catalog;
 CREATE FUNCTION captured() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'captured'; END $$;
@@ -365,12 +370,12 @@ CREATE VIEW keys AS SELECT captured()::pg_catalog.text AS state;
 CREATE FUNCTION claim(pg_catalog.text, pg_catalog.text) RETURNS void LANGUAGE sql AS 'SELECT captured()';
 GRANT USAGE ON SCHEMA regress_hostile TO PUBLIC;
 
--- They do capture what does not say where it belongs.
+-- They do capture an unqualified call.
 SELECT clock_timestamp() IS NULL;
 SELECT 'a'::pg_catalog.text = 'a'::pg_catalog.text;
 SELECT 'a'::text;
 
--- Ours does.
+-- They do not capture the extension's functions.
 SET ROLE regress_idempotency_client;
 BEGIN;
 SELECT outcome FROM idempotency.claim('privileges', 'hostile', '{"a": 1}', wait => '1 s', retention => '1 h');
@@ -423,8 +428,7 @@ RESET search_path;
 SELECT has_function_privilege('regress_idempotency_nobody', 'idempotency.release(text, text, bigint)', 'EXECUTE') AS client,
 	has_function_privilege('regress_idempotency_nobody', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
 
--- The same from the temporary schema, which comes first of itself for tables and
--- types.
+-- The same from the temporary schema, which is searched first for tables and types.
 CREATE TEMPORARY TABLE key (captured boolean NOT NULL CHECK (false));
 CREATE TEMPORARY TABLE keys (captured boolean NOT NULL CHECK (false));
 CREATE DOMAIN pg_temp.interval AS pg_catalog.interval CHECK (false);

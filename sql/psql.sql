@@ -1,10 +1,10 @@
 --
--- What a person sees at the prompt: functions whose arguments have names, in one
--- order; views whose ages and sizes can be read; and a plan that finds a key.
+-- What psql shows to a person: functions with named arguments in a consistent order,
+-- views with readable ages and sizes, and a plan that finds a key.
 --
 \set SHOW_CONTEXT never
 
--- The longest signature takes the width that there is.
+-- The longest signature fits the available width.
 \pset format wrapped
 \pset columns 100
 \df idempotency.claim
@@ -12,14 +12,14 @@
 \df idempotency.once*
 \df idempotency.fetch
 
--- Whatever is called by name has names for its arguments (what casts, I/O,
--- operators and the planner call is not).
+-- All arguments of functions that users call by name have names; casts, I/O functions,
+-- operators and support functions need none.
 SELECT p.oid::regprocedure AS without_names
 	FROM pg_proc AS p
 	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.pronargs > 0
 		AND p.proname !~ '^(keytext|document|single_evaluation)' AND coalesce(p.proargnames[1], '') = '';
 
--- A key is named before all else, and so is a subscription.
+-- The key is the first argument, and so is the subscription.
 SELECT p.oid::regprocedure AS in_another_order
 	FROM pg_proc AS p
 	WHERE p.pronamespace = 'idempotency'::regnamespace
@@ -27,13 +27,14 @@ SELECT p.oid::regprocedure AS in_another_order
 			OR 'scope' = ANY (p.proargnames) AND p.proargnames[1] <> 'scope'
 			OR 'subscription' = ANY (p.proargnames) AND p.proargnames[1] <> 'subscription');
 
--- What a person looks for comes first, and times that only a machine reads come last.
+-- The important columns come first, and times for machines last.
 SELECT c.relname, string_agg(a.attname, ', ' ORDER BY a.attnum) FILTER (WHERE a.attnum <= 6) AS first_columns
 	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind = 'v' AND a.attnum > 0
 	GROUP BY c.relname ORDER BY c.relname COLLATE "C";
 
--- Ages are in full seconds, however old; beside each stands the moment that it counts from.
+-- Ages are in whole seconds, however long; beside each is the time from which the age
+-- counts.
 SELECT outcome FROM idempotency.claim('psql', 'leased', lease => '1 millisecond');
 SELECT idempotency.subscribe('psql', '{psql}');
 SELECT idempotency.publish('psql', '{}') IS NOT NULL AS published;
@@ -48,8 +49,9 @@ SELECT lag = date_trunc('second', lag) AS lag, lag_events, lag <= clock_timestam
 	FROM idempotency.subscriptions WHERE subscription = 'psql';
 SELECT idempotency.unsubscribe('psql');
 
--- A key among many is found by the index, with nothing forced: a literal, a parameter
--- in a plan made for all values, and a variable of PL/pgSQL, which is text and takes a cast.
+-- The index finds one of many keys without forcing the plan: for a literal, for a
+-- parameter in a generic plan, and for a PL/pgSQL variable, which is text and gets a
+-- cast.
 SELECT count(*) FROM idempotency.once_many('psql', (SELECT array_agg('key-' || i) FROM generate_series(1, 3000) AS i));
 ANALYZE idempotency.key;
 EXPLAIN (COSTS OFF) SELECT * FROM idempotency.keys WHERE scope = 'psql' AND key = 'key-77';

@@ -1,10 +1,10 @@
 --
--- publish(): what it takes, what it stores, what takes it back, and what the table
--- and the sequence have to be like.
+-- publish(): its arguments, the stored event, rollback, and the requirements on the
+-- table and the sequence.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail.
+-- The SQLSTATE, message and detail of a statement.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -18,7 +18,7 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- The events of this file that are there, in their order.
+-- The events of this file in the outbox, in order.
 CREATE FUNCTION pg_temp.events() RETURNS TABLE (topic text, aggregate_id text, type text, payload json, headers json) LANGUAGE sql AS $$
 	SELECT aggregatetype, aggregateid, type, payload, headers FROM idempotency.outbox
 		WHERE aggregatetype LIKE 'publish%' ORDER BY seq
@@ -30,7 +30,7 @@ CREATE FUNCTION pg_temp.headers(given idempotency.document DEFAULT NULL) RETURNS
 $$;
 
 --
--- What it stores
+-- The stored event
 --
 
 SELECT idempotency.publish('publish', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', '{ "trace" : "a1" }', '00000000-0000-0000-0000-0000000000aa');
@@ -41,24 +41,24 @@ SELECT bool_and(txid::text::bigint BETWEEN 3 AND pg_snapshot_xmax(pg_current_sna
 		bool_and(published_at BETWEEN now() - interval '1 hour' AND now()) AS time_noted
 	FROM idempotency.outbox WHERE aggregatetype = 'publish';
 
--- Without an id the event gets one that is new, ordered by time, and returned.
+-- Without an id, the event gets a new id, ordered by time, which publish() returns.
 CREATE TEMPORARY TABLE ids AS SELECT n, idempotency.publish('publish ids', to_json(n)) AS id FROM generate_series(1, 50) AS n;
 SELECT count(DISTINCT id), bool_and(substr(id::text, 15, 1) = '7') AS version_7 FROM ids;
 SELECT count(*), bool_and(n = payload::text::int) AS returned, array_agg(id ORDER BY seq) = array_agg(id ORDER BY id) AS ordered
 	FROM ids JOIN idempotency.outbox USING (id);
--- One that is given is not looked up: who publishes it again has two events, which
--- his consumers know to be one.
+-- publish() does not look up a given id. Publishing the same id again makes two events,
+-- which consumers recognise as one.
 SELECT idempotency.publish('publish', '"again"', event_id => '00000000-0000-0000-0000-0000000000aa');
 SELECT count(*), count(DISTINCT seq) FROM idempotency.outbox WHERE id = '00000000-0000-0000-0000-0000000000aa';
 
--- The time is that of the call, and not of the transaction's start.
+-- The time is that of the call, not that of the start of the transaction.
 BEGIN;
 SELECT count(pg_sleep(0.002)), count(idempotency.publish('publish time', '1')) FROM generate_series(1, 3);
 SELECT count(DISTINCT published_at), min(published_at) > now() AS later FROM idempotency.outbox WHERE aggregatetype = 'publish time';
 COMMIT;
 
--- Payload and headers may come as json, jsonb, text, or a literal; all but jsonb, which
--- has a form of its own, are kept byte for byte.
+-- Payload and headers can be json, jsonb, text or a literal. All are kept byte for
+-- byte, except jsonb, which has its own format.
 DELETE FROM idempotency.outbox;
 SELECT count(idempotency.publish('publish', '{"n" :1, "n": 2}'::json, headers => '{"n" :1, "n": 2}'::json)),
 		count(idempotency.publish('publish', '{"n" :1, "n": 2}'::jsonb, headers => '{"n" :1, "n": 2}'::jsonb)),
@@ -70,8 +70,8 @@ SELECT payload, headers FROM pg_temp.events();
 SELECT pg_temp.error_of(format('SELECT idempotency.publish(%L, %L)', 'publish', p)) FROM unnest('{"",x,"{\"a\":}","1 2"}'::text[]) AS p;
 SELECT pg_temp.error_of($$SELECT idempotency.publish('publish', '{"a":}'::text)$$);
 
--- A large payload comes back byte for byte, compressible or not, whether it is read
--- from the table or fetched, and from wherever it was taken.
+-- A large payload is returned byte for byte, compressible or not, from the table or by
+-- fetch(), whatever its source.
 SELECT idempotency.subscribe('publish', '{publish large}');
 SELECT string_agg(md5(n::text), '') AS noise FROM generate_series(1, 35000) AS n \gset
 CREATE TEMPORARY TABLE large (name text, body json);
@@ -89,7 +89,7 @@ SELECT idempotency.unsubscribe('publish');
 -- Names
 --
 
--- Names of 255 characters are stored and found, whatever is in them.
+-- Names of 255 characters are stored and found, whatever characters they contain.
 DELETE FROM idempotency.outbox;
 CREATE TEMPORARY TABLE names (n int PRIMARY KEY, name text);
 INSERT INTO names VALUES (1, repeat('n', 255)), (2, repeat('é', 255)), (3, repeat('😀', 255)), (4, $$it's "quoted" \ and %s, %I, $1$$), (5, '*'), (6, '\*'), (7, ' '),
@@ -122,32 +122,32 @@ SELECT count(*) FROM idempotency.outbox;
 -- Headers
 --
 
--- Without a claim they are what was given.
+-- Without a claim, the headers are those passed.
 SELECT pg_temp.headers(), pg_temp.headers(' {} '), pg_temp.headers('{"a" : "}"}');
 
--- Inside a claim they say which.
+-- Inside a claim, the headers name its scope and key,
 BEGIN;
 SELECT outcome FROM idempotency.claim('publish', 'key "1" \ é');
 SELECT pg_temp.headers();
 SELECT pg_temp.headers(' { } ');
 SELECT pg_temp.headers(E' \n{ "a" : "}" }\t ');
--- ... unless the caller says so himself: both, or one of them, in any place.
+-- unless the caller passes these headers: both or one of them, at any place.
 SELECT pg_temp.headers('{"idempotency-scope":1,"idempotency-key" : null}');
 SELECT pg_temp.headers('{"idempotency-key": "mine"}');
 SELECT pg_temp.headers(E'{"a": [{"b": "\\\\"}, "]"], "idempotency-scope"\t\n: "mine"}');
--- A name that is only within a member, or a value, or a part of a name, or spelt in
--- another way, is none of these.
+-- A member of that name at a deeper level, as a value, as a part of a name or in
+-- another spelling does not count.
 SELECT pg_temp.headers('{"a": {"idempotency-scope": 1}, "b": [{"idempotency-key": 1}]}');
 SELECT pg_temp.headers('{"a": "idempotency-scope", "b": ["idempotency-key"], "c": "\"idempotency-key\": 1"}');
 SELECT pg_temp.headers('{"Idempotency-Key": 1, "idempotency-key2": 2, "x-idempotency-scope": 3, "\"idempotency-scope": 4, "idempotency-scope\"": 5}');
 SELECT (pg_temp.headers('{"idempotency\u002dkey": "mine"}')::jsonb) ->> 'idempotency-key' AS the_last_counts;
--- After complete() the claim is still the one under which it is published.
+-- After complete(), the current claim is still the one of the headers.
 SELECT idempotency.complete('publish', 'key "1" \ é', '1');
 SELECT pg_temp.headers();
 COMMIT;
 -- It ends with the transaction,
 SELECT pg_temp.headers();
--- and with what took the claim back; a claim that only replays is none.
+-- and with the rollback of the claim; a replay is not a claim.
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('publish', '2');
@@ -162,7 +162,7 @@ SELECT pg_temp.headers();
 SELECT idempotency.release('publish 2', '3');
 SELECT pg_temp.headers();
 ROLLBACK;
--- A lease that was taken in this transaction is one, and so is an inbox's key.
+-- A lease that this transaction took counts as a claim, and so does a key of once().
 BEGIN;
 SELECT outcome FROM idempotency.claim('publish', '4', lease => '1 min');
 SELECT pg_temp.headers();
@@ -175,7 +175,7 @@ SELECT pg_temp.headers();
 ROLLBACK;
 
 --
--- What takes it back
+-- Rollback
 --
 
 DELETE FROM idempotency.outbox;
@@ -205,17 +205,18 @@ DO $$ BEGIN
 	END;
 END $$;
 SELECT payload FROM pg_temp.events();
--- All of one transaction bear its id, in whatever savepoint.
+-- All events of one transaction have its id, whatever the savepoint.
 SELECT count(DISTINCT txid), bool_and(seq > 0) FROM idempotency.outbox WHERE payload::text IN ('1', '2', '3');
 
--- It writes, and says so before it draws a number.
+-- publish() writes, so a read-only transaction gets an error before a number is
+-- assigned.
 SELECT last_value, is_called FROM idempotency.outbox_seq \gset before_
 BEGIN READ ONLY;
 SELECT idempotency.publish('publish', '1');
 \echo :SQLSTATE
 ROLLBACK;
 SELECT last_value = :before_last_value AS none_drawn FROM idempotency.outbox_seq;
--- Any isolation level will do.
+-- Every isolation level works.
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT idempotency.publish('publish', '6') IS NOT NULL AS published;
 COMMIT;
@@ -224,7 +225,7 @@ COMMIT;
 -- The table and the sequence
 --
 
--- What delivery relies on is looked at before an event is taken.
+-- publish() checks the properties that delivery needs before it inserts the event.
 CREATE FUNCTION pg_temp.altered(alteration text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	result text;
@@ -258,8 +259,31 @@ SELECT n, pg_temp.altered(alteration) FROM unnest(ARRAY[
 	'CREATE RULE mine AS ON INSERT TO idempotency.outbox DO INSTEAD NOTHING',
 	'CREATE TRIGGER mine BEFORE INSERT ON idempotency.outbox FOR EACH ROW EXECUTE FUNCTION pg_temp.trigger()',
 	'CREATE TRIGGER mine AFTER INSERT ON idempotency.outbox FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.trigger()',
+	'DROP TRIGGER refuse_update ON idempotency.outbox',
 	'CREATE TABLE inherits () INHERITS (idempotency.outbox)']) WITH ORDINALITY AS u (alteration, n) ORDER BY n;
--- What does no harm is let be: other settings of storage, and another index, which gets
+-- publish() is the only writer of events: UPDATE is refused, also for a superuser and where
+-- MERGE or INSERT ... ON CONFLICT does it.
+UPDATE idempotency.outbox SET payload = '"changed"';
+\echo :SQLSTATE
+SELECT name, pg_temp.error_of(statement) FROM (VALUES
+	('no row', 'UPDATE idempotency.outbox SET published_at = now() WHERE false'),
+	('only', 'UPDATE ONLY idempotency.outbox SET seq = seq + 1'),
+	('on conflict', 'INSERT INTO idempotency.outbox SELECT * FROM idempotency.outbox ON CONFLICT (seq) DO UPDATE SET type = ''x'''),
+	('merge', 'MERGE INTO idempotency.outbox AS o USING idempotency.outbox AS n ON o.seq = n.seq WHEN MATCHED THEN UPDATE SET type = ''x''')) AS u (name, statement);
+-- COPY works, as a restore uses it, and so does a session that replicates.
+COPY idempotency.outbox (seq, txid, published_at, id, aggregatetype, payload) FROM stdin;
+-1	3	2026-01-01 00:00:00+00	00000000-0000-0000-0000-0000000000cc	restored	"restored"
+\.
+DELETE FROM idempotency.outbox WHERE seq = -1 RETURNING aggregatetype;
+SET session_replication_role = replica;
+BEGIN;
+UPDATE idempotency.outbox SET type = 'replicated';
+SELECT DISTINCT type FROM idempotency.outbox;
+ROLLBACK;
+RESET session_replication_role;
+SELECT idempotency.publish('publish', '"published"') IS NOT NULL AS published;
+DELETE FROM idempotency.outbox WHERE payload::text = '"published"';
+-- Harmless changes are accepted: other storage settings, and another index, which gets
 -- its entry.
 CREATE INDEX outbox_mine ON idempotency.outbox ((payload::text));
 ALTER TABLE idempotency.outbox SET (fillfactor = 90);
@@ -269,7 +293,7 @@ SELECT aggregatetype FROM idempotency.outbox WHERE payload::text = '"indexed"';
 RESET enable_seqscan;
 DROP INDEX idempotency.outbox_mine;
 ALTER TABLE idempotency.outbox RESET (fillfactor);
--- One that forbids an event does so, and its number stays unused.
+-- A constraint that refuses an event leaves its number unused.
 CREATE UNIQUE INDEX outbox_mine ON idempotency.outbox (id);
 SELECT idempotency.publish('publish', '7', event_id => '00000000-0000-0000-0000-0000000000bb');
 SELECT pg_temp.error_of('SELECT idempotency.publish(''publish'', ''8'', event_id => ''00000000-0000-0000-0000-0000000000bb'')');
@@ -277,7 +301,8 @@ DROP INDEX idempotency.outbox_mine;
 SELECT idempotency.publish('publish', '9') IS NOT NULL AS published;
 SELECT payload FROM pg_temp.events() WHERE payload::text > '5';
 
--- lastval() tells of the sequence that was drawn from last, and so of the event's number.
+-- lastval() returns the last number drawn from any sequence, here the number of the
+-- event.
 CREATE TEMP TABLE numbered (n serial, what text);
 INSERT INTO numbered (what) SELECT 'and publishes' FROM idempotency.publish('publish', '10');
 SELECT lastval() = currval('numbered_n_seq') AS mine;

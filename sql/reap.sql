@@ -1,17 +1,16 @@
 --
--- reap() removes what has run out, and nothing else; the table reaper says what
--- it has done.
+-- reap() deletes expired rows, and no others; the table reaper shows its progress.
 --
 \set SHOW_CONTEXT never
 
 TRUNCATE idempotency.key, idempotency.reaper;
 
--- Rows that have run out when this returns, of as many keys.
+-- Stores that number of rows, which are expired when the function returns.
 CREATE FUNCTION pg_temp.expired(prefix text, keys int) RETURNS bigint LANGUAGE sql AS $$
 	SELECT count(*) FROM idempotency.once_many('reap', ARRAY(SELECT prefix || i FROM generate_series(1, keys) AS i), '1 microsecond')
 $$;
 
--- One more statement of a role, and what it comes to.
+-- Executes one statement as a role, and returns its result.
 CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -21,7 +20,7 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- How many values lie in the TOAST table.
+-- The number of values in the TOAST table.
 CREATE FUNCTION pg_temp.large_values(OUT n bigint) LANGUAGE plpgsql AS $$
 DECLARE
 	toast regclass := (SELECT reltoastrelid FROM pg_class WHERE oid = 'idempotency.key'::regclass);
@@ -30,15 +29,15 @@ BEGIN
 END
 $$;
 
--- Nothing to do leaves no trace.
+-- Without work, reap() writes nothing.
 SELECT idempotency.reap();
 SELECT count(*) FROM idempotency.reaper;
 
 --
--- What it removes
+-- Deleted rows
 --
 
--- Every kind of record, one of each with its time over and one without.
+-- One record of every kind, expired and not expired.
 DO $$ BEGIN
 	PERFORM idempotency.claim('reap', k, '{"n": 1}', retention => CASE WHEN k LIKE 'old%' THEN interval '1 microsecond' END)
 		FROM unnest('{old completed,completed,old failed,failed}'::text[]) AS k;
@@ -66,22 +65,22 @@ SELECT key, state FROM idempotency.keys ORDER BY key;
 SELECT rows_reaped, zombies_reaped, last_reaped_rows, last_reaped_at > now() - interval '1 min' AS just_now
 	FROM idempotency.reaper;
 
--- What is left is what it was.
+-- The remaining rows are unchanged.
 SELECT outcome, response FROM idempotency.claim('reap', 'completed', '{"n": 1}');
 SELECT length(response::text) FROM idempotency.peek('reap', 'for ever');
 SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('reap', 'released', lease => '1 hour');
 SELECT idempotency.once('reap', 'message'), idempotency.once('reap', 'old message');
--- The large response is gone from the TOAST table too.
+-- The large response is deleted from the TOAST table too.
 SELECT pg_temp.large_values();
 
--- A key that is gone is new.
+-- A deleted key is new.
 BEGIN;
 SELECT outcome FROM idempotency.try_claim('reap', 'old completed', '{"n": 2}');
 ROLLBACK;
 SELECT outcome, attempt FROM idempotency.claim('reap', 'old lease', lease => '1 ms');
 
 --
--- How much of it
+-- Batch size
 --
 
 TRUNCATE idempotency.key, idempotency.reaper;
@@ -96,14 +95,14 @@ SELECT idempotency.reap(NULL);
 SELECT count(*) FROM idempotency.key;
 SELECT rows_reaped, zombies_reaped, last_reaped_rows FROM idempotency.reaper;
 
--- A thousand, unless it is told.
+-- The default is one thousand.
 SELECT pg_temp.expired('b', 2200);
 SELECT idempotency.reap();
 SELECT idempotency.reap();
 SELECT idempotency.reap();
 SELECT idempotency.reap();
 
--- Not more than a fraction of the lock table, whatever it is told.
+-- At most a fraction of the lock table, whatever the argument.
 SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int AS few_locks \gset
 SELECT pg_temp.expired('c', :few_locks);
 BEGIN;
@@ -118,10 +117,10 @@ END $$;
 SELECT count(*) FROM idempotency.key;
 
 --
--- Where it goes on
+-- Where the scan continues
 --
 
--- About 125 blocks of live rows, of expired ones, and of live ones again.
+-- About 125 blocks of live rows, then of expired rows, then of live rows again.
 TRUNCATE idempotency.key, idempotency.reaper;
 CREATE FUNCTION pg_temp.fill(kind text, rows int, retention interval) RETURNS void LANGUAGE sql AS $$
 	SELECT idempotency.claim('fill', kind || i, retention => fill.retention),
@@ -138,43 +137,43 @@ CREATE VIEW pg_temp.kinds AS
 		FROM idempotency.key GROUP BY 1;
 TABLE pg_temp.kinds ORDER BY 1;
 
--- The hand comes to where rows run out, and goes on from there.
+-- The scan reaches the blocks with expired rows, and continues from there.
 SELECT idempotency.reap(100);
-SELECT hand_block BETWEEN 125 AND 160 AS amid, round_block BETWEEN 125 AND 160 AS amid FROM idempotency.reaper;
+SELECT expiry_block BETWEEN 125 AND 160 AS amid, scan_block BETWEEN 125 AND 160 AS amid FROM idempotency.reaper;
 SELECT idempotency.reap(100);
-SELECT hand_block BETWEEN 150 AND 185 AS amid, round_block BETWEEN 125 AND 160 AS amid FROM idempotency.reaper;
+SELECT expiry_block BETWEEN 150 AND 185 AS amid, scan_block BETWEEN 125 AND 160 AS amid FROM idempotency.reaper;
 SELECT idempotency.reap();
-SELECT hand_block BETWEEN 185 AND 255 AS at_border FROM idempotency.reaper;
+SELECT expiry_block BETWEEN 185 AND 255 AS at_border FROM idempotency.reaper;
 TABLE pg_temp.kinds ORDER BY 1;
 SELECT idempotency.reap();
 
--- The late rows run out, and new ones take the room; nothing is left behind.
+-- The remaining rows expire, and new rows reuse the space; no expired row stays.
 UPDATE idempotency.key SET expires_at = now() WHERE key LIKE 'late%';
 VACUUM idempotency.key;
 SELECT FROM pg_temp.fill('new', 300, '1 hour');
 SELECT FROM pg_temp.fill('brief', 300, '1 microsecond');
 SELECT idempotency.reap(2000);
 SELECT kind, count FROM pg_temp.kinds ORDER BY 1;
-SELECT round_block BETWEEN 125 AND 160 AS where_it_began, last_round > '0' AS went_round FROM idempotency.reaper;
+SELECT scan_block BETWEEN 125 AND 160 AS where_it_began, last_scan_duration > '0' AS scanned FROM idempotency.reaper;
 
--- The table may have become shorter than the hand has come, or empty.
-UPDATE idempotency.reaper SET hand_block = 1000000, round_block = 4294967295;
+-- The table can have become shorter than the stored position, or empty.
+UPDATE idempotency.reaper SET expiry_block = 1000000, scan_block = 4294967295;
 SELECT pg_temp.expired('more', 5);
 SELECT idempotency.reap();
-UPDATE idempotency.reaper SET hand_block = -1, round_block = 9223372036854775807;
+UPDATE idempotency.reaper SET expiry_block = -1, scan_block = 9223372036854775807;
 SELECT pg_temp.expired('more', 5);
 SELECT idempotency.reap();
 TRUNCATE idempotency.key;
 SELECT idempotency.reap();
 
--- The row of another cluster, or of another table, is none of our business.
+-- A position of another cluster or another table is ignored.
 TRUNCATE idempotency.reaper;
 INSERT INTO idempotency.reaper
 	SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL::interval, 7, 7, 'idempotency.key'::regclass
 	UNION ALL SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL, 7, system_identifier, 7 FROM pg_control_system();
 SELECT pg_temp.expired('other', 5);
 SELECT idempotency.reap();
-SELECT rows_reaped, hand_block FROM idempotency.reaper ORDER BY rows_reaped;
+SELECT rows_reaped, expiry_block FROM idempotency.reaper ORDER BY rows_reaped;
 
 --
 -- In the caller's transaction
@@ -196,7 +195,8 @@ SELECT idempotency.reap();
 ROLLBACK;
 SELECT count(*), (SELECT rows_reaped FROM idempotency.reaper) FROM idempotency.key;
 
--- What this transaction itself has claimed is in use, though it passes its own lock.
+-- A key that this transaction claimed is in use, although its own lock does not block
+-- it.
 BEGIN;
 SELECT outcome FROM idempotency.claim('reap', 'a9', retention => '1 hour');
 SELECT idempotency.reap();
@@ -204,20 +204,20 @@ SELECT idempotency.complete('reap', 'a9', '"done"');
 SELECT idempotency.reap();
 COMMIT;
 SELECT key, state FROM idempotency.keys;
--- What it has stored, and what has run out at once, is removed.
+-- An outcome that this transaction stored and that expired at once is deleted.
 BEGIN;
 SELECT pg_temp.expired('b', 3);
 SELECT idempotency.reap();
 COMMIT;
 
--- Its lock on the keys bars others until then.
+-- The locks on the deleted keys are held until the transaction ends.
 SELECT pg_temp.expired('c', 3);
 BEGIN;
 SELECT idempotency.reap();
 SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
 
--- Any isolation level will do, a read-only transaction will not.
+-- Every isolation level works; a read-only transaction does not.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT pg_temp.expired('d', 3);
 SELECT idempotency.reap(), idempotency.reap();
@@ -243,7 +243,7 @@ END $$;
 SELECT count(*) FROM idempotency.key WHERE key LIKE 'f%';
 
 --
--- Who may
+-- Privileges
 --
 
 CREATE ROLE regress_reaper_nobody;
@@ -268,7 +268,7 @@ SET ROLE regress_reaper_operator;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 RESET ROLE;
 
--- What an administrator adds to the table runs as its owner, not as the caller.
+-- Triggers that an administrator adds to the table run as its owner, not as the caller.
 CREATE TABLE who (name name, restricted boolean);
 CREATE FUNCTION who() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 	INSERT INTO public.who VALUES (current_user, pg_temp.try('CREATE TEMPORARY TABLE t ()') LIKE '42501%');
@@ -285,7 +285,7 @@ DROP TRIGGER who ON idempotency.reaper;
 DROP TABLE who;
 DROP FUNCTION who;
 
--- A hostile search path captures nothing.
+-- A hostile search path has no effect.
 CREATE SCHEMA regress_reaper_hostile;
 CREATE FUNCTION regress_reaper_hostile.captured(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'captured'; END $$;
 CREATE FUNCTION regress_reaper_hostile.captured_too(bigint, bigint) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'captured'; END $$;
@@ -308,7 +308,7 @@ DROP OWNED BY regress_reaper_nobody, regress_reaper_client, regress_reaper_opera
 DROP ROLE regress_reaper_nobody, regress_reaper_client, regress_reaper_operator, regress_reaper_monitor;
 
 --
--- Tables that are not as the extension made them
+-- Tables that were altered after installation
 --
 
 ALTER TABLE idempotency.reaper RENAME TO reaped;
@@ -321,7 +321,7 @@ SELECT idempotency.reap();
 ALTER TABLE idempotency.key DISABLE ROW LEVEL SECURITY;
 SELECT idempotency.reap();
 
--- Published without an identity, no row can be removed, and none is.
+-- Published without a replica identity, no row can be deleted, and none is.
 SET client_min_messages = error;
 CREATE PUBLICATION regress_reaper FOR TABLE idempotency.key;
 RESET client_min_messages;
@@ -333,7 +333,7 @@ ALTER TABLE idempotency.key REPLICA IDENTITY DEFAULT;
 DROP PUBLICATION regress_reaper;
 SELECT idempotency.reap();
 
--- The setting that asks for a launcher is checked where there is none.
+-- The setting that the launcher uses is checked even without a launcher.
 ALTER SYSTEM SET idempotency.reaper_naptime = '99ms';
 ALTER SYSTEM SET idempotency.databases = 'one two';
 SET idempotency.reaper_naptime = '1s';

@@ -1,18 +1,18 @@
 --
--- reap() writes its books in the name of the table's owner.  What an administrator
--- has put upon the table finds its functions where the owner would look for them,
--- and not where whoever calls reap() has put others of the same name.
+-- reap() updates its progress table as the owner of that table. Triggers on the table
+-- find their functions by the owner's search path, and not by the caller's, which can
+-- contain other functions of the same name.
 --
 \set SHOW_CONTEXT never
 
 TRUNCATE idempotency.key, idempotency.reaper;
 
--- Rows that have run out when this returns.
+-- Stores that number of rows, which are expired when the function returns.
 CREATE FUNCTION expired(prefix text) RETURNS bigint LANGUAGE sql AS $$
 	SELECT count(*) FROM idempotency.once_many('reaper path', ARRAY(SELECT prefix || i FROM generate_series(1, 3) AS i), '1 microsecond')
 $$;
 
--- A trigger of somebody who trusts in the search path: upper() is pg_catalog's.
+-- A trigger that relies on the search path: upper() means pg_catalog.upper().
 CREATE TABLE heard (who name, what text, path text);
 CREATE FUNCTION hear() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 	INSERT INTO public.heard VALUES (current_user, upper(tg_op), current_setting('search_path'));
@@ -23,32 +23,32 @@ CREATE FUNCTION hear() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 END $$;
 CREATE TRIGGER hear AFTER INSERT OR UPDATE ON idempotency.reaper FOR EACH ROW EXECUTE FUNCTION hear();
 
--- A caller who has an upper() of his own, before that of pg_catalog: it would run
--- with the rights of the table's owner.
+-- A caller with its own upper() ahead of pg_catalog, which would run with the rights of
+-- the table's owner.
 CREATE ROLE regress_reaper_path;
 SELECT idempotency.grant_operator('regress_reaper_path');
 CREATE SCHEMA regress_reaper_path AUTHORIZATION regress_reaper_path;
 SET ROLE regress_reaper_path;
 CREATE FUNCTION regress_reaper_path.upper(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
-	RETURN format('captured, as %s', CASE WHEN current_user = 'regress_reaper_path' THEN 'oneself' ELSE 'somebody else' END);
+	RETURN format('captured, as %s', CASE WHEN current_user = 'regress_reaper_path' THEN 'the caller' ELSE 'another role' END);
 END $$;
 SET search_path = regress_reaper_path, pg_catalog;
 SELECT upper('captured');
 RESET ROLE;
 
--- The first time in a session, when all is planned: a row comes to the books.
+-- The first call in a session plans the statements and inserts the row.
 SELECT public.expired('a');
 SET ROLE regress_reaper_path;
 SELECT idempotency.reap();
 SHOW search_path;
 RESET ROLE;
--- And once it is planned: the row is changed.
+-- The second call uses the plans and updates the row.
 SELECT public.expired('b');
 SET ROLE regress_reaper_path;
 SELECT idempotency.reap();
 SHOW search_path;
 RESET ROLE;
--- In a session that begins with it, too, within a transaction.
+-- In a session that starts with that search path too, within a transaction.
 \c -
 SELECT public.expired('c');
 SET search_path = regress_reaper_path, pg_catalog;
@@ -64,7 +64,7 @@ RESET ROLE;
 SELECT who = (SELECT relowner::regrole::name FROM pg_class WHERE oid = 'idempotency.reaper'::regclass) AS owner, what, path
 	FROM public.heard;
 
--- Where the trigger fails, the caller has his search path again, and his rights.
+-- If the trigger fails, the search path and the role of the caller are restored.
 CREATE OR REPLACE FUNCTION public.hear() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 	RAISE EXCEPTION 'heard % along %', upper(tg_op), current_setting('search_path');
 END $$;
@@ -81,8 +81,8 @@ SELECT current_user, upper('captured');
 COMMIT;
 RESET ROLE;
 
--- Nothing that it leaves behind gets out of the call: no temporary table in the
--- caller's session, and no trigger for later, which would run with the caller's rights.
+-- The trigger leaves nothing behind after the call: neither a temporary table in the
+-- caller's session nor a deferred trigger, which would run with the caller's rights.
 CREATE OR REPLACE FUNCTION public.hear() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 	CREATE TEMPORARY TABLE left_behind ();
 	RETURN NULL;

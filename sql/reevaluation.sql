@@ -1,7 +1,7 @@
 --
--- Whatever writes is refused where the server may evaluate it twice for one row:
--- when the query is planned, so that EXPLAIN is enough here.  That the other forms
--- are evaluated once is for isolation/once-update to show.
+-- Functions that write are refused where the server might evaluate them twice for one
+-- row. The check is made at planning, so EXPLAIN is enough here. The isolation test
+-- once-update shows that the other forms are evaluated once.
 --
 \set SHOW_CONTEXT never
 
@@ -19,7 +19,7 @@ $$;
 
 UPDATE account SET balance = balance + 50 WHERE id = 7 AND idempotency.once('inbox', 'm1');
 
--- One form after the other
+-- The forms of a statement
 SELECT form, pg_temp.planned(form)
 FROM (VALUES
 	(1, $$UPDATE account SET balance = 0 WHERE id = 7 AND idempotency.once('inbox', 'm1') RETURNING 1$$),
@@ -110,8 +110,8 @@ FROM (VALUES
 	(86, $$WITH n AS (SELECT idempotency.once_many('inbox', ARRAY['7']) AS new) UPDATE account SET balance = 0 WHERE id::text IN (SELECT new FROM n UNION ALL SELECT '8') RETURNING 1$$)
 ) AS v (n, form) ORDER BY n;
 
--- Each function: as a condition, where it is one value, and in a sub-select that
--- refers to the row.
+-- Each function: as a condition if it returns one value, and in a correlated
+-- sub-select.
 CREATE TEMP TABLE call (name text, arguments text, rows boolean DEFAULT false);
 INSERT INTO call VALUES
 	('claim', $$'s', 'k'$$), ('try_claim', $$'s', 'k'$$), ('complete', $$'s', 'k'$$), ('fail', $$'s', 'k', NULL, 400$$),
@@ -126,7 +126,7 @@ SELECT name,
 	pg_temp.planned(format('UPDATE account SET note = r::text FROM idempotency.%I(%s) AS r', name, arguments)) AS from
 FROM call ORDER BY name COLLATE "C";
 
--- Every function that writes stands above: all that are volatile, but for these.
+-- The functions above are all volatile ones, except these.
 SELECT p.proname FROM pg_proc AS p
 WHERE p.pronamespace = 'idempotency'::regnamespace AND p.provolatile = 'v' AND p.prokind = 'f'
 	AND NOT EXISTS (SELECT FROM call AS c WHERE c.name = p.proname)
@@ -135,11 +135,11 @@ SELECT p.proname FROM pg_proc AS p
 WHERE p.pronamespace = 'idempotency'::regnamespace
 	AND (p.prosupport = 'idempotency.single_evaluation'::regproc) <> EXISTS (SELECT FROM call AS c WHERE c.name = p.proname);
 
--- What only reads may stand anywhere.
+-- Functions that only read are allowed everywhere.
 SELECT pg_temp.planned('UPDATE account SET note = (idempotency.peek(''s'', ''k'')).outcome WHERE idempotency.current_key(''s'') IS NULL');
 
--- A policy, a default and a view are part of the query; a function in SQL or
--- PL/pgSQL is not, and hides the call.
+-- A policy, a default and a view are part of the query. A function in SQL or PL/pgSQL
+-- is not, and hides the call.
 CREATE TABLE guarded (id int, at text DEFAULT idempotency.publish('t', '1')::text);
 SELECT pg_temp.planned('INSERT INTO guarded VALUES (1)'), pg_temp.planned('UPDATE guarded SET at = DEFAULT');
 CREATE VIEW called AS SELECT id, idempotency.once('inbox', id::text) AS new FROM other;
@@ -151,7 +151,7 @@ CREATE POLICY once ON guarded USING (idempotency.once('inbox', id::text));
 ALTER TABLE guarded ENABLE ROW LEVEL SECURITY;
 SET ROLE regress_reevaluation;
 SELECT pg_temp.planned('SELECT * FROM guarded'), pg_temp.planned('DELETE FROM guarded'), pg_temp.planned('SELECT * FROM guarded FOR SHARE');
--- Callers need no right on the support function.
+-- Callers need no privilege on the support function.
 SELECT has_function_privilege('idempotency.single_evaluation(internal)', 'EXECUTE');
 RESET ROLE;
 CREATE FUNCTION wrapped(message text) RETURNS boolean LANGUAGE sql AS $$ SELECT idempotency.once('inbox', message) $$;
@@ -178,7 +178,8 @@ DROP TABLE account, other;
 DROP OWNED BY regress_reevaluation;
 DROP ROLE regress_reevaluation;
 
--- A call for each column: the first one would claim, and the others find a key in progress.
+-- One call per column: the first would claim, and the others would find the key in
+-- progress.
 SELECT (idempotency.try_claim('inbox', 'm1', lease => '1 hour')).*;
 SELECT call, pg_temp.planned(format('SELECT (idempotency.%s).*', call)) AS columns,
 	pg_temp.planned(format('SELECT (c.c).* FROM (SELECT idempotency.%s AS c OFFSET 0) AS c', call)) AS once

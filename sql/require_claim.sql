@@ -1,7 +1,6 @@
 --
--- require_claim(): a table that bears this trigger takes no write from a
--- transaction that has not claimed a key in the scope.  current_key(): which key
--- that was.
+-- require_claim(): a table with this trigger refuses writes of a transaction that has
+-- not claimed a key in the scope. current_key() returns that key.
 --
 \set SHOW_CONTEXT never
 
@@ -13,7 +12,7 @@ CREATE TABLE charge (
 CREATE TRIGGER require_claim BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON charge
 	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('charge.create');
 
--- What a statement comes to; nothing of it stays.
+-- Executes a statement, returns its result, and rolls it back.
 CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -31,14 +30,14 @@ END
 $$;
 
 --
--- The guard at work
+-- The guard
 --
 
--- Whoever forgets to claim is stopped.
+-- A write without a claim fails.
 INSERT INTO charge VALUES (1, 100);
 \echo :SQLSTATE
 
--- Whoever claims may write, as often as he likes, and after complete() as well.
+-- After a claim, every write succeeds, also after complete().
 BEGIN;
 SELECT outcome FROM idempotency.claim('charge.create', 'k1');
 INSERT INTO charge VALUES (1, 100);
@@ -49,16 +48,16 @@ DELETE FROM charge WHERE id = 3;
 COMMIT;
 SELECT * FROM charge ORDER BY id;
 
--- The next transaction has to claim for itself.
+-- The next transaction needs its own claim.
 UPDATE charge SET amount = 0;
 
--- Another scope is no help, nor one that begins alike.
+-- A claim in another scope does not count, nor one in a scope with the same prefix.
 BEGIN;
 SELECT (idempotency.claim(s, 'k2')).outcome FROM unnest('{refund,charge.create.more,charge,CHARGE.CREATE}'::text[]) AS s;
 INSERT INTO charge VALUES (4, 400);
 ROLLBACK;
 
--- What was forgotten covers no write.
+-- A forgotten claim does not cover writes.
 BEGIN;
 SELECT outcome FROM idempotency.claim('charge.create', 'forgotten');
 SELECT idempotency.complete('charge.create', 'forgotten');
@@ -66,7 +65,7 @@ SELECT idempotency.forget('charge.create', 'forgotten'), idempotency.current_key
 INSERT INTO charge VALUES (4, 400);
 ROLLBACK;
 
--- fail() leaves it open to the end of the transaction, as complete() does.
+-- After fail() the guard stays open to the end of the transaction, as after complete().
 BEGIN;
 SELECT outcome FROM idempotency.claim('charge.create', 'k3');
 SELECT idempotency.fail('charge.create', 'k3', '"reason"', 402);
@@ -74,11 +73,11 @@ SELECT pg_temp.try('INSERT INTO charge VALUES (5, 500)');
 ROLLBACK;
 
 --
--- The last call about the scope decides
+-- The last call for the scope decides
 --
 
 BEGIN;
--- A replay closes it: these writes were made already.
+-- A replay closes the guard, because the earlier transaction made these writes.
 SELECT outcome FROM idempotency.claim('charge.create', 'k1');
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS replayed;
 -- A new claim opens it.
@@ -87,7 +86,7 @@ SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS claimed, idempotency
 -- A replay closes it again,
 SELECT outcome FROM idempotency.claim('charge.create', 'k1');
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS replayed, idempotency.current_key('charge.create');
--- one of another scope does not matter.
+-- but not a replay in another scope.
 SELECT outcome FROM idempotency.claim('charge.create', 'k5');
 SELECT outcome FROM idempotency.claim('other', 'k1');
 SELECT idempotency.complete('other', 'k1');
@@ -95,7 +94,7 @@ SELECT outcome FROM idempotency.claim('other', 'k1');
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS claimed;
 ROLLBACK;
 
--- release() closes it: what is written now would commit without a key.
+-- release() closes it, because later writes would commit without a key.
 BEGIN;
 SELECT outcome FROM idempotency.claim('charge.create', 'k6');
 SELECT idempotency.release('charge.create', 'k6');
@@ -116,20 +115,20 @@ SELECT outcome FROM idempotency.try_claim('charge.create', 'k7', '{"a": 2}');
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS mismatched, idempotency.current_key('charge.create');
 ROLLBACK;
 
--- once() opens it the first time, and closes it the second.
+-- once() opens it the first time, and closes it the second time.
 BEGIN;
 SELECT idempotency.once('charge.create', 'm1');
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS new, idempotency.current_key('charge.create');
 SELECT idempotency.once('charge.create', 'm1');
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS seen, idempotency.current_key('charge.create');
--- A batch opens it if any key was new, and no single one is the current one.
+-- A batch opens it if any key was new; then no single key is the current one.
 SELECT * FROM idempotency.once_many('charge.create', ARRAY['m1', 'm2', 'm3']);
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS some_new, idempotency.current_key('charge.create');
 SELECT * FROM idempotency.once_many('charge.create', ARRAY['m1', 'm2']);
 SELECT pg_temp.try('INSERT INTO charge VALUES (6, 600)') AS none_new, idempotency.current_key('charge.create');
 ROLLBACK;
 
--- peek() asks for nothing, and changes nothing.
+-- peek() claims nothing, and changes nothing.
 BEGIN;
 SELECT outcome FROM idempotency.claim('charge.create', 'k9');
 SELECT outcome FROM idempotency.peek('charge.create', 'k1');
@@ -140,8 +139,8 @@ ROLLBACK;
 -- Savepoints
 --
 
--- What was granted in a savepoint is taken back with it; what was taken away comes
--- back.
+-- Rolling back a savepoint removes the claims made in it, and restores the ones lost in
+-- it.
 BEGIN;
 SAVEPOINT a;
 SELECT outcome FROM idempotency.claim('charge.create', 'k10');
@@ -158,7 +157,7 @@ SELECT idempotency.release('charge.create', 'k11');
 SELECT pg_temp.try('INSERT INTO charge VALUES (7, 700)') AS released;
 ROLLBACK TO b;
 SELECT pg_temp.try('INSERT INTO charge VALUES (7, 700)') AS restored, idempotency.current_key('charge.create');
--- Released, the savepoint's last call counts.
+-- After releasing the savepoint, its last call counts.
 SELECT outcome FROM idempotency.claim('charge.create', 'k12');
 SAVEPOINT c;
 SELECT outcome FROM idempotency.claim('charge.create', 'k13');
@@ -172,11 +171,11 @@ ROLLBACK;
 SELECT idempotency.current_key('charge.create');
 
 --
--- Every way to write
+-- All forms of writing
 --
 
--- A transaction without a claim, and one with a claim, for each of them.  The rows
--- 1 and 2 are there; a plain INSERT into a view writes into its table.
+-- Each form without a claim and with one. The rows 1 and 2 exist; a plain INSERT into a
+-- view writes to its table.
 CREATE VIEW charge_view AS SELECT * FROM charge;
 CREATE FUNCTION charge_by_function() RETURNS void LANGUAGE sql AS 'INSERT INTO charge VALUES (8, 800)';
 CREATE TABLE way (n int, what text, statement text);
@@ -207,7 +206,7 @@ SELECT outcome FROM idempotency.claim('charge.create', 'k20');
 SELECT what, pg_temp.try(statement) AS with_claim FROM way ORDER BY n;
 ROLLBACK;
 
--- COPY, too.
+-- COPY too.
 COPY charge (id, amount) FROM stdin;
 8	800
 \.
@@ -220,9 +219,9 @@ COPY charge (id, amount) FROM stdin;
 SELECT id, amount, key FROM charge WHERE id IN (8, 9) ORDER BY id;
 ROLLBACK;
 
--- FOR EACH ROW stops each row that is written, and hands it on unchanged where
--- there is a claim.  It knows no TRUNCATE, which needs a trigger of its own, and no
--- statement that finds no row.
+-- FOR EACH ROW checks each written row, and returns the row unchanged if there is a
+-- claim. TRUNCATE needs its own trigger, and a statement that finds no row is not
+-- checked.
 DROP TRIGGER require_claim ON charge;
 CREATE TRIGGER require_claim BEFORE INSERT OR UPDATE OR DELETE ON charge
 	FOR EACH ROW EXECUTE FUNCTION idempotency.require_claim('charge.create');
@@ -240,7 +239,7 @@ MERGE INTO charge USING (VALUES (1, 11), (10, 1000)) AS v (id, amount) ON charge
 SELECT * FROM charge ORDER BY id;
 ROLLBACK;
 
--- So does AFTER, FOR EACH ROW and FOR EACH STATEMENT.
+-- AFTER works too, FOR EACH ROW and FOR EACH STATEMENT.
 DROP TRIGGER require_claim ON charge;
 CREATE TRIGGER require_claim AFTER INSERT OR UPDATE OR DELETE ON charge
 	FOR EACH ROW EXECUTE FUNCTION idempotency.require_claim('charge.create');
@@ -254,18 +253,18 @@ SELECT outcome FROM idempotency.claim('charge.create', 'k23');
 SELECT what, pg_temp.try(statement) AS with_claim FROM way WHERE n <= 4 ORDER BY n;
 ROLLBACK;
 
--- A session that replicates fires the triggers alone that always fire.
+-- With session_replication_role = replica, only ENABLE ALWAYS triggers fire.
 SET session_replication_role = replica;
 SELECT what, pg_temp.try(statement) AS replica FROM way WHERE n <= 4 ORDER BY n;
 ALTER TABLE charge ENABLE ALWAYS TRIGGER require_claim;
 SELECT what, pg_temp.try(statement) AS replica_always FROM way WHERE n <= 4 ORDER BY n;
 RESET session_replication_role;
--- One that is disabled stops nobody.
+-- A disabled trigger checks nothing.
 ALTER TABLE charge DISABLE TRIGGER require_claim;
 SELECT what, pg_temp.try(statement) AS disabled FROM way WHERE n <= 4 ORDER BY n;
 ALTER TABLE charge ENABLE ALWAYS TRIGGER require_claim;
 
--- A cascade from a table that bears no trigger is a write like any other.
+-- A cascade from a table without the trigger is checked like any write.
 CREATE TABLE customer (id int PRIMARY KEY);
 CREATE TABLE account (id int PRIMARY KEY, customer int REFERENCES customer ON DELETE CASCADE ON UPDATE CASCADE);
 INSERT INTO customer VALUES (1), (2);
@@ -284,8 +283,8 @@ SELECT s AS statement, pg_temp.try(s) FROM unnest(ARRAY[
 	'TRUNCATE customer CASCADE']) AS s;
 ROLLBACK;
 
--- FOR EACH ROW on a partitioned table is cloned to its partitions, so that a write
--- straight into one of them is stopped as well.
+-- FOR EACH ROW on a partitioned table is cloned to its partitions, so that a direct
+-- write to a partition is checked too.
 CREATE TABLE payment (id int, amount int) PARTITION BY RANGE (id);
 CREATE TABLE payment_1 PARTITION OF payment FOR VALUES FROM (1) TO (100);
 CREATE TABLE payment_2 PARTITION OF payment FOR VALUES FROM (100) TO (200);
@@ -314,8 +313,8 @@ COPY payment_1 FROM stdin;
 -- The scope of a guard
 --
 
--- An argument that ends in * means every scope that begins so; none means any
--- scope at all.  A * elsewhere is a character like any other.
+-- An argument that ends in * means every scope with that prefix; no argument means any
+-- scope. A * elsewhere is an ordinary character.
 CREATE TABLE pattern_star (id int);
 CREATE TRIGGER g BEFORE INSERT ON pattern_star FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('tenant1/*');
 CREATE TABLE pattern_all (id int);
@@ -351,7 +350,7 @@ SELECT s AS claimed_scope, pg_temp.open_for(s) AS open
 INSERT INTO pattern_star VALUES (1);
 INSERT INTO pattern_none VALUES (1);
 
--- Where a pattern means several scopes, the last call about any of them decides.
+-- If a pattern covers several scopes, the last call for any of them decides.
 BEGIN;
 SELECT outcome FROM idempotency.claim('tenant1/a', 'k1');
 SELECT idempotency.complete('tenant1/a', 'k1');
@@ -364,15 +363,15 @@ SELECT pg_temp.try('INSERT INTO pattern_star VALUES (1)') AS then_claimed_elsewh
 	pg_temp.try('INSERT INTO pattern_none VALUES (1)') AS any_scope;
 ROLLBACK;
 
--- One argument at most.
+-- The trigger takes at most one argument.
 CREATE TABLE two_arguments (id int);
 CREATE TRIGGER g BEFORE INSERT ON two_arguments FOR EACH STATEMENT
 	EXECUTE FUNCTION idempotency.require_claim('a', 'b');
 INSERT INTO two_arguments VALUES (1);
 \echo :SQLSTATE
 
--- INSTEAD OF would lose the write without a word, whoever claimed; on the table
--- behind the view, the same guard lets it through.
+-- INSTEAD OF would drop the write silently, even with a claim. The same guard on the
+-- underlying table works.
 CREATE TABLE behind_view (id int);
 CREATE VIEW before_table AS SELECT id FROM behind_view;
 CREATE TRIGGER g INSTEAD OF INSERT OR UPDATE OR DELETE ON before_table
@@ -394,11 +393,11 @@ ROLLBACK;
 DROP VIEW before_table;
 DROP TABLE behind_view;
 
--- It is a trigger, and nothing else.
+-- The function works only as a trigger.
 SELECT idempotency.require_claim();
 \echo :SQLSTATE
 
--- The table is named with its schema.
+-- The error names the table with its schema.
 CREATE SCHEMA "Guarded";
 CREATE TABLE "Guarded"."Charge" (id int);
 CREATE TRIGGER g BEFORE INSERT ON "Guarded"."Charge" FOR EACH STATEMENT
@@ -409,9 +408,9 @@ INSERT INTO "Guarded"."Charge" VALUES (1);
 -- current_key()
 --
 
--- As a column default it says which key a row belongs to.
+-- As a column default, current_key() stores the key to which a row belongs.
 SELECT id, key FROM charge ORDER BY id;
--- Without a claim it is NULL; each scope has its own.
+-- Without a claim it returns NULL; each scope has its own key.
 SELECT idempotency.current_key('charge.create');
 BEGIN;
 SELECT outcome FROM idempotency.claim('charge.create', 'a');
@@ -421,7 +420,7 @@ SELECT outcome FROM idempotency.claim('charge.create', 'c');
 SELECT idempotency.complete('charge.create', 'c');
 SELECT idempotency.current_key('charge.create');
 ROLLBACK;
--- A scope is a scope here, too, and no pattern.
+-- Its argument is a scope and not a pattern.
 SELECT pg_temp.try('SELECT idempotency.current_key(NULL)');
 SELECT pg_temp.try('SELECT idempotency.current_key('''')');
 BEGIN;

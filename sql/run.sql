@@ -1,12 +1,12 @@
 --
--- run(): claim, call the handler, and complete; or replay.
+-- run(): claim, call the handler and complete; or replay.
 --
 \set SHOW_CONTEXT never
 
 CREATE TABLE charge (id int PRIMARY KEY, amount int);
 CREATE TABLE call (handler text, request json);
 
--- What a statement comes to: its SQLSTATE, message and detail.
+-- The SQLSTATE, message and detail of a statement.
 CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -20,7 +20,7 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- A handler takes the request, does its work, and returns the answer.
+-- A handler takes the request, does its work, and returns the response.
 CREATE FUNCTION charge_create(request idempotency.document) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO call VALUES ('charge_create', request);
@@ -33,11 +33,11 @@ $$;
 -- Success
 --
 
--- The first time it runs, and the answer is stored with status 200.
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+-- The first call runs the handler, and stores the response with status 200.
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.run('run', 'k1', '{"id": 1, "amount": 100}', 'charge_create(idempotency.document)');
--- Then the answer is replayed, and the handler not called.
-SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS remembered
+-- Later calls replay the response without calling the handler.
+SELECT outcome, replayed, status, headers, response, failed, expires_at > now() AS retained
 	FROM idempotency.run('run', 'k1', '{"amount": 100, "id": 1}', 'charge_create(idempotency.document)');
 SELECT outcome, status, response FROM idempotency.run('run', 'k1', NULL, 'charge_create(idempotency.document)');
 SELECT outcome, status, response FROM idempotency.claim('run', 'k1');
@@ -56,7 +56,7 @@ SELECT idempotency.run('run', 'held', '{}', 'charge_create(idempotency.document)
 \echo :SQLSTATE
 ROLLBACK;
 
--- It needs no complete(), and the transaction goes on.
+-- run() needs no complete(), and the transaction can continue.
 BEGIN;
 SELECT outcome, response FROM idempotency.run('run', 'k2', '{"id": 2, "amount": 200}', 'charge_create(idempotency.document)');
 SELECT outcome, response FROM idempotency.run('run', 'k2', '{"id": 2, "amount": 200}', 'charge_create(idempotency.document)');
@@ -64,7 +64,7 @@ SELECT idempotency.complete('run', 'k2');
 ROLLBACK;
 SELECT idempotency.peek('run', 'k2') IS NULL AS absent;
 
--- The request may be of any type of JSON; the handler sees the bytes that came.
+-- The request can have any JSON type; the handler gets the original bytes.
 SELECT (idempotency.run('run', 'k3', '{"id": 3,   "amount": 300}'::json, 'charge_create(idempotency.document)')).response;
 SELECT (idempotency.run('run', 'k4', '{"id": 4,   "amount": 400}'::jsonb, 'charge_create(idempotency.document)')).response;
 SELECT (idempotency.run('run', 'k5', '{"id": 5,   "amount": 500}'::text, 'charge_create(idempotency.document)')).response;
@@ -73,7 +73,7 @@ EXECUTE untyped('run', 'k6', '{"id": 6,   "amount": 600}', 'charge_create(idempo
 DEALLOCATE untyped;
 SELECT request FROM call ORDER BY (request ->> 'id')::int;
 
--- Retention and wait are those of claim().
+-- Retention and wait have the same meaning as in claim().
 SELECT outcome FROM idempotency.run('run', 'kept', '{"id": 50}', 'charge_create(idempotency.document)', retention => '1 hour');
 SELECT ceil(extract(epoch FROM expires_at - created_at))::int AS seconds FROM idempotency.key WHERE scope = 'run' AND key = 'kept';
 SELECT outcome, expires_at FROM idempotency.run('run', 'for ever', '{"id": 7}', 'charge_create(idempotency.document)', retention => '-1 second');
@@ -90,7 +90,7 @@ SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 -- Errors
 --
 
--- An error of the handler's propagates and leaves no trace: the retry runs.
+-- An error of the handler propagates and stores nothing: the retry runs the handler.
 SELECT idempotency.run('run', 'error', '{"id": 1, "amount": 1}', 'charge_create(idempotency.document)');
 \echo :SQLSTATE
 SELECT count(*) FROM call WHERE request ->> 'id' = '1';
@@ -101,7 +101,7 @@ SELECT idempotency.run('run', 'error', '{"id": 1, "amount": 1}', 'charge_create(
 ROLLBACK TO s;
 SELECT outcome, response FROM idempotency.run('run', 'error', '{"id": 10, "amount": 1}', 'charge_create(idempotency.document)');
 COMMIT;
--- One that is caught around run() as well.
+-- The same if the caller catches the error around run().
 DO $$
 BEGIN
 	PERFORM idempotency.run('run', 'caught', '{"id": 1, "amount": 1}', 'charge_create(idempotency.document)');
@@ -111,23 +111,23 @@ END
 $$;
 SELECT idempotency.peek('run', 'caught') IS NULL AS absent;
 
--- One that it raises on purpose as final is stored as a failure, with what it
--- said; what the handler wrote before is gone.
+-- An error that the handler raises as final is stored as a failure with its message,
+-- and the earlier writes of the handler are rolled back.
 CREATE FUNCTION charge_declined(request idempotency.document) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO call VALUES ('charge_declined', request);
 	RAISE EXCEPTION 'card declined' USING ERRCODE = 'IKFIN', DETAIL = 'The limit of "1,000" is exceeded.', HINT = 'Pay less.';
 END
 $$;
-SELECT outcome, replayed, status, headers, failed, expires_at > now() AS remembered,
+SELECT outcome, replayed, status, headers, failed, expires_at > now() AS retained,
 		response ->> 'title' AS title, response ->> 'detail' AS detail, response ->> 'status' AS response_status
 	FROM idempotency.run('run', 'declined', '{"amount": 1}', 'charge_declined(idempotency.document)');
-SELECT outcome, replayed, status, headers, failed, expires_at > now() AS remembered,
+SELECT outcome, replayed, status, headers, failed, expires_at > now() AS retained,
 		response ->> 'title' AS title, response ->> 'detail' AS detail, response ->> 'status' AS response_status
 	FROM idempotency.run('run', 'declined', '{"amount": 1}', 'charge_declined(idempotency.document)');
 SELECT outcome, status, failed, response ->> 'title' AS title FROM idempotency.claim('run', 'declined');
 SELECT count(*) FROM call WHERE handler = 'charge_declined';
--- The first answer and the replay are the same bytes.
+-- The first response and the replay have the same bytes.
 BEGIN;
 SELECT response AS first_response, headers AS first_headers
 	FROM idempotency.run('run', 'declined twice', NULL, 'charge_declined(idempotency.document)') \gset
@@ -135,7 +135,7 @@ SELECT outcome, response::text = :'first_response' AS same_response, headers::te
 	FROM idempotency.run('run', 'declined twice', NULL, 'charge_declined(idempotency.document)');
 ROLLBACK;
 
--- Without a detail there is none.
+-- Without a detail, the response has none.
 CREATE FUNCTION say_no(request json) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION USING ERRCODE = 'IKFIN', MESSAGE = E'no "way"\n\\o/';
@@ -144,14 +144,14 @@ $$;
 SELECT response ->> 'title' AS title, response -> 'detail' IS NULL AS no_detail
 	FROM idempotency.run('run', 'say no', NULL, 'say_no(json)');
 
--- It fails in the transaction that called it, whose own writes stay.
+-- The failure is stored in the calling transaction, whose own writes stay.
 BEGIN;
 INSERT INTO charge VALUES (20, 20);
 SELECT outcome, failed FROM idempotency.run('run', 'stays', NULL, 'charge_declined(idempotency.document)');
 COMMIT;
 SELECT count(*) FROM charge WHERE id = 20;
 
--- Which errors are final is a setting: those of the business, not of the server.
+-- A setting chooses the final errors: business errors, and not server errors.
 CREATE FUNCTION charge_twice(request json) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO charge VALUES (1, 1);
@@ -173,8 +173,8 @@ SELECT outcome, failed FROM idempotency.run('run', 'not final', NULL, 'charge_tw
 \echo :SQLSTATE
 ROLLBACK;
 
--- What tells of the state of the server must not be remembered: a retry may well
--- succeed.
+-- Errors that describe the state of the server must not be stored, because a retry
+-- might succeed.
 SELECT e AS final_errors, pg_temp.error_of(format('SET idempotency.final_errors = %L', e)) AS set
 	FROM unnest(ARRAY['00000', '08006', '25006', '40001', '40P01', '53200', '55P03', '57014', '58030', '72000',
 		'F0000', 'HV000', 'IK409', 'IK428', 'IKFIN', 'XX000', 'P0001, 40001', 'ikfin', 'P001', 'P00011',
@@ -184,7 +184,7 @@ SET idempotency.final_errors = '40001';
 SET idempotency.final_errors = 'no such';
 RESET idempotency.final_errors;
 
--- A cancelled statement is no outcome.
+-- Cancelling the statement stores no outcome.
 CREATE FUNCTION sleep_long(request json) RETURNS json LANGUAGE sql AS 'SELECT to_json(pg_sleep(60)::text)';
 SET statement_timeout = '50ms';
 SELECT idempotency.run('run', 'cancelled', NULL, 'sleep_long(json)');
@@ -196,7 +196,7 @@ SELECT idempotency.peek('run', 'cancelled') IS NULL AS absent;
 -- Handlers
 --
 
--- The argument may be json, the language SQL, the result idempotency.document.
+-- The argument can be json, the language SQL, and the result idempotency.document.
 CREATE FUNCTION in_sql(request json) RETURNS json LANGUAGE sql AS $$
 	INSERT INTO charge SELECT (request ->> 'id')::int, 0 RETURNING json_build_object('id', id)
 $$;
@@ -205,11 +205,11 @@ SELECT outcome, response FROM idempotency.run('run', 'in sql', '{"id": 30}', 'in
 SELECT outcome, response FROM idempotency.run('run', 'in sql', '{"id": 30}', 'in_sql(json)');
 SELECT outcome, response FROM idempotency.run('run', 'echo', '{ "b": 1,"a":2 }', 'echo(idempotency.document)');
 SELECT outcome, response FROM idempotency.run('run', 'echo', '{ "b": 1,"a":2 }', 'echo(idempotency.document)');
--- regprocedure is chosen by its signature where the name is not enough.
+-- A regprocedure with a signature chooses between overloads.
 CREATE FUNCTION echo(request text) RETURNS text LANGUAGE sql AS 'SELECT request';
 SELECT outcome, response FROM idempotency.run('run', 'echo 2', '2', 'echo(idempotency.document)');
 
--- NULL is an answer.
+-- NULL is a valid response.
 CREATE FUNCTION nothing(request json) RETURNS json LANGUAGE sql AS 'SELECT NULL::json';
 CREATE FUNCTION strict_one(request json) RETURNS json LANGUAGE sql STRICT AS 'SELECT ''"called"''::json';
 SELECT k AS key, outcome, status, response, response IS NULL AS no_response
@@ -217,8 +217,8 @@ SELECT k AS key, outcome, status, response, response IS NULL AS no_response
 			(3, 'strict', '{}', 'strict_one(json)')) AS v (n, k, request, handler),
 		idempotency.run('run', k, request, handler::regprocedure)
 	ORDER BY n;
--- A strict handler without a request would not be called at all, and a success be
--- remembered: that is refused, and leaves no trace.
+-- Without a request, a strict handler would not be called, and yet a success stored.
+-- Such a call is refused, and stores nothing.
 SELECT idempotency.run('run', 'strict 2', NULL, 'strict_one(json)');
 \echo :SQLSTATE
 SELECT idempotency.peek('run', 'strict 2') IS NULL AS absent;
@@ -226,13 +226,13 @@ SELECT idempotency.peek('run', 'strict 2') IS NULL AS absent;
 CREATE FUNCTION was_null(request json) RETURNS json LANGUAGE sql AS 'SELECT to_json(request IS NULL)';
 SELECT response FROM idempotency.run('run', 'was null', NULL, 'was_null(json)');
 
--- An answer that is too large is an error, and leaves no trace.
+-- A response that is too large raises an error, and stores nothing.
 CREATE FUNCTION too_large(request json) RETURNS json LANGUAGE sql AS $$ SELECT to_json(repeat('x', 1048576)) $$;
 SELECT idempotency.run('run', 'too large', NULL, 'too_large(json)');
 \echo :SQLSTATE
 SELECT idempotency.peek('run', 'too large') IS NULL AS absent;
 
--- In the handler, the guard is open and the key is known.
+-- Within the handler, the guard is open and current_key() returns the key.
 CREATE TABLE guarded (id int, key text DEFAULT idempotency.current_key('run'));
 CREATE TRIGGER require_claim BEFORE INSERT ON guarded
 	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('run');
@@ -242,7 +242,7 @@ SELECT response FROM idempotency.run('run', 'guarded', NULL, 'write_guarded(json
 SELECT response FROM idempotency.run('run', 'guarded', NULL, 'write_guarded(json)');
 SELECT * FROM guarded;
 
--- A handler may run other operations, and their failures are not its own.
+-- A handler can run other operations, whose failures do not fail the handler.
 CREATE FUNCTION nested(request json) RETURNS json LANGUAGE plpgsql AS $$
 DECLARE
 	inner_op idempotency.operation;
@@ -257,13 +257,13 @@ SELECT outcome, response FROM idempotency.run('run', 'nested', '{"id": 40}', 'ne
 SELECT outcome, response FROM idempotency.run('run', 'nested', '{"id": 40}', 'nested(json)');
 SELECT key, state, status FROM idempotency.keys WHERE scope = 'run.nested' ORDER BY key;
 SELECT outcome, response FROM idempotency.run('run', 'nested again', '{"id": 40}', 'nested(json)');
--- Its own key is in progress,
+-- Within the handler, its own key is in progress,
 CREATE FUNCTION recursive(request json) RETURNS json LANGUAGE sql AS $$
 	SELECT response FROM idempotency.run('run', 'recursive', request, 'recursive(json)'::regprocedure)
 $$;
 SELECT idempotency.run('run', 'recursive', NULL, 'recursive(json)');
 \echo :SQLSTATE
--- and not its own to finish: run() does that.
+-- and the handler cannot finish it, because run() does.
 CREATE FUNCTION completes(request json) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idempotency.complete('run', 'completes', '"by the handler"');
@@ -272,12 +272,12 @@ END
 $$;
 SELECT idempotency.run('run', 'completes', NULL, 'completes(json)');
 \echo :SQLSTATE
--- A claim that the handler leaves open is missed at commit.
+-- An open claim of the handler makes the commit fail.
 CREATE FUNCTION claims(request json) RETURNS json LANGUAGE sql AS
 	$$ SELECT to_json((idempotency.claim('run', 'left open')).outcome) $$;
 SELECT idempotency.run('run', 'claims', NULL, 'claims(json)');
 \echo :SQLSTATE
--- An IK412 that is lost in a final error still dooms the transaction.
+-- After an IK412 inside a final error, the transaction still cannot commit.
 CREATE FUNCTION loses(request json) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	BEGIN
@@ -290,7 +290,7 @@ $$;
 SELECT idempotency.run('run', 'loses', NULL, 'loses(json)');
 \echo :SQLSTATE
 
--- What cannot be a handler is refused, even where there is something to replay.
+-- An invalid handler is refused, even if an outcome is stored.
 CREATE FUNCTION no_argument() RETURNS json LANGUAGE sql AS 'SELECT NULL::json';
 CREATE FUNCTION two_arguments(a json, b json DEFAULT NULL) RETURNS json LANGUAGE sql AS 'SELECT a';
 CREATE FUNCTION jsonb_argument(a jsonb) RETURNS json LANGUAGE sql AS 'SELECT a::json';
@@ -316,10 +316,10 @@ SELECT idempotency.run('run', 'bad', NULL, 0::regprocedure);
 SELECT idempotency.peek('run', 'bad') IS NULL AS absent;
 
 --
--- Rights
+-- Privileges
 --
 
--- The handler runs with the caller's rights, who must be allowed to call it.
+-- The handler runs with the rights of the caller, who needs EXECUTE on it.
 CREATE ROLE regress_idempotency_caller;
 CREATE ROLE regress_idempotency_owner;
 SELECT idempotency.grant_client('regress_idempotency_caller');
@@ -330,7 +330,7 @@ CREATE FUNCTION forbidden(request json) RETURNS json LANGUAGE sql AS 'SELECT NUL
 REVOKE ALL ON FUNCTION forbidden FROM PUBLIC;
 SET ROLE regress_idempotency_caller;
 SELECT response FROM idempotency.run('run', 'who', NULL, 'who(json)');
--- a SECURITY DEFINER handler with those of its owner
+-- A SECURITY DEFINER handler runs with the rights of its owner.
 SELECT response FROM idempotency.run('run', 'who definer', NULL, 'who_definer(json)');
 SELECT current_user;
 SELECT idempotency.run('run', 'forbidden', NULL, 'forbidden(json)');
@@ -340,12 +340,12 @@ SELECT idempotency.run('run', 'k1', NULL, 'forbidden(json)');
 SELECT idempotency.run('run', 'no right', '{"id": 60}', 'in_sql(json)');
 \echo :SQLSTATE
 RESET ROLE;
--- Settings of the function are those of the call.
+-- The function's SET clauses apply to the call.
 CREATE FUNCTION with_setting(request json) RETURNS json LANGUAGE sql SET work_mem = '12345kB' AS
 	$$ SELECT to_json(current_setting('work_mem')) $$;
 SELECT response FROM idempotency.run('run', 'setting', NULL, 'with_setting(json)');
 
--- Where nothing can be written.
+-- Read-only transactions.
 BEGIN READ ONLY;
 SELECT idempotency.run('run', 'k1', NULL, 'charge_create(idempotency.document)');
 \echo :SQLSTATE

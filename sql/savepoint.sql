@@ -1,13 +1,13 @@
 --
--- Claims follow savepoints: rolled back with theirs, handed to the parent at
--- release; and what a savepoint finished, its rollback opens again.
+-- Claims and savepoints: rolling back a savepoint removes its claims and reopens claims
+-- that were finished in it; releasing it gives its claims to the parent.
 --
 \set SHOW_CONTEXT never
 
 CREATE TABLE charge (id int PRIMARY KEY);
 
--- What a key is to this transaction: in_progress where it holds an open claim on
--- it, stored, or absent.  Nothing stays of the question.
+-- The state of a key for this transaction: in_progress for an open claim, stored, or
+-- absent. The query leaves no trace.
 CREATE FUNCTION pg_temp.state_of(p_key text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	state text;
@@ -21,7 +21,7 @@ BEGIN
 END
 $$;
 
--- A claim rolled back with its savepoint is gone, and can be made again.
+-- Rolling back a savepoint removes the claim, and the key can be claimed again.
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('savepoint', 'rolled back');
@@ -40,7 +40,7 @@ SELECT idempotency.complete('savepoint', 'again', '"second try"');
 COMMIT;
 SELECT outcome, response FROM idempotency.claim('savepoint', 'again', '{"try": 2}');
 
--- So is its lock.
+-- The lock is released too.
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('savepoint', 'lock');
@@ -51,7 +51,7 @@ SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
 
--- To finish it then is IK412.
+-- Finishing the claim then raises IK412.
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('savepoint', 'lost');
@@ -60,8 +60,8 @@ SELECT idempotency.complete('savepoint', 'lost');
 \echo :SQLSTATE
 ROLLBACK;
 
--- A claim released with its savepoint belongs to the parent: open still, to be
--- finished there, and missed at commit.
+-- Releasing a savepoint gives its claim to the parent. The claim is still open: finish
+-- it there, or the commit fails.
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('savepoint', 'handed up');
@@ -78,7 +78,7 @@ RELEASE s;
 COMMIT;
 \echo :SQLSTATE
 
--- and rolled back with the parent, where that is a savepoint itself.
+-- If the parent is a savepoint, rolling that back removes the claim.
 BEGIN;
 SAVEPOINT outer_one;
 SAVEPOINT inner_one;
@@ -88,7 +88,7 @@ ROLLBACK TO outer_one;
 SELECT pg_temp.state_of('handed up, then rolled back');
 COMMIT;
 
--- A complete() that is rolled back opens the claim again,
+-- Rolling back a complete() reopens the claim,
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'completed twice');
 SAVEPOINT s;
@@ -100,7 +100,7 @@ SELECT idempotency.complete('savepoint', 'completed twice', '"second"');
 COMMIT;
 SELECT response FROM idempotency.claim('savepoint', 'completed twice');
 
--- which is missed at commit;
+-- and without another outcome the commit fails.
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'complete undone');
 SAVEPOINT s;
@@ -110,7 +110,7 @@ COMMIT;
 \echo :SQLSTATE
 SELECT pg_temp.state_of('complete undone');
 
--- so does a fail(), and a release().
+-- The same holds for fail() and release().
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'fail undone');
 SELECT outcome FROM idempotency.claim('savepoint', 'release undone');
@@ -126,7 +126,7 @@ COMMIT;
 SELECT k, status, response, failed
 	FROM unnest('{fail undone,release undone}'::text[]) AS k, idempotency.claim('savepoint', k);
 
--- A complete() that was released into a savepoint is undone with that one, too.
+-- Rolling back an outer savepoint also undoes a complete() in a released inner one.
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'released, then undone');
 SAVEPOINT outer_one;
@@ -140,7 +140,7 @@ SELECT idempotency.complete('savepoint', 'released, then undone', '"outer"');
 COMMIT;
 SELECT response FROM idempotency.claim('savepoint', 'released, then undone');
 
--- Where the claim is rolled back with what finished it, both are gone.
+-- If the rollback covers the claim and its outcome, both are gone.
 BEGIN;
 SAVEPOINT outer_one;
 SELECT outcome FROM idempotency.claim('savepoint', 'both gone');
@@ -150,7 +150,7 @@ ROLLBACK TO outer_one;
 SELECT pg_temp.state_of('both gone');
 COMMIT;
 
--- Claimed in a savepoint, finished in the same or in a deeper one, released: done.
+-- Claimed in a savepoint, finished in the same or in a deeper one, released: finished.
 BEGIN;
 SAVEPOINT a;
 SELECT outcome FROM idempotency.claim('savepoint', 'same');
@@ -162,8 +162,8 @@ RELEASE a;
 COMMIT;
 SELECT k, response FROM unnest('{same,deeper}'::text[]) AS k, idempotency.claim('savepoint', k);
 
--- Released and claimed again inside; the rollback leads back to the first claim,
--- with its request.
+-- Released and claimed again inside: the rollback restores the first claim with its
+-- request.
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'first claim', '{"claim": 1}');
 SAVEPOINT s;
@@ -175,7 +175,7 @@ COMMIT;
 SELECT outcome FROM idempotency.try_claim('savepoint', 'first claim', '{"claim": 1}');
 SELECT outcome FROM idempotency.try_claim('savepoint', 'first claim', '{"claim": 2}');
 
--- Released: the second one counts.
+-- After releasing the savepoint, the second claim counts.
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'second claim', '{"claim": 1}');
 SAVEPOINT s;
@@ -187,8 +187,8 @@ COMMIT;
 SELECT outcome FROM idempotency.try_claim('savepoint', 'second claim', '{"claim": 2}');
 SELECT outcome FROM idempotency.try_claim('savepoint', 'second claim', '{"claim": 1}');
 
--- An error other than ours undoes no less: the failed statement is rolled back
--- with its savepoint, claims of other keys stay.
+-- The server's own errors have the same effect: the savepoint of the failed statement
+-- is rolled back, and the claims of other keys stay.
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'stays');
 SAVEPOINT s;
@@ -199,7 +199,7 @@ SELECT pg_temp.state_of('stays') AS stays, pg_temp.state_of('goes') AS goes;
 SELECT idempotency.complete('savepoint', 'stays');
 COMMIT;
 
--- Savepoints of the same name, rolled back many times over.
+-- Savepoints of the same name, rolled back repeatedly.
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'many times');
 SAVEPOINT s;
@@ -215,7 +215,7 @@ SELECT idempotency.complete('savepoint', 'many times', '4');
 COMMIT;
 SELECT response FROM idempotency.claim('savepoint', 'many times');
 
--- A cursor claims where it is fetched from, not where it was declared.
+-- A cursor claims where it is fetched, not where it was declared.
 BEGIN;
 DECLARE c CURSOR FOR SELECT (idempotency.claim('savepoint', k)).outcome FROM unnest('{fetched before,fetched after}'::text[]) AS k;
 FETCH c;
@@ -231,7 +231,7 @@ COMMIT;
 -- PL/pgSQL: every block with EXCEPTION is a savepoint
 --
 
--- A claim in the inner block dies with it; the outer one claims again.
+-- A claim in the inner block is rolled back with it; the outer block claims again.
 BEGIN;
 DO $$
 DECLARE
@@ -252,7 +252,8 @@ $$;
 COMMIT;
 SELECT response FROM idempotency.claim('savepoint', 'block');
 
--- The writes and complete() in the inner block fail; fail() in the outer one.
+-- The writes and complete() in the inner block are rolled back; the outer block calls
+-- fail().
 DO $$
 BEGIN
 	PERFORM idempotency.claim('savepoint', 'inner fails');
@@ -268,7 +269,7 @@ $$;
 SELECT status, response, failed FROM idempotency.claim('savepoint', 'inner fails');
 SELECT count(*) FROM charge;
 
--- A block without an error hands its claim to the function around it.
+-- A block without an error gives its claim to the enclosing function.
 CREATE FUNCTION pg_temp.claim_in_block(p_key text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	BEGIN
@@ -288,8 +289,8 @@ SELECT idempotency.complete('savepoint', 'block, no error');
 COMMIT;
 SELECT pg_temp.claim_in_block('block, forgotten');
 
--- Deep nesting: one claim a level, 250 levels, and every hundredth fails after its
--- complete(), and takes along what lies below.
+-- Deep nesting: 250 levels with one claim each. Every hundredth level fails after its
+-- complete(), which also rolls back the deeper levels.
 CREATE FUNCTION pg_temp.nest(level int, depth int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idempotency.claim('savepoint.nest', level::text);
@@ -308,13 +309,13 @@ BEGIN
 END
 $$;
 SELECT pg_temp.nest(1, 250);
--- 1 to 99 complete, 100 fails, and nothing is left of what lay below.
+-- Levels 1 to 99 complete, level 100 fails, and the deeper levels leave nothing.
 SELECT count(*) FILTER (WHERE status > 0) AS completed, count(*) FILTER (WHERE status < 0) AS failed,
 		max(key::text::int) AS deepest
 	FROM idempotency.key WHERE scope = 'savepoint.nest';
 SELECT count(*), max(id) FROM charge WHERE id > 1000;
 
--- A thousand savepoints, half of them rolled back, on one claim.
+-- One thousand savepoints on one claim, half of them rolled back.
 BEGIN;
 SELECT outcome FROM idempotency.claim('savepoint', 'a thousand');
 DO $$

@@ -1,13 +1,12 @@
 --
--- One session that outlives what it has seen: the extension dropped and created
--- again, settings that change how strings are read, and DISCARD.
+-- One session across changes: the extension dropped and recreated, settings that change
+-- how strings are read, and DISCARD.
 --
 \set SHOW_CONTEXT never
 
--- What a session may keep of the extension: prepared statements, compiled functions,
--- a trigger.  (A variable or a parameter of a type that was dropped is PostgreSQL's
--- own limit, and so is a prepared statement that returns a column of one; the record and
--- the texts here know no type of ours.)
+-- What a session can keep of the extension: prepared statements, compiled functions, a
+-- trigger. Variables, parameters and result columns of a dropped type are PostgreSQL's
+-- own limit; therefore this test uses a record and texts.
 CREATE FUNCTION operate(p_key text, p_answer json) RETURNS json LANGUAGE plpgsql AS $$
 DECLARE
 	op record;
@@ -41,7 +40,8 @@ INSERT INTO guarded VALUES (1);
 \echo :SQLSTATE
 DROP TRIGGER require_claim ON guarded;
 
--- Another extension of the same name: nothing is remembered, and all goes on.
+-- The extension was recreated under the same name: no record is left, and every call
+-- works.
 DROP EXTENSION idempotency;
 SELECT operate('k1', '"gone"');
 CREATE EXTENSION idempotency;
@@ -59,7 +59,7 @@ INSERT INTO guarded VALUES (1);
 \echo :SQLSTATE
 DROP TABLE guarded;
 
--- In one transaction, and taken back with it.
+-- In one transaction, and rolled back.
 BEGIN;
 DROP EXTENSION idempotency;
 CREATE EXTENSION idempotency;
@@ -69,14 +69,14 @@ ROLLBACK;
 EXECUTE look('k1');
 SELECT operate('k1', '"second"');
 
--- A claim that is open while the extension goes has nothing to be completed with.
+-- A claim that is open when the extension is dropped cannot be completed.
 BEGIN;
 SELECT outcome FROM idempotency.claim('session', 'open');
 DROP EXTENSION idempotency;
 COMMIT;
 \echo :SQLSTATE
 EXECUTE look('k1');
--- One on a key of the old table, and completed in the new one.
+-- A key of the old table is claimed and completed in the new one.
 BEGIN;
 SELECT outcome FROM idempotency.claim('session', 'across');
 DROP EXTENSION idempotency;
@@ -86,7 +86,7 @@ COMMIT;
 SELECT response FROM idempotency.claim('session', 'across');
 SELECT count(*) FROM idempotency.key;
 
--- DISCARD leaves no state behind and takes none that is needed.
+-- DISCARD leaves no state behind, and removes none that is needed.
 SELECT operate('k3', '3');
 DISCARD PLANS;
 SELECT operate('k3', '3');
@@ -94,7 +94,7 @@ DISCARD ALL;
 SELECT operate('k3', '3');
 SELECT idempotency.current_key('session');
 
--- Strings in the old style: a backslash escapes, in what is passed to us as well.
+-- standard_conforming_strings = off: a backslash escapes, in arguments too.
 SET standard_conforming_strings = off;
 SET escape_string_warning = off;
 BEGIN;
@@ -112,7 +112,7 @@ CREATE ROLE regress_idempotency_session;
 SELECT idempotency.grant_client('regress_idempotency_session'), idempotency.grant_operator('regress_idempotency_session');
 DROP OWNED BY regress_idempotency_session;
 DROP ROLE regress_idempotency_session;
--- The extension is installed under it as under any other.
+-- The extension can be installed under this setting.
 DROP EXTENSION idempotency;
 CREATE EXTENSION idempotency;
 SELECT operate('k4', '4');
@@ -120,7 +120,7 @@ SELECT operate('k4', '4');
 RESET standard_conforming_strings;
 RESET escape_string_warning;
 
--- Other settings that change what a text means.
+-- Other settings that change the meaning of a text.
 SET datestyle = 'German';
 SET intervalstyle = 'iso_8601';
 SET timezone = 'Asia/Kathmandu';
@@ -139,8 +139,7 @@ SELECT outcome FROM idempotency.try_claim('session', 'styles', '{"n": 0.12345678
 SELECT expires_at - created_at BETWEEN interval '24 hours 59 minutes' AND interval '25 hours' AS a_day_and_an_hour
 	FROM idempotency.key WHERE scope = 'session' AND key = 'styles';
 
--- A variable of a type that was dropped is the server's own limit: the session has to
--- connect anew.
+-- A variable of a dropped type is the server's own limit: the session must reconnect.
 CREATE FUNCTION typed() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	request idempotency.document := '{}';

@@ -1,22 +1,22 @@
 --
--- The settings idempotency.*: their defaults, their ranges, and who sets them.
+-- The settings idempotency.*: defaults, ranges, and the roles that can set them.
 --
 \set SHOW_CONTEXT never
 
 LOAD 'idempotency';
 
--- Defaults, in the units that a reader expects.
+-- Defaults, in readable units.
 SHOW idempotency.retention;
 SHOW idempotency.wait;
 SHOW idempotency.max_response_size;
 SHOW idempotency.scope_prefix;
 SHOW idempotency.final_errors;
 SHOW idempotency.outbox_retention;
--- (relay_subscriptions exists only where the library is preloaded)
+-- relay_subscriptions exists only if the library is preloaded.
 SELECT name, unit, context, vartype, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' AND name <> 'idempotency.relay_subscriptions' ORDER BY name COLLATE "C";
 SELECT count(*) AS without_description FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc = '';
 
--- Units are understood.
+-- Units are accepted.
 SET idempotency.retention = '7d'; SHOW idempotency.retention;
 SET idempotency.retention = '90min'; SHOW idempotency.retention;
 SET idempotency.retention = 3600; SHOW idempotency.retention;
@@ -31,20 +31,20 @@ SET idempotency.outbox_retention = 90; SHOW idempotency.outbox_retention;
 SET idempotency.outbox_retention = 0; SHOW idempotency.outbox_retention;
 SET idempotency.outbox_retention = -1; SHOW idempotency.outbox_retention;
 
--- So is every interval of SQL.
+-- So is every SQL interval.
 SET idempotency.retention = '30 days'; SHOW idempotency.retention;
 BEGIN;
 SET LOCAL timezone = 'UTC';
-CREATE FUNCTION pg_temp.remembered(setting text) RETURNS interval LANGUAGE plpgsql AS $$
+CREATE FUNCTION pg_temp.retention_set(setting text) RETURNS interval LANGUAGE plpgsql AS $$
 DECLARE
-	remembered interval;
+	retained interval;
 BEGIN
 	PERFORM set_config('idempotency.retention', setting, true), idempotency.once('intervals', setting);
-	SELECT expires_at - created_at INTO remembered FROM idempotency.key WHERE scope = 'intervals' AND key = setting;
-	RETURN make_interval(secs => round(extract(epoch FROM remembered)));
+	SELECT expires_at - created_at INTO retained FROM idempotency.key WHERE scope = 'intervals' AND key = setting;
+	RETURN make_interval(secs => round(extract(epoch FROM retained)));
 END
 $$;
-SELECT setting, pg_temp.remembered(setting)
+SELECT setting, pg_temp.retention_set(setting)
 	FROM unnest('{30 days,7d,36 hours,90 minutes,1 day 12:00,P3D,PT45M,2.5 hours,1 week,@ 2 h,1h 30min,86400, 3600 ,1e2,1 s}'::text[]) AS setting;
 SET LOCAL idempotency.retention = '1 month';
 SELECT outcome FROM idempotency.claim('settings', 'month');
@@ -59,7 +59,7 @@ SET idempotency.wait = '1 day'; SHOW idempotency.wait;
 SET idempotency.outbox_retention = '2 weeks'; SHOW idempotency.outbox_retention;
 SET idempotency.handler_timeout = '1.5 minutes'; SHOW idempotency.handler_timeout;
 
--- Out of range, or no such thing.
+-- Out of range, or invalid.
 \set VERBOSITY sqlstate
 SET idempotency.retention = -2;
 SET idempotency.retention = '-7d';
@@ -97,11 +97,11 @@ SET idempotency.wait = '25 days';
 SET idempotency.wait = 'soon';
 SET idempotency.max_response_size = '2 kib';
 SET idempotency.outbox_retention = '-2 days';
--- What was set before still counts.
+-- The earlier value still applies.
 SHOW idempotency.retention;
 RESET ALL;
 
--- The limits themselves are within the range.
+-- The limits are within the range.
 SET idempotency.retention = 2147483647; SHOW idempotency.retention;
 SET idempotency.retention = 1; SHOW idempotency.retention;
 SET idempotency.wait = 2147483647;
@@ -114,15 +114,15 @@ SELECT idempotency.complete('settings', 'longest');
 SELECT ceil(extract(epoch FROM expires_at - created_at))::bigint AS seconds FROM idempotency.key WHERE scope = 'settings';
 ROLLBACK;
 
--- The prefix is reserved: a misspelt setting is an error.
+-- The prefix is reserved: a misspelt setting raises an error.
 SET idempotency.retentoin = '7d';
 \echo :SQLSTATE
 
 --
--- Where the contract stands
+-- Where to set a value
 --
 
--- A function may carry the retention of the operations it claims.
+-- A function can set the retention of the operations that it claims.
 CREATE FUNCTION keep(p_key text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idempotency.claim('settings', p_key);
@@ -142,13 +142,14 @@ RESET idempotency.retention;
 SELECT key, ceil(extract(epoch FROM expires_at - created_at))::int AS seconds
 	FROM idempotency.key WHERE scope = 'settings' AND isfinite(expires_at) ORDER BY key;
 SELECT key, expires_at FROM idempotency.key WHERE scope = 'settings' AND NOT isfinite(expires_at);
--- What does not fit is refused there as well.
+-- Invalid values are refused there too.
 ALTER FUNCTION keep SET idempotency.retention = 0;
 \echo :SQLSTATE
 SELECT proconfig FROM pg_proc WHERE proname = 'keep';
 ALTER FUNCTION keep RESET idempotency.retention;
 
--- A claim made in the function keeps its retention when it is completed outside.
+-- A claim keeps the retention of the function that made it, even if it is completed
+-- outside.
 CREATE FUNCTION claim_only(p_key text) RETURNS text LANGUAGE sql SET idempotency.retention = '3h' AS
 	$$ SELECT outcome FROM idempotency.claim('settings', p_key) $$;
 BEGIN;
@@ -158,7 +159,7 @@ COMMIT;
 SELECT ceil(extract(epoch FROM expires_at - created_at))::int AS seconds
 	FROM idempotency.key WHERE scope = 'settings' AND key = 'claimed inside';
 
--- A role and a database may carry any of them; a session of theirs starts with it.
+-- A role and a database can have settings; their sessions start with them.
 SELECT current_database() AS database, current_user AS superuser \gset
 ALTER ROLE :"superuser" IN DATABASE :"database" SET idempotency.retention = '5h';
 ALTER DATABASE :"database" SET idempotency.wait = '7s';
@@ -184,7 +185,8 @@ ALTER ROLE :"superuser" SET idempotency.scope_prefix = 'no end';
 -- The scope prefix
 --
 
--- It ends visibly, so that "tenant1" cannot open the scopes of "tenant10".
+-- A prefix must end in a separator, so that "tenant1" cannot access the scopes of
+-- "tenant10".
 SET idempotency.scope_prefix = 'tenant1';
 \echo :SQLSTATE
 SET idempotency.scope_prefix = 'tenant1/ ';
@@ -192,7 +194,7 @@ SET idempotency.scope_prefix = 'tenant1/'; SHOW idempotency.scope_prefix;
 SET idempotency.scope_prefix = 'tenant1:'; SHOW idempotency.scope_prefix;
 SET idempotency.scope_prefix = ''; SHOW idempotency.scope_prefix;
 
--- Every scope must begin with it, whichever function it is passed to.
+-- Every scope must begin with the prefix, whatever the function.
 CREATE FUNCTION pg_temp.sqlstate_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -225,7 +227,7 @@ INSERT INTO door VALUES
 	(16, 'renew(%L, ''k'', 1, ''1 min'')'),
 	(17, 'checkpoint(%L, ''k'', 1, ''charged'')'),
 	(18, 'claim_abandoned(%L, ''1 min'')');
--- No function that takes a scope is missing there, but the pure ones.
+-- The list has every function that takes a scope, except the pure ones.
 SELECT oid::regprocedure AS not_tested FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND 'scope' = ANY (proargnames) AND provolatile <> 'i'
 		AND NOT EXISTS (SELECT FROM door WHERE call LIKE proname || '(%');
@@ -246,7 +248,7 @@ SELECT idempotency.claim('tenant2/charge', 'k');
 \echo :SQLSTATE
 ROLLBACK;
 
--- Only a superuser sets it: not the role that is bound by it, in whatever way.
+-- Only a superuser can set the prefix; the bound role cannot, by any means.
 CREATE ROLE regress_idempotency_tenant;
 SELECT idempotency.grant_client('regress_idempotency_tenant');
 SET idempotency.scope_prefix = 'tenant1/';
@@ -262,10 +264,10 @@ CREATE FUNCTION pg_temp.escape() RETURNS text LANGUAGE sql SET idempotency.scope
 	$$ SELECT (idempotency.peek('tenant2/charge', 'k')).outcome $$;
 \echo :SQLSTATE
 SHOW idempotency.scope_prefix;
--- How long events are kept is not the caller's of reap() to say.
+-- A caller of reap() cannot set the retention of events.
 SET idempotency.outbox_retention = 0;
 \echo :SQLSTATE
--- The others it may set for itself,
+-- The role can set the other settings for itself,
 SET idempotency.retention = '1h';
 SET idempotency.wait = '1s';
 SET idempotency.final_errors = 'P0001';
@@ -277,8 +279,8 @@ SELECT pg_temp.short();
 RESET ROLE;
 RESET ALL;
 
--- It binds the login, so neither SET ROLE nor SECURITY DEFINER leads out of it;
--- a session that has not loaded the library yet cannot set it beforehand either.
+-- The prefix applies to the login, so SET ROLE and SECURITY DEFINER do not avoid it. A
+-- session that has not loaded the library yet cannot set it in advance either.
 CREATE FUNCTION peek_definer(scope text) RETURNS text LANGUAGE sql SECURITY DEFINER AS
 	$$ SELECT (idempotency.peek(scope, 'k')).outcome $$;
 ALTER DATABASE :"database" SET idempotency.scope_prefix = 'tenant1/';

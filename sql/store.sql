@@ -1,6 +1,6 @@
 --
--- The table of outcomes under an administrator's hands: what it withstands, and
--- what is refused because rows are written past the executor.
+-- The table of outcomes after changes by an administrator: the changes that work, and
+-- those that are refused because the extension writes rows without the executor.
 --
 \set SHOW_CONTEXT never
 
@@ -18,10 +18,10 @@ END
 $$;
 
 --
--- Large answers
+-- Large responses
 --
 
--- An answer that compresses, and one that does not: both come back whole.
+-- A compressible response and an incompressible one: both are returned complete.
 SELECT operate('compressed', to_json(repeat('x', 1000000)));
 SELECT string_agg(md5(n::text), '') AS noise FROM generate_series(1, 10000) AS n \gset
 SELECT operate('noise', to_json(:'noise'::text));
@@ -29,15 +29,14 @@ SELECT operate('compressed') = 'replayed ' || md5(to_json(repeat('x', 1000000)):
 SELECT operate('noise') = 'replayed ' || md5(to_json(:'noise'::text)::text) AS same;
 SELECT key, octet_length(response::text) AS bytes, pg_column_size(response) < 100000 AS compressed
 	FROM idempotency.key WHERE scope = 'store' ORDER BY key;
--- Headers are no different.
+-- The same holds for headers.
 BEGIN;
 SELECT outcome FROM idempotency.claim('store', 'large headers');
 SELECT idempotency.complete('store', 'large headers', NULL, 200, json_build_object('X', :'noise'::text));
 COMMIT;
 SELECT md5(headers ->> 'X') = md5(:'noise') AS same FROM idempotency.claim('store', 'large headers');
 
--- An expired one is overwritten and a forgotten one deleted, and what is stored of
--- them out of line goes with them.
+-- Overwriting an expired row and deleting a forgotten row also delete its TOAST data.
 SELECT format('SELECT count(DISTINCT chunk_id) FROM %s', reltoastrelid::regclass) AS out_of_line
 	FROM pg_class WHERE oid = 'idempotency.key'::regclass \gset
 SELECT (:out_of_line) AS before \gset
@@ -53,7 +52,7 @@ SELECT (:out_of_line) - :before AS more_out_of_line;
 SELECT idempotency.forget('store', 'noise');
 SELECT (:out_of_line) - :before AS more_out_of_line;
 SELECT operate('noise', '"small"');
--- Nor does it matter where an answer comes from that is stored out of line itself.
+-- A response can come from a TOASTed column of another table.
 CREATE TABLE toasted (body json);
 ALTER TABLE toasted ALTER body SET STORAGE EXTERNAL;
 INSERT INTO toasted VALUES (to_json(:'noise'::text));
@@ -65,7 +64,7 @@ DROP TABLE toasted;
 SELECT md5(response #>> '{}') = md5(:'noise') AS same FROM idempotency.claim('store', 'from a table');
 
 --
--- What it withstands, in the same session
+-- Accepted changes, in the same session
 --
 
 SELECT operate('maintained', '"before"');
@@ -95,8 +94,8 @@ SELECT operate('maintained'), operate('after REPLICA IDENTITY');
 ALTER TABLE idempotency.key REPLICA IDENTITY DEFAULT;
 COMMENT ON TABLE idempotency.key IS 'remembered outcomes; read them through idempotency.keys';
 
--- Without a replica identity, a table that is published takes new rows alone: the
--- server's own error stops what would overwrite or delete one, and nothing is lost.
+-- Without a replica identity, a published table accepts only new rows. The server's own
+-- error prevents overwriting and deleting, and nothing is lost.
 BEGIN;
 SELECT outcome FROM idempotency.claim('store', 'published', retention => '1 millisecond');
 SELECT idempotency.complete('store', 'published', '"expired"');
@@ -125,7 +124,7 @@ ALTER TABLE idempotency.key REPLICA IDENTITY DEFAULT;
 SELECT operate('published', '"overwritten"');
 ROLLBACK;
 
--- Indexes that an administrator adds are kept, by every way to write.
+-- Every write maintains the indexes that an administrator added.
 CREATE INDEX key_expires_at ON idempotency.key (expires_at);
 CREATE INDEX key_status ON idempotency.key (status) WHERE status < 0;
 CREATE INDEX key_upper ON idempotency.key (upper(key));
@@ -141,7 +140,8 @@ SET enable_seqscan = off;
 SELECT count(*) FROM idempotency.key WHERE upper(key) LIKE 'INDEXED%' AND upper(key) >= 'INDEXED' AND upper(key) < 'INDEXEE';
 SELECT key FROM idempotency.key WHERE status = -418;
 SELECT pg_sleep(0.01);
--- Overwritten, the row is found under its new values, and not under the old.
+-- After overwriting, the indexes find the row by its new values and not by the old
+-- ones.
 SELECT operate('Indexed failure');
 SELECT key FROM idempotency.key WHERE status = -418;
 SELECT key FROM idempotency.key WHERE upper(key) = 'INDEXED FAILURE' AND status > 0;
@@ -149,7 +149,8 @@ SELECT key FROM idempotency.key WHERE expires_at > now() AND key = 'Indexed fail
 SELECT idempotency.forget('store', 'Indexed');
 SELECT count(*) FROM idempotency.key WHERE upper(key) = 'INDEXED';
 RESET enable_seqscan;
--- A unique index of his own is his own error, not taken for a duplicate key.
+-- A violation of an administrator's unique index raises the server's error, and does
+-- not count as a duplicate key.
 CREATE UNIQUE INDEX key_one_teapot ON idempotency.key (status) WHERE abs(status) = 418;
 BEGIN;
 SELECT (idempotency.claim('store', k)).outcome FROM unnest('{teapot,another teapot}'::text[]) AS k;
@@ -159,8 +160,8 @@ SELECT idempotency.fail('store', 'another teapot', NULL, 418);
 ROLLBACK;
 DROP INDEX idempotency.key_expires_at, idempotency.key_status, idempotency.key_upper, idempotency.key_created_at,
 	idempotency.key_one_teapot;
--- An index function that catches an error of its own dooms nobody: neither what is
--- written with a token, nor what is not.
+-- An index function that catches its own error does not prevent the commit, with a
+-- token or without.
 CREATE FUNCTION number_or_x(value text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
 	BEGIN
@@ -181,7 +182,7 @@ SELECT idempotency.complete('store', 'leased, indexed', '"done"', token => :toke
 COMMIT;
 SELECT outcome, response FROM idempotency.claim('store', 'leased, indexed');
 SELECT operate('indexed by a function', '1'), operate('indexed by a function');
--- A token that is not the owner's still does, before such a function ran and after.
+-- A stale token still does, before and after such a function ran.
 BEGIN;
 SELECT operate('lost with the transaction');
 DO $$
@@ -197,8 +198,8 @@ SELECT count(*) FROM idempotency.key WHERE scope = 'store' AND key LIKE 'lost%';
 DROP INDEX idempotency.key_number_or_x;
 DROP FUNCTION number_or_x;
 
--- A primary key that is rebuilt by hand: both indexes decide who won while there are
--- two, and the new one alone after that.
+-- A primary key that is rebuilt manually: while there are two indexes, both decide
+-- conflicts; afterwards only the new one.
 BEGIN;
 CREATE UNIQUE INDEX key_rebuilt ON idempotency.key (scope, key);
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same, operate('two indexes');
@@ -210,7 +211,7 @@ SELECT idempotency.forget('store', 'two indexes'), idempotency.forget('store', '
 SELECT operate('two indexes');
 ROLLBACK;
 
--- TRUNCATE forgets all of them at once.
+-- TRUNCATE deletes all outcomes.
 BEGIN;
 TRUNCATE idempotency.key;
 SELECT operate('maintained', '"after"');
@@ -219,11 +220,11 @@ ROLLBACK;
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
 
 --
--- What is refused
+-- Refused changes
 --
 
--- What a claim, a look, a batch, a lease and a completer come to once the table was
--- altered so.  All of it is taken back, and the table is as good as before.
+-- The result of a claim, a peek, a batch, a lease and a completer after a change of the
+-- table, which is then rolled back.
 CREATE FUNCTION altered(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	result text := '';
@@ -231,7 +232,7 @@ DECLARE
 	call text;
 BEGIN
 	PERFORM operate('maintained');
-	-- the views would keep its columns as they are
+	-- The views would prevent changes of its columns.
 	ALTER EXTENSION idempotency DROP VIEW idempotency.keys;
 	ALTER EXTENSION idempotency DROP VIEW idempotency.zombies;
 	DROP VIEW idempotency.keys, idempotency.zombies;
@@ -288,15 +289,14 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'ALTER TABLE idempotency.key RENAME TO renamed',
 	'ALTER TABLE idempotency.key SET SCHEMA public'
 	]) AS statement;
--- A primary key that is another than ours finds other rows, or lets two of them
--- stand for one key.
+-- A different primary key would find other rows, or allow two rows for one key.
 SELECT statement, split_part(altered(statement), ':', 1) AS altered FROM unnest(ARRAY[
 	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope)',
 	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key, created_at)',
 	'ALTER TABLE idempotency.key ALTER key TYPE text COLLATE "POSIX"'
 	]) AS statement;
--- What only leases need is missed by leases alone: the index of the operations in
--- progress by a completer, the sequence of their tokens by every owner.
+-- Only leases need these objects: a completer the index of operations in progress,
+-- every owner the sequence of tokens.
 SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'DROP INDEX idempotency.key_abandoned',
 	'ALTER INDEX idempotency.key_abandoned RENAME TO renamed',
@@ -318,7 +318,7 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	]) AS statement;
 RESET client_min_messages;
 
--- In full.
+-- The complete errors.
 BEGIN;
 ALTER TABLE idempotency.key ENABLE ROW LEVEL SECURITY;
 SELECT operate('altered');
@@ -334,7 +334,7 @@ ALTER SEQUENCE idempotency.token CACHE 20;
 SELECT idempotency.claim('store', 'leased', lease => '1 min');
 \echo :SQLSTATE
 ROLLBACK;
--- Nor is a token drawn by who gives up a lease with a checkpoint.
+-- Releasing a lease with a checkpoint draws no token either.
 BEGIN;
 SELECT token FROM idempotency.claim('store', 'leased', lease => '1 min') \gset
 SELECT idempotency.checkpoint('store', 'leased', :token, 'here');
@@ -343,7 +343,7 @@ SELECT idempotency.release('store', 'leased', :token);
 ROLLBACK;
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same;
 
--- A sequence that was set back is as good as any: it gives a token out twice.
+-- A sequence that was set back is not detected: it assigns a token twice.
 BEGIN;
 SELECT token FROM idempotency.claim('store', 'leased', lease => '1 min') \gset
 SELECT setval('idempotency.token', :token, false) = :token AS set_back;

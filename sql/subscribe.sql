@@ -1,10 +1,10 @@
 --
--- subscribe() and unsubscribe(): options, patterns of topics, where a subscription
--- begins, owners and handlers.
+-- subscribe() and unsubscribe(): options, topic patterns, start positions, owners and
+-- handlers.
 --
 \set SHOW_CONTEXT never
 
--- What a statement comes to: its SQLSTATE, message and detail; nothing of it stays.
+-- The SQLSTATE, message and detail of a statement, which is rolled back.
 CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	message text;
@@ -56,7 +56,7 @@ SELECT pg_temp.options('subscribe');
 SELECT created_at BETWEEN now() - interval '1 hour' AND clock_timestamp() AS now, number > 0 AS numbered, last_error, last_error_at
 	FROM idempotency.subscription WHERE subscription = 'subscribe';
 
--- Again, it has the options that are given then, all of them; and stays where it is.
+-- A second call replaces all options, and keeps the position.
 SELECT pg_temp.publish('{1,2}');
 SELECT pg_temp.fetch('subscribe', 1), pg_temp.ack('subscribe');
 SELECT number AS number_before, created_at AS created_before FROM idempotency.subscription WHERE subscription = 'subscribe' \gset
@@ -69,26 +69,26 @@ SET ROLE regress_subscribe_member;
 SELECT idempotency.subscribe('subscribe', '{subscribe}') AS is_new;
 RESET ROLE;
 SELECT pg_temp.options('subscribe');
--- A batch that is out stays out, and what is parked, parked, to be given again whatever
--- the topics; they count for what comes next.
+-- The current batch stays in flight, and parked events stay parked and are redelivered,
+-- whatever the topics. The new topics apply to later events.
 SELECT pg_temp.publish('{3,4}');
 SELECT batch, id FROM idempotency.fetch('subscribe', 1) \gset
 SELECT idempotency.nack('subscribe', :batch, :'id', 'no', '0') <= clock_timestamp() AS again;
 SELECT idempotency.subscribe('subscribe', '{other}') AS is_new, pg_temp.publish('{5}', 'other'), pg_temp.fetch('subscribe');
 SELECT idempotency.ack('subscribe', :batch);
 SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
--- A batch that is given again has what the subscription wants by then.
+-- A redelivered batch contains the topics that the subscription has by then.
 SELECT idempotency.subscribe('subscribe', '{subscribe,other}'), pg_temp.publish('{6}'), pg_temp.publish('{7}', 'other');
 SELECT pg_temp.fetch('subscribe');
 SELECT idempotency.subscribe('subscribe', '{other}');
 UPDATE idempotency.position SET leased_at = leased_at - interval '1 day', leased_until = leased_until - interval '1 day'
 	WHERE subscription = 'subscribe';
 SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
--- What was passed by, since nobody wanted it, does not come back.
+-- Unwanted events that were passed are not delivered later.
 SELECT idempotency.subscribe('subscribe', '{*}'), pg_temp.publish('{6}');
 SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
 
--- What is refused leaves all as it was.
+-- A refused call changes nothing.
 SELECT pg_temp.try(format('SELECT idempotency.subscribe(%s)', arguments)) AS outcome, arguments FROM unnest(ARRAY[
 	'NULL, ''{*}''',
 	''''', ''{*}''',
@@ -120,7 +120,7 @@ SELECT pg_temp.try(format('SELECT idempotency.subscribe(%s)', arguments)) AS out
 	'''s'', ''{*}'', max_retry_delay => ''-1 s''',
 	'''s'', ''{*}'', max_retry_delay => NULL',
 	'''s'', ''{*}'', max_lag => ''-1 s''',
-	'''s'', ''{*}'', owner => ''nobody at all''',
+	'''s'', ''{*}'', owner => ''no such role''',
 	'''s'', ''{*}'', owner => 4294967295::oid::regrole']) AS arguments;
 SELECT count(*) FROM idempotency.subscription WHERE subscription LIKE 's%';
 BEGIN READ ONLY;
@@ -132,7 +132,7 @@ SELECT idempotency.unsubscribe('subscribe');
 \echo :SQLSTATE
 ROLLBACK;
 
--- It comes and goes with its transaction.
+-- subscribe() is transactional.
 BEGIN;
 SELECT idempotency.subscribe('s', '{s}', start_at => 'beginning');
 SELECT pg_temp.publish('{6}', 's');
@@ -144,7 +144,7 @@ SELECT pg_temp.options('s');
 ROLLBACK;
 SELECT pg_temp.options('s'), pg_temp.try('SELECT idempotency.fetch(''s'')');
 
--- Names are data.
+-- Names can contain any character.
 CREATE TEMPORARY TABLE names (n int PRIMARY KEY, name text);
 INSERT INTO names VALUES (1, repeat('n', 255)), (2, repeat('é', 255)), (3, $$it's "quoted" \ and %s, %I, $1$$), (4, '*'), (5, '_%'), (6, 'Subscribe'), (7, 'subscribe ');
 SELECT n, idempotency.subscribe(name, ARRAY['names']) FROM names ORDER BY n;
@@ -156,14 +156,14 @@ SELECT n, idempotency.unsubscribe(name), idempotency.unsubscribe(name) FROM name
 -- Patterns
 --
 
--- Which topics each pattern means; a topic stands for itself but for "*" and the
--- backslash.
+-- The topics that each pattern matches; every character except "*" and the backslash
+-- stands for itself.
 DELETE FROM idempotency.outbox;
 CREATE TEMPORARY TABLE topics (topic text);
 INSERT INTO topics VALUES ('order'), ('order.placed'), ('order.placed.twice'), ('Order.placed'), ('order*'), ('order\'), ('order\*'), ('*'), ('**'), ('\'),
 	('a'), ('aa'), ('aab'), ('abab'), ('ab%'), ('a_b'), ('ä'), ('äöä'), ('it''s'), ('"q"'), ('x y');
 SELECT count(idempotency.publish(topic, '1')) FROM topics;
-CREATE FUNCTION pg_temp.meant(VARIADIC patterns text[]) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION pg_temp.matching_topics(VARIADIC patterns text[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	result text;
 BEGIN
@@ -173,29 +173,29 @@ BEGIN
 	RETURN coalesce(result, '(none)');
 END
 $$;
-SELECT pattern, pg_temp.meant(pattern) FROM unnest(ARRAY['order', 'order.*', 'order*', '*.placed', '*.placed*', 'order.*.*', '*', '**', 'a*', '*a', '*a*', 'a*b', '*ab', '*ab*ab*', 'aab*',
+SELECT pattern, pg_temp.matching_topics(pattern) FROM unnest(ARRAY['order', 'order.*', 'order*', '*.placed', '*.placed*', 'order.*.*', '*', '**', 'a*', '*a', '*a*', 'a*b', '*ab', '*ab*ab*', 'aab*',
 	'\*', '\\', 'order\*', 'order\\\*', 'order\\*', '\**', '*\*', '\o\r\d\e\r', 'a\b*', '*\\', '*\\*', 'a%', 'a_b', 'ab\%', 'ä', 'ä*', '*ä', '*ö*', 'it''s', '"q"', 'x*y', '?', 'orde', 'rder', '.*',
-	'nobody*']) WITH ORDINALITY AS u (pattern, n) ORDER BY n;
--- Several mean what one of them does, once.
-SELECT pg_temp.meant('a', 'order*', '*a', 'nobody'), pg_temp.meant('nobody', 'ä');
--- One that goes back again and again ends.
+	'none*']) WITH ORDINALITY AS u (pattern, n) ORDER BY n;
+-- Several patterns match each topic once.
+SELECT pg_temp.matching_topics('a', 'order*', '*a', 'none'), pg_temp.matching_topics('none', 'ä');
+-- A pattern with much backtracking terminates.
 SET statement_timeout = '20 s';
 SELECT count(idempotency.publish(repeat('a', 255), '1'));
-SELECT pg_temp.meant(repeat('a*', 127) || 'b'), length(pg_temp.meant(repeat('a*', 127)));
+SELECT pg_temp.matching_topics(repeat('a*', 127) || 'b'), length(pg_temp.matching_topics(repeat('a*', 127)));
 RESET statement_timeout;
 
 --
--- Where it begins
+-- Start position
 --
 
--- Now: behind what is committed. From the beginning: with what the outbox still has.
+-- Now: after the committed events. Beginning: from the first event in the outbox.
 DELETE FROM idempotency.outbox;
 SELECT pg_temp.publish('{1,2}');
 SELECT idempotency.subscribe('now', '{subscribe}'), idempotency.subscribe('beginning', '{subscribe}', start_at => 'beginning'),
 	idempotency.subscribe('as now', '{subscribe}', start_at => NULL);
 SELECT pg_temp.publish('{3}');
 SELECT pg_temp.fetch('now'), pg_temp.fetch('beginning'), pg_temp.fetch('as now');
--- What its own transaction has published commits with it, before or after.
+-- Events that its own transaction publishes, before or after, commit with it.
 SELECT idempotency.unsubscribe('now'), idempotency.unsubscribe('beginning'), idempotency.unsubscribe('as now');
 BEGIN;
 SELECT pg_temp.publish('{4}');
@@ -211,8 +211,7 @@ SELECT pg_temp.publish('{7}');
 COMMIT;
 SELECT pg_temp.fetch('now'), pg_temp.fetch('beginning');
 SELECT idempotency.unsubscribe('now'), idempotency.unsubscribe('beginning');
--- Neither rolled-back events, nor an outbox that is empty, with or without VACUUM, are
--- in the way.
+-- Rolled-back events, or an empty outbox, do no harm, with or without VACUUM.
 BEGIN;
 SELECT pg_temp.publish('{8,9}');
 ROLLBACK;
@@ -227,7 +226,8 @@ SELECT idempotency.subscribe('now', '{subscribe}'), idempotency.subscribe('begin
 SELECT pg_temp.fetch('now'), pg_temp.fetch('beginning');
 SELECT idempotency.unsubscribe('now'), idempotency.unsubscribe('beginning');
 
--- What a subscription leaves behind goes with it; under the same name comes a new one.
+-- unsubscribe() deletes all data of the subscription; a new one of the same name starts
+-- afresh.
 SELECT idempotency.subscribe('again', '{subscribe}', max_attempts => 2);
 SELECT pg_temp.publish('{21,22}', aggregate => 'a'), pg_temp.publish('{23}');
 SELECT batch, id FROM idempotency.fetch('again', 1) \gset
@@ -251,7 +251,7 @@ SELECT pg_temp.try(format('SELECT idempotency.unsubscribe(%s)', n)) FROM unnest(
 -- Owners
 --
 
--- The owner is who calls, or a role that he is a member of.
+-- The owner is the caller, or a role of which the caller is a member.
 CREATE TEMPORARY TABLE calls (n serial, call text);
 INSERT INTO calls (call) VALUES ('subscribe(''subscribe'', ''{*}'')'), ('fetch(''subscribe'')'), ('ack(''subscribe'', 1)'), ('nack(''subscribe'', 1, NULL)'),
 	('extend(''subscribe'', 1, ''1 h'')'), ('redrive(''subscribe'')'), ('unsubscribe(''subscribe'')'),
@@ -270,12 +270,13 @@ SELECT n, pg_temp.try('SELECT idempotency.' || call) AS other FROM calls ORDER B
 SELECT idempotency.subscribe('quoted', '{*}');
 RESET ROLE;
 SELECT pg_temp.options('quoted');
--- An owner who is renamed, or dropped, owns it no more: a superuser gives it to another.
+-- If the owner is renamed or dropped, the subscription has no owner; a superuser can
+-- set another.
 ALTER ROLE "regress subscribe ""other""" RENAME TO regress_subscribe_renamed;
 SET ROLE regress_subscribe_renamed;
 SELECT pg_temp.try('SELECT idempotency.fetch(''quoted'')');
 RESET ROLE;
--- Who gets the name owns it.
+-- A role that gets the name becomes the owner.
 BEGIN;
 CREATE ROLE "regress subscribe ""other""";
 SELECT idempotency.grant_consumer('"regress subscribe ""other"""');
@@ -307,28 +308,29 @@ SELECT handler, pg_temp.try(format('SELECT idempotency.subscribe(''handled'', ''
 		'public.handle_two(idempotency.event, integer)', 'public.handle_out(idempotency.event)', 'public.handle_set(idempotency.event)',
 		'public.handle_procedure(idempotency.event)', 'public.handle_forbidden(idempotency.event)', 'public.nothing(idempotency.event)', 'pg_catalog.count("any")']) AS handler;
 SELECT pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', 4294967295::oid::regprocedure, owner => ''regress_subscribe_owner'')');
--- It does not run as a superuser.
+-- A handler does not run as a superuser,
 SELECT rolname AS superuser FROM pg_roles WHERE rolname = current_user \gset
 SELECT replace(pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'')'), :'superuser', 'superuser');
 BEGIN;
 GRANT EXECUTE ON FUNCTION public.handle_forbidden TO regress_subscribe_owner;
 SELECT idempotency.subscribe('handled', '{*}', 'public.handle_forbidden(idempotency.event)', owner => 'regress_subscribe_owner');
 ROLLBACK;
--- Nor as one that may not log in, until servers let workers connect as it.
+-- nor as a role without LOGIN, until the server lets workers connect as such a role.
 SELECT CASE WHEN current_setting('server_version_num')::int < 170000 THEN result LIKE '42501:%cannot own a subscription%' ELSE result = 'accepted' END AS as_the_server_can
 	FROM pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'', owner => ''regress_subscribe_group'')') AS result;
 SET ROLE regress_subscribe_owner;
 SELECT pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'')');
 RESET ROLE;
 
--- It is kept with its schema and quotes; the owner's rights to the schema do not matter.
+-- The handler is stored with its schema and quotes; the owner's rights on the schema do
+-- not matter.
 SELECT pg_temp.publish('{31}', 'handled');
 BEGIN;
 SELECT idempotency.subscribe('handled', '{handled}', start_at => 'beginning', handler => 'regress_subscribe."Handle ""it"".(x)"(idempotency.event)', owner => 'regress_subscribe_owner');
 SELECT handler FROM idempotency.subscription WHERE subscription = 'handled';
--- Nobody fetches its events, but dead letters may be given again.
+-- No client can fetch its events, but dead letters can be redriven.
 SELECT n, regexp_replace(pg_temp.try('SELECT idempotency.' || replace(call, 'subscribe''', 'handled''')), ', batch.*', '') AS outcome FROM calls WHERE n BETWEEN 2 AND 6 ORDER BY n;
--- Without a handler it is fetched again, from where it was.
+-- Without the handler, clients fetch from its position.
 SELECT idempotency.subscribe('handled', '{handled}', owner => 'regress_subscribe_owner');
 SELECT pg_temp.options('handled'), pg_temp.fetch('handled');
 SELECT idempotency.subscribe('handled', '{handled}', 'public.handle(idempotency.event)', owner => 'regress_subscribe_owner'), idempotency.unsubscribe('handled');

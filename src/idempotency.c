@@ -9,13 +9,18 @@
 
 #include "fmgr.h"
 
-#include "guc.h"
-#include "launcher.h"
-#include "owntable.h"
-#include "relaylauncher.h"
-#include "shmem.h"
-#include "stats.h"
-#include "xact.h"
+#include "base/guc.h"
+#include "base/relation.h"
+#include "base/shmem.h"
+#include "base/stats.h"
+#include "base/visits.h"
+#include "base/wakeup.h"
+#include "keys/transaction.h"
+#include "launcher/launcher.h"
+#include "outbox/table.h"
+#include "relay/registry.h"
+#include "relay/wakeup.h"
+#include "store/table.h"
 
 PG_MODULE_MAGIC;
 
@@ -27,8 +32,12 @@ _PG_init(void)
 	DefineSettings();
 	SharedMemoryInit();
 	StatsInit();
+	WakeupInit();
+	VisitRequestsInit();
+	RegistryInit();
 	LauncherInit();
-	RelayLauncherInit();
-	OwnTableInit();
+	ExtensionTableRegister(&KeyTable);
+	ExtensionTableRegister(&OutboxTable);
 	TransactionStateInit();
+	RelayWakeupInit();
 }

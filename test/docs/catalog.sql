@@ -1,5 +1,5 @@
--- What docs/reference.md has to say about the extension: a heading, and a line
--- that stands under it; columns in their order.
+-- The facts that docs/reference.md must contain: a heading, and a line under it;
+-- columns in order.
 
 LOAD 'idempotency'; -- for its settings
 
@@ -12,7 +12,7 @@ SELECT idempotency.grant_client('docs_client') \g /dev/null
 SELECT idempotency.grant_consumer('docs_consumer') \g /dev/null
 SELECT idempotency.grant_operator('docs_operator') \g /dev/null
 
--- Functions: the line that says what is true of the function as a whole.
+-- Functions: the line with the properties of the function.
 SELECT
 	p.proname AS heading,
 	pg_catalog.format('%s, parallel %s. For %s.',
@@ -30,15 +30,16 @@ WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
 		SELECT
 		FROM pg_catalog.pg_type AS t
 		WHERE p.oid IN (t.typinput, t.typoutput, t.typreceive, t.typsend))
-	-- what implements an operator is called by its sign
+	-- A function that implements an operator is described with the operator,
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_operator AS o WHERE o.oprcode = p.oid)
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_amproc AS a WHERE a.amproc = p.oid)
-	-- and what the planner calls is called by nobody else
+	-- and a support function is called only by the planner.
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS s WHERE s.prosupport = p.oid)
+	AND pg_catalog.obj_description(p.oid, 'pg_proc') NOT LIKE 'internal:%'
 
 UNION ALL
 
--- The tables and views that a set of rights lets a role read: in one line, by name.
+-- The tables and views that a privilege group can read: one line, ordered by name.
 SELECT
 	'grant_' || may.they,
 	'SELECT on ' || pg_catalog.string_agg(pg_catalog.format('`%s`', c.relname), ', ' ORDER BY c.relname) || ';',
@@ -63,7 +64,7 @@ WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace
 
 UNION ALL
 
--- Types that are no row type.
+-- Types that are not row types.
 SELECT t.typname, '', 0
 FROM pg_catalog.pg_type AS t
 WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace
@@ -78,7 +79,7 @@ WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind = 'S
 
 UNION ALL
 
--- Settings: default, unit, range, and who sets them.
+-- Settings: default, unit, range, and the roles that can set them.
 SELECT
 	s.name,
 	pg_catalog.format('Default: %s. %s. %s',

@@ -1,5 +1,5 @@
--- The signatures of all functions that people call, as docs/reference.md writes
--- them: names of the schema unqualified, defaults without their type.
+-- The signatures of all functions that users call, in the format of docs/reference.md:
+-- names of the schema unqualified, defaults without their type.
 
 SELECT
 	pg_catalog.format('%s(%s) RETURNS %s', p.proname,
@@ -14,9 +14,10 @@ WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
 		SELECT
 		FROM pg_catalog.pg_type AS t
 		WHERE p.oid IN (t.typinput, t.typoutput, t.typreceive, t.typsend))
-	-- what implements an operator is called by its sign
+	-- A function that implements an operator is described with the operator,
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_operator AS o WHERE o.oprcode = p.oid)
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_amproc AS a WHERE a.amproc = p.oid)
-	-- and what the planner calls is called by nobody else
+	-- and a support function is called only by the planner.
 	AND NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS s WHERE s.prosupport = p.oid)
+	AND pg_catalog.obj_description(p.oid, 'pg_proc') NOT LIKE 'internal:%'
 ORDER BY signature;

@@ -1,12 +1,12 @@
--- The public contract: which transactions may end.  A claim that is still open,
--- and a lost one, make COMMIT and PREPARE TRANSACTION fail.  These tests are
--- themselves transactions, so that this file is none.
+-- The public contract: which transactions can commit. An open claim and a lost claim
+-- make COMMIT and PREPARE TRANSACTION fail. These tests are transactions themselves, so
+-- this file does not run in one.
 
 SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamespace::text, false)
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
--- What fails here fails on purpose; what does not fails its test.
+-- Errors here are intended; an unexpected success fails its test.
 \set ON_ERROR_STOP off
 \set VERBOSITY sqlstate
 
@@ -23,13 +23,13 @@ BEGIN;
 SELECT idempotency.claim('commit', 'open') \g /dev/null
 INSERT INTO public.charge VALUES (1);
 COMMIT;
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'nor can a transaction with an open claim');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'a transaction with an open claim cannot commit');
 
 BEGIN;
 SELECT idempotency.claim('commit', 'prepared') \g /dev/null
 INSERT INTO public.charge VALUES (2);
 PREPARE TRANSACTION 'idempotency_open';
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'nor can it be prepared');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'a transaction with an open claim cannot be prepared');
 
 BEGIN;
 SAVEPOINT inner_block;
@@ -37,7 +37,7 @@ SELECT idempotency.claim('commit', 'inner') \g /dev/null
 RELEASE inner_block;
 INSERT INTO public.charge VALUES (3);
 COMMIT;
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'a claim of a released savepoint is open as well');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'a claim of a released savepoint is still open');
 
 BEGIN;
 SELECT idempotency.claim('commit', 'undone') \g /dev/null
@@ -46,7 +46,7 @@ SELECT idempotency.complete('commit', 'undone') \g /dev/null
 ROLLBACK TO inner_block;
 INSERT INTO public.charge VALUES (4);
 COMMIT;
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'and so is one whose completion was rolled back');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'a claim whose complete() was rolled back is open again');
 
 -- IK412
 
@@ -59,7 +59,7 @@ EXCEPTION WHEN SQLSTATE 'IK412' THEN
 	NULL;
 END $$;
 COMMIT;
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK412', 'a call without a claim that was caught dooms the transaction');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK412', 'after a caught call without a claim the transaction cannot commit');
 
 BEGIN;
 INSERT INTO public.charge VALUES (6);
@@ -67,12 +67,12 @@ SAVEPOINT inner_block;
 SELECT idempotency.release('commit', 'lost') \g /dev/null
 ROLLBACK TO inner_block;
 PREPARE TRANSACTION 'idempotency_lost';
-SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK412', 'rolled back or not, and it cannot be prepared either');
+SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK412', 'nor be prepared, even after a rollback to a savepoint');
 
-SELECT is_empty('SELECT customer FROM public.charge', 'not one of these transactions left an effect');
+SELECT is_empty('SELECT customer FROM public.charge', 'none of these transactions had an effect');
 SELECT is_empty('SELECT key FROM idempotency.keys', 'nor a key');
 
--- What may commit.
+-- Transactions that can commit.
 
 \set ON_ERROR_STOP on
 
@@ -91,8 +91,8 @@ COMMIT;
 SELECT results_eq(
 	'SELECT key, state FROM idempotency.keys ORDER BY key',
 	$$ VALUES ('completed'::idempotency.keytext, 'completed'), ('failed', 'failed') $$,
-	'claims that are completed, failed, released or rolled back let the transaction commit');
-SELECT results_eq('SELECT customer FROM public.charge', ARRAY[7], 'with its effect');
+	'a transaction commits after its claims are completed, failed, released or rolled back');
+SELECT results_eq('SELECT customer FROM public.charge', ARRAY[7], 'together with its effect');
 
 BEGIN;
 SELECT idempotency.claim('commit', 'given up') \g /dev/null
@@ -100,9 +100,9 @@ SELECT idempotency.once('commit', 'message') \g /dev/null
 ROLLBACK;
 SELECT is_empty(
 	$$ SELECT key FROM idempotency.keys WHERE key IN ('given up', 'message') $$,
-	'what is rolled back is not remembered');
+	'a rolled-back outcome is not stored');
 
-SELECT is(idempotency.once('commit', 'message'), true, 'and can be done again');
+SELECT is(idempotency.once('commit', 'message'), true, 'and its key can be claimed again');
 
 SELECT * FROM finish();
 DROP TABLE public.charge;

@@ -1,6 +1,6 @@
--- The public contract: every function, as callers and the planner see it.  A
--- function that is new, gone or changed fails here until the contract, the
--- reference and the upgrade script say the same.
+-- The public contract: every function, as callers and the planner see it. A new,
+-- dropped or changed function fails here until the contract, the reference and the
+-- upgrade script agree.
 
 BEGIN;
 
@@ -87,7 +87,7 @@ SELECT set_eq(
 		('parse_header(value text)', 'text', 'c', 'immutable', 'safe', false),
 		('problem(operation idempotency.operation)', 'json', 'c', 'immutable', 'safe', true),
 
-		-- counters
+		-- statistics
 		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, '
 			'OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT published bigint, OUT delivered bigint, '
 			'OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
@@ -95,12 +95,14 @@ SELECT set_eq(
 		('stats_reset()', 'void', 'c', 'volatile', 'unsafe', false),
 		('reap(max_rows integer DEFAULT 1000)', 'bigint', 'c', 'volatile', 'unsafe', false),
 
-		-- rights
-		('grant_client(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
-		('grant_consumer(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
-		('grant_operator(role regrole)', 'void', 'plpgsql', 'volatile', 'unsafe', true),
+		-- privileges
+		('grant_client(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
+		('grant_consumer(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
+		('grant_operator(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
+		('refuse_update()', 'trigger', 'plpgsql', 'volatile', 'unsafe', false),
+		('grant_privileges(role regrole, VARIADIC privileges text[])', 'void', 'plpgsql', 'volatile', 'unsafe', true),
 
-		-- the I/O of type document, and a cast
+		-- the I/O functions of the type document, and a cast
 		('document(jsonb)', 'idempotency.document', 'c', 'immutable', 'safe', true),
 		('document_in(cstring)', 'idempotency.document', 'internal', 'immutable', 'safe', true),
 		('document_out(idempotency.document)', 'cstring', 'internal', 'immutable', 'safe', true),
@@ -129,7 +131,7 @@ SELECT is_empty(
 
 SELECT is_empty(
 	'SELECT signature FROM pg_temp.function WHERE proleakproof',
-	'no function promises not to leak its arguments');
+	'no function is LEAKPROOF');
 
 SELECT is_empty(
 	$$
@@ -141,11 +143,11 @@ SELECT is_empty(
 
 SELECT isnt_empty(
 	$$ SELECT signature FROM pg_temp.function WHERE language NOT IN ('c', 'internal') $$,
-	'there are such functions');
+	'at least one function is not C');
 
 SELECT is_empty(
 	$$ SELECT signature FROM pg_temp.function WHERE language = 'c' AND probin <> '$libdir/idempotency' $$,
-	'every C function comes from the library of the extension, wherever that is installed');
+	'every C function is in $libdir/idempotency');
 
 SELECT set_eq(
 	$$ SELECT oid FROM pg_temp.function $$,

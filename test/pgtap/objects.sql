@@ -1,5 +1,5 @@
--- The public contract: every object of the extension that is no function, its
--- comment, and what pg_dump has to know.
+-- The public contract: every object of the extension except functions, its comment, and
+-- the data that pg_dump must dump.
 
 BEGIN;
 
@@ -7,10 +7,10 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(33);
+SELECT plan(34);
 
--- What CREATE EXTENSION made, without what comes with these by itself: array
--- types, row types of relations, indexes, rules and constraints.
+-- The objects that CREATE EXTENSION creates, without dependent ones: array types, row
+-- types of relations, indexes, rules and constraints.
 CREATE TEMPORARY VIEW member AS
 	SELECT
 		d.classid,
@@ -22,7 +22,7 @@ CREATE TEMPORARY VIEW member AS
 		ON d.refobjid = e.oid AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
 	CROSS JOIN LATERAL pg_catalog.pg_identify_object(d.classid, d.objid, 0) AS o
 	WHERE e.extname = 'idempotency' AND d.deptype = 'e'
-		-- array types, and the row types of relations, are members from 17 on
+		-- From PostgreSQL 17 on, array types and row types of relations are members.
 		AND NOT EXISTS (
 			SELECT FROM pg_catalog.pg_type AS t
 			LEFT JOIN pg_catalog.pg_class AS c ON c.oid = t.typrelid
@@ -52,7 +52,7 @@ CREATE TEMPORARY VIEW relation_column AS
 
 SELECT has_extension('idempotency');
 
-SELECT is(extversion, '1.0', 'the version is that of the control file')
+SELECT is(extversion, '1.0', 'the version equals that of the control file')
 FROM pg_catalog.pg_extension WHERE extname = 'idempotency';
 
 SELECT is(extrelocatable, false, 'the schema is fixed')
@@ -110,7 +110,7 @@ SELECT set_eq(
 	$$,
 	'the relations of the schema are those of the extension');
 
--- pg_dump: a key that a restore loses is a double charge.
+-- pg_dump: a key that a restore loses can cause a double charge.
 
 SELECT set_eq(
 	$$
@@ -129,7 +129,7 @@ SELECT is_empty(
 		CROSS JOIN LATERAL pg_catalog.unnest(e.extcondition) AS condition
 		WHERE e.extname = 'idempotency' AND condition <> ''
 	$$,
-	'with all of its rows');
+	'with all rows');
 
 -- Comments.
 
@@ -154,7 +154,7 @@ SELECT is_empty(
 	$$,
 	'every index has a comment');
 
--- The composite that every call returns: callers rely on its order, too.
+-- The composite that every call returns: callers rely on the order of its columns too.
 
 SELECT results_eq(
 	$$
@@ -190,7 +190,7 @@ SELECT results_eq(
 		('key', 'text'),
 		('request', 'json')
 	$$,
-	'the columns of abandoned, which a completer gets');
+	'the columns of abandoned, the result for completers');
 
 SELECT results_eq(
 	$$
@@ -209,7 +209,7 @@ SELECT results_eq(
 		('created_at', 'timestamp with time zone'),
 		('expires_at', 'timestamp with time zone')
 	$$,
-	'the columns of keys: no response in it');
+	'the columns of keys, without a response');
 
 SELECT results_eq(
 	$$
@@ -226,7 +226,7 @@ SELECT results_eq(
 		('expires_in', 'interval'),
 		('leased_until', 'timestamp with time zone')
 	$$,
-	'the columns of zombies: no token, no request and no state in it');
+	'the columns of zombies, without token, request and state');
 
 SELECT results_eq(
 	$$
@@ -261,7 +261,7 @@ SELECT results_eq(
 	$$,
 	'the columns of stats');
 
--- What a consumer gets: the columns are passed to handlers as one row.
+-- The columns that a consumer gets: handlers receive them as one row.
 
 SELECT results_eq(
 	$$
@@ -320,7 +320,7 @@ SELECT results_eq(
 		('last_error_at', 'timestamp with time zone'),
 		('behind_since', 'timestamp with time zone'),
 		('oldest_parked_at', 'timestamp with time zone'),
-		('batch_out_since', 'timestamp with time zone'),
+		('batch_leased_at', 'timestamp with time zone'),
 		('batch_leased_until', 'timestamp with time zone'),
 		('owner', 'name'),
 		('topics', 'text[]'),
@@ -330,8 +330,7 @@ SELECT results_eq(
 	$$,
 	'the columns of subscriptions');
 
--- The log of events: those who read it by logical decoding know its columns by
--- their names.
+-- The event log: readers that use logical decoding know its columns by name.
 
 SELECT results_eq(
 	$$
@@ -360,7 +359,7 @@ SELECT results_eq(
 		WHERE i.indrelid = 'idempotency.outbox'::pg_catalog.regclass
 	$$,
 	$$ VALUES ('CREATE UNIQUE INDEX outbox_pkey ON idempotency.outbox USING btree (seq)', true, true) $$,
-	'one index: publishing writes one row and one index entry');
+	'one index: publish() writes one row and one index entry');
 
 SELECT results_eq(
 	$$
@@ -372,19 +371,30 @@ SELECT results_eq(
 		ORDER BY c.relname COLLATE "C"
 	$$,
 	$$ VALUES
-		('outbox', 'r', 'p', true, false, false, false),
+		('outbox', 'r', 'p', true, false, true, false),
 		('parked', 'r', 'p', true, false, false, false),
 		('position', 'r', 'p', true, false, false, false),
 		('subscription', 'r', 'p', true, false, false, false)
 	$$,
 	'the tables of the outbox are plain permanent heaps');
 
+SELECT results_eq(
+	$$
+		SELECT tgrelid::pg_catalog.regclass::text COLLATE "default", pg_catalog.pg_get_triggerdef(oid), tgenabled::text
+		FROM pg_catalog.pg_trigger
+		WHERE tgrelid IN (SELECT oid FROM pg_temp.relation)
+	$$,
+	$$ VALUES ('idempotency.outbox',
+		'CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox FOR EACH STATEMENT EXECUTE FUNCTION idempotency.refuse_update()',
+		'O') $$,
+	'one trigger, which refuses UPDATE of events');
+
 SELECT is_empty(
 	$$
 		SELECT adrelid::pg_catalog.regclass, adnum FROM pg_catalog.pg_attrdef
 		WHERE adrelid = 'idempotency.outbox'::pg_catalog.regclass
 	$$,
-	'nobody but publish() gives an event its number');
+	'only publish() assigns event numbers');
 
 SELECT results_eq(
 	$$
@@ -392,9 +402,9 @@ SELECT results_eq(
 		FROM pg_catalog.pg_sequence WHERE seqrelid = 'idempotency.outbox_seq'::pg_catalog.regclass
 	$$,
 	$$ VALUES ('bigint', 1::bigint, 1::bigint, 1::bigint, false) $$,
-	'numbers of events are drawn one by one, and never come again');
+	'event numbers are drawn one by one, and never reused');
 
--- The table that decides who won.
+-- The table whose primary key decides conflicts.
 
 SELECT results_eq(
 	$$
@@ -435,7 +445,7 @@ SELECT results_eq(
 		('CREATE UNIQUE INDEX key_pkey ON idempotency.key USING btree (scope, key)', true, true),
 		('CREATE INDEX key_abandoned ON idempotency.key USING btree (scope, token) WHERE (token IS NOT NULL)', false, true)
 	$$,
-	'two indexes: the primary key, and a partial one of what is in progress');
+	'two indexes: the primary key, and a partial one for operations in progress');
 
 SELECT results_eq(
 	$$
@@ -443,7 +453,7 @@ SELECT results_eq(
 		FROM pg_catalog.pg_sequence WHERE seqrelid = 'idempotency.token'::pg_catalog.regclass
 	$$,
 	$$ VALUES ('bigint', 1::bigint, 1::bigint, 9223372036854775807, false) $$,
-	'tokens grow, and never come again');
+	'tokens increase, and are never reused');
 
 SELECT results_eq(
 	$$
@@ -459,7 +469,7 @@ SELECT is_empty(
 	$$ SELECT 1 FROM pg_catalog.pg_attrdef WHERE adrelid = 'idempotency.key'::pg_catalog.regclass $$,
 	'without defaults');
 
--- The one input type for JSON.
+-- The input type for JSON.
 
 SELECT results_eq(
 	$$
@@ -470,7 +480,7 @@ SELECT results_eq(
 		SELECT typlen, typbyval, typalign::text, typstorage::text, typcollation
 		FROM pg_catalog.pg_type WHERE oid = 'pg_catalog.json'::pg_catalog.regtype
 	$$,
-	'document is stored as json is');
+	'document has the storage of json');
 
 SELECT set_eq(
 	$$
@@ -490,7 +500,7 @@ SELECT set_eq(
 		('idempotency.document', 'json', 'i', 'b'),
 		('idempotency.document', 'jsonb', 'i', 'i')
 	$$,
-	'everything a caller has at hand casts to it, implicitly');
+	'the usual types of callers cast to it implicitly');
 
 -- The settings.
 
@@ -521,7 +531,7 @@ SELECT is_empty(
 		SELECT name FROM pg_catalog.pg_settings
 		WHERE name LIKE 'idempotency.%' AND coalesce(short_desc, '') = ''
 	$$,
-	'every setting says what it is');
+	'every setting has a description');
 
 SELECT * FROM finish();
 ROLLBACK;

@@ -1,5 +1,5 @@
--- The public contract: the outcomes and the SQLSTATEs, as a small shop with two
--- tenants meets them in one session.
+-- The public contract: outcomes and SQLSTATEs, shown by a small shop with two tenants
+-- in one session.
 
 BEGIN;
 
@@ -38,7 +38,7 @@ BEGIN
 		'{"Location":  "/charge"}');
 END $$;
 
--- caught runs a statement that ought to fail and tells how it did.
+-- caught runs a statement that must fail, and returns its error.
 CREATE FUNCTION pg_temp.caught(statement text, OUT state text, OUT detail text, OUT hint text)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -49,7 +49,7 @@ EXCEPTION WHEN OTHERS THEN
 		state = RETURNED_SQLSTATE, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
 END $$;
 
--- refused tests that a statement fails with a SQLSTATE, and says what to do.
+-- refused tests that a statement fails with a SQLSTATE and a hint.
 CREATE FUNCTION pg_temp.refused(statement text, sqlstate text, description text) RETURNS text
 LANGUAGE sql AS $$
 	SELECT is(
@@ -58,18 +58,18 @@ LANGUAGE sql AS $$
 	FROM pg_temp.caught(statement) AS c
 $$;
 
--- claimed, replayed, and the stored answer.
+-- claimed, replayed, and the stored response.
 
 SELECT is(shop.charge_create('tenant1', 'order-1', 25)::text, '{"charged" : 25}', 'the first call runs');
 SELECT is(shop.charge_create('tenant1', 'order-1', 25.00)::text, '{"charged" : 25}', 'a retry gets the same bytes');
 SELECT is(shop.charge_create('tenant2', 'order-1', 30)::text, '{"charged" : 30}',
 	'the same key in another scope is another operation');
-SELECT is(shop.charge_create('tenant1', 'order-2', -1)::text, '{"error":  "bad amount"}', 'a final failure answers');
-SELECT is(shop.charge_create('tenant1', 'order-2', -1)::text, '{"error":  "bad amount"}', 'and its retry gets the same');
+SELECT is(shop.charge_create('tenant1', 'order-2', -1)::text, '{"error":  "bad amount"}', 'a final failure is returned');
+SELECT is(shop.charge_create('tenant1', 'order-2', -1)::text, '{"error":  "bad amount"}', 'and replayed to the retry');
 SELECT results_eq(
 	'SELECT tenant, amount FROM shop.charge ORDER BY tenant',
 	$$ VALUES ('tenant1', 25::numeric), ('tenant2', 30) $$,
-	'each effect is there once, and that of the failure is not');
+	'each effect happened once, and that of the failure not at all');
 
 SELECT results_eq(
 	$$
@@ -78,7 +78,7 @@ SELECT results_eq(
 		FROM idempotency.claim('tenant1/charge.create', 'order-1', '{"amount": 25}')
 	$$,
 	$$ VALUES ('replayed', true, 201, '{"Location":  "/charge"}', '{"charged" : 25}', false, true) $$,
-	'claim replays all that was stored, byte for byte');
+	'claim replays the stored outcome, byte for byte');
 
 SELECT results_eq(
 	$$
@@ -93,7 +93,7 @@ SELECT results_eq(
 	$$ VALUES ('replayed', true, 201, false) $$,
 	'peek sees it');
 
-SELECT ok(idempotency.peek('tenant1/charge.create', 'order-9') IS NULL, 'peek sees nothing where nothing is');
+SELECT ok(idempotency.peek('tenant1/charge.create', 'order-9') IS NULL, 'peek returns NULL without a record');
 
 -- mismatched: IK422
 
@@ -102,11 +102,11 @@ SELECT pg_temp.refused(
 	'IK422', 'claim refuses a key with another request');
 
 SELECT is(
-	op::text, '(mismatched,f,,,,,,,,f,,)', 'try_claim says mismatched, and shows nothing of the answer')
+	op::text, '(mismatched,f,,,,,,,,f,,)', 'try_claim returns mismatched, and does not reveal the response')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-1', '{"amount": 26}') AS op;
 
 SELECT is(
-	idempotency.problem(op) ->> 'status', '422', 'and its problem document says 422')
+	idempotency.problem(op) ->> 'status', '422', 'its problem document has status 422')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-1', '{"amount": 26}') AS op;
 
 -- in_progress: IK409
@@ -114,10 +114,10 @@ FROM idempotency.try_claim('tenant1/charge.create', 'order-1', '{"amount": 26}')
 SELECT is(op::text, '(claimed,f,,1,,,,,,f,,)', 'a new key is claimed')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-3') AS op;
 
-SELECT is(op::text, '(in_progress,f,,,,,,,,f,,)', 'then it is in progress')
+SELECT is(op::text, '(in_progress,f,,,,,,,,f,,)', 'and then in progress')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-3') AS op;
 
-SELECT is(idempotency.problem(op) ->> 'status', '409', 'and its problem document says 409')
+SELECT is(idempotency.problem(op) ->> 'status', '409', 'its problem document has status 409')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-3') AS op;
 
 SELECT pg_temp.refused(
@@ -130,7 +130,7 @@ SELECT pg_temp.refused(
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.forget('tenant1/charge.create', 'order-3') $$, 'IK409', 'and forget');
 SELECT lives_ok(
-	$$ SELECT idempotency.release('tenant1/charge.create', 'order-3') $$, 'its owner may release it');
+	$$ SELECT idempotency.release('tenant1/charge.create', 'order-3') $$, 'its owner can release it');
 
 SELECT is((pg_temp.caught($$ SELECT shop.charge_create('tenant1', 'order-1', 26) $$)).detail,
 	'Scope "tenant1/charge.create", key "order-1".', 'an error about an operation names it');
@@ -162,22 +162,22 @@ CREATE TRIGGER charge_needs_a_claim
 	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('tenant1/*');
 
 SELECT lives_ok(
-	$$ SELECT shop.charge_create('tenant1', 'order-4', 5) $$, 'a guarded table takes writes with a claim');
+	$$ SELECT shop.charge_create('tenant1', 'order-4', 5) $$, 'a guarded table accepts writes with a claim');
 SELECT lives_ok(
-	$$ INSERT INTO shop.charge VALUES ('tenant1', 6) $$, 'also after the claim was completed');
+	$$ INSERT INTO shop.charge VALUES ('tenant1', 6) $$, 'also after complete()');
 SELECT results_eq(
-	'SELECT key FROM shop.charge WHERE amount = 6', ARRAY['order-4'], 'current_key fills the column in');
+	'SELECT key FROM shop.charge WHERE amount = 6', ARRAY['order-4'], 'current_key is the default of the column');
 SELECT is(shop.charge_create('tenant1', 'order-4', 5)::text, '{"charged" : 5}', 'a replay');
 SELECT pg_temp.refused(
 	$$ INSERT INTO shop.charge VALUES ('tenant1', 7, 'x') $$, 'IK403', 'closes the guard');
-SELECT is(idempotency.current_key('tenant1/charge.create'), NULL, 'and current_key with it');
+SELECT is(idempotency.current_key('tenant1/charge.create'), NULL, 'and clears current_key');
 SELECT pg_temp.refused(
-	'UPDATE shop.charge SET amount = 8', 'IK403', 'it refuses updates, even of the rows that are there');
+	'UPDATE shop.charge SET amount = 8', 'IK403', 'it refuses updates of existing rows too');
 SELECT is((pg_temp.caught('DELETE FROM shop.charge')).detail,
 	'The last claim of this transaction in scope "tenant1/*" was not granted, or was released or forgotten.',
-	'and says whose claim is missing');
+	'and names the scope of the missing claim');
 
--- once, and what it shares with claim
+-- once, and the records that it shares with claim
 
 SELECT is(idempotency.once('tenant1/mailer', 'm-1'), true, 'once is true the first time');
 SELECT is(idempotency.once('tenant1/mailer', 'm-1'), false, 'and false the second');
@@ -208,7 +208,7 @@ SELECT results_eq(
 		FROM idempotency.run('tenant1/transfer', 't-1', '{"amount": 100}', 'shop.transfer(idempotency.document)')
 	$$,
 	$$ VALUES ('claimed', false, 200, '{"transferred":  true}', false, true) $$,
-	'run calls the handler and returns what it stored');
+	'run calls the handler and returns the stored outcome');
 SELECT results_eq(
 	$$
 		SELECT outcome::text, response::text
@@ -224,16 +224,16 @@ SELECT results_eq(
 	'a final error is stored as a problem document');
 SELECT throws_ok(
 	$$ SELECT idempotency.run('tenant1/transfer', 't-3', '{"amount": -1}', 'shop.transfer(idempotency.document)') $$,
-	'23514', NULL, 'any other error propagates');
-SELECT ok(idempotency.peek('tenant1/transfer', 't-3') IS NULL, 'and leaves no trace');
+	'23514', NULL, 'other errors propagate');
+SELECT ok(idempotency.peek('tenant1/transfer', 't-3') IS NULL, 'and store nothing');
 SELECT results_eq(
 	$$ SELECT amount, key FROM shop.charge WHERE amount NOT IN (5, 6, 25, 30) $$,
 	$$ VALUES (100::numeric, 't-1') $$, 'only the success had an effect');
 
 SELECT pg_temp.refused(
-	$$ SELECT idempotency.run('s', 'k', '{}', 'shop.no_handler(integer)') $$, '42P13', 'a handler of another shape');
+	$$ SELECT idempotency.run('s', 'k', '{}', 'shop.no_handler(integer)') $$, '42P13', 'a handler with another signature');
 SELECT pg_temp.refused(
-	$$ SELECT idempotency.run('s', 'k', '{}', 1::oid::regprocedure) $$, '42883', 'a handler that is not there');
+	$$ SELECT idempotency.run('s', 'k', '{}', 1::oid::regprocedure) $$, '42883', 'a missing handler');
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.run('s', 'k', '{}', NULL) $$, '22023', 'no handler');
 
@@ -257,7 +257,7 @@ SELECT throws_ok(
 	$$ SELECT idempotency.claim('s', 'k', retention => '1000000 years') $$,
 	'22008', NULL, 'a retention beyond the last timestamp');
 SELECT throws_ok(
-	$$ SELECT idempotency.claim('s', 'k', 'no JSON') $$, '22P02', NULL, 'a request that is no JSON');
+	$$ SELECT idempotency.claim('s', 'k', 'no JSON') $$, '22P02', NULL, 'a request that is not JSON');
 SELECT throws_ok(
 	$$ SELECT idempotency.claim('s', 'k', '"\u0000"') $$, '22P05', NULL, 'a request with a character that jsonb cannot hold');
 
@@ -270,17 +270,17 @@ FROM (VALUES
 
 -- retention
 
-SELECT is((idempotency.claim('s', 'forever', retention => '-1 second')).outcome, 'claimed', 'a claim for ever');
+SELECT is((idempotency.claim('s', 'forever', retention => '-1 second')).outcome, 'claimed', 'a claim with infinite retention');
 SELECT lives_ok($$ SELECT idempotency.complete('s', 'forever') $$, 'is completed');
 SELECT is((idempotency.peek('s', 'forever')).expires_at, NULL, 'and never expires');
 
-SELECT is(idempotency.once('s', 'briefly', '1 millisecond'), true, 'a record for a moment');
+SELECT is(idempotency.once('s', 'briefly', '1 millisecond'), true, 'a record with a short retention');
 SELECT pg_catalog.pg_sleep(0.005) \g /dev/null
-SELECT ok(idempotency.peek('s', 'briefly') IS NULL, 'counts as absent after it');
+SELECT ok(idempotency.peek('s', 'briefly') IS NULL, 'counts as absent afterwards');
 SELECT results_eq(
 	$$ SELECT state FROM idempotency.keys WHERE scope = 's' AND key = 'briefly' $$,
-	ARRAY['expired'], 'though its row is still there');
-SELECT is(idempotency.forget('s', 'briefly'), false, 'to forget it is to forget nothing');
+	ARRAY['expired'], 'although its row exists');
+SELECT is(idempotency.forget('s', 'briefly'), false, 'and forget returns false for it');
 
 -- the view, and forget
 
@@ -291,7 +291,7 @@ SELECT results_eq(
 		('tenant1/mailer' COLLATE "C", 'm-1'::idempotency.keytext, 'seen', NULL),
 		('tenant1/charge.create', 'order-1', 'completed', 201),
 		('tenant1/charge.create', 'order-2', 'failed', 402) $$,
-	'keys shows what is remembered');
+	'the view keys shows the stored records');
 SELECT is(idempotency.forget('tenant1/charge.create', 'order-2'), true, 'forget evicts a record');
 SELECT is(idempotency.forget('tenant1/charge.create', 'order-2'), false, 'once');
 SELECT is((idempotency.try_claim('tenant1/charge.create', 'order-2')).outcome, 'claimed', 'and its key is new');
@@ -309,16 +309,17 @@ FROM (VALUES
 SELECT is((idempotency.peek('tenant1/charge.create', 'order-1')).status, 201, 'peek only reads');
 ROLLBACK TO writable;
 
--- the table altered by others: 55000
+-- a table that was altered: 55000
 
 SAVEPOINT unaltered;
 ALTER TABLE idempotency.key ADD extra integer;
-SELECT pg_temp.refused($$ SELECT idempotency.claim('s', 'k') $$, '55000', 'a column of others is refused');
+SELECT pg_temp.refused($$ SELECT idempotency.claim('s', 'k') $$, '55000', 'an additional column is refused');
 ROLLBACK TO unaltered;
-SELECT is((idempotency.try_claim('s', 'k')).outcome, 'claimed', 'and all is well without it');
+SELECT is((idempotency.try_claim('s', 'k')).outcome, 'claimed', 'and calls succeed after its removal');
 SELECT idempotency.release('s', 'k') \g /dev/null
 
--- IK412, which dooms the transaction (see commit.sql): the last tests of this file
+-- IK412, after which the transaction cannot commit (see commit.sql): the last tests of
+-- this file
 
 SELECT pg_temp.refused(
 	$$ SELECT idempotency.complete('tenant1/charge.create', 'order-1') $$, 'IK412', 'complete without a claim');

@@ -1,6 +1,6 @@
--- The public contract: who may do what.  Four roles look at every object: one
--- that was granted nothing, a client, a consumer and an operator.  A new object
--- fails here until somebody says who may use it.
+-- The public contract: privileges. Four roles access every object: a role without
+-- grants, a client, a consumer and an operator. A new object fails here until the lists
+-- below say which roles can use it.
 
 BEGIN;
 
@@ -28,16 +28,16 @@ CREATE TEMPORARY VIEW looker AS
 		('consumer', 'idempotency_consumer'),
 		('operator', 'idempotency_operator')) AS l (who, role);
 
--- The types that have access lists of their own: that of an array is that of its
--- elements, and row types of tables and views keep the server's default, since
--- pg_dump warns of any other.
+-- The types with their own access lists. An array uses the list of its element type.
+-- Row types of tables and views keep the server's default, because pg_dump warns about
+-- any other.
 CREATE TEMPORARY VIEW extension_type AS
 	SELECT t.*
 	FROM pg_catalog.pg_type AS t
 	LEFT JOIN pg_catalog.pg_class AS c ON c.oid = t.typrelid AND c.relkind IN ('r', 'v')
 	WHERE t.typnamespace = 'idempotency'::pg_catalog.regnamespace AND t.typcategory <> 'A' AND c.oid IS NULL;
 
--- Every access list of the extension, the server's default where none is set.
+-- Every access list of the extension; the server's default if none is set.
 CREATE TEMPORARY VIEW access AS
 	SELECT 'schema ' || n.nspname AS object, a.*
 	FROM pg_catalog.pg_namespace AS n
@@ -65,25 +65,25 @@ CREATE TEMPORARY VIEW access AS
 	FROM pg_temp.extension_type AS t
 	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner))) AS a;
 
--- The lists as a whole.
+-- The complete lists.
 
 SELECT is_empty(
 	$$ SELECT object, privilege_type FROM pg_temp.access WHERE grantee = 0 $$,
-	'nothing is granted to PUBLIC');
+	'PUBLIC has no privileges');
 
 SELECT is_empty(
 	$$
 		SELECT object, privilege_type FROM pg_temp.access
 		WHERE is_grantable AND grantee::pg_catalog.regrole::text LIKE '%idempotency_%'
 	$$,
-	'nobody may grant what he was granted');
+	'no role has a grant option');
 
 SELECT set_eq(
 	$$
 		SELECT DISTINCT pg_catalog.split_part(object, ' ', 1) AS kind FROM pg_temp.access
 	$$,
 	$$ VALUES ('schema'), ('function'), ('relation'), ('type') $$,
-	'the lists of all kinds of objects were looked at, and no column has one');
+	'the access lists of all kinds of objects were checked, and no column has one');
 
 SELECT is_empty(
 	$$
@@ -91,9 +91,9 @@ SELECT is_empty(
 		FROM pg_catalog.pg_default_acl AS d
 		WHERE d.defaclnamespace = 'idempotency'::pg_catalog.regnamespace
 	$$,
-	'no default privileges lie in wait in the schema');
+	'the schema has no default privileges');
 
--- Functions: who may execute what.
+-- Functions: the roles with EXECUTE.
 
 SELECT set_eq(
 	$$
@@ -143,6 +143,8 @@ SELECT set_eq(
 		('idempotency.grant_client(regrole)', ''),
 		('idempotency.grant_consumer(regrole)', ''),
 		('idempotency.grant_operator(regrole)', ''),
+		('idempotency.refuse_update()', ''),
+		('idempotency.grant_privileges(regrole,text[])', ''),
 		('idempotency.document(jsonb)', 'client'),
 		('idempotency.document_in(cstring)', 'client'),
 		('idempotency.document_out(idempotency.document)', 'client'),
@@ -182,7 +184,7 @@ SELECT set_eq(
 	$$ VALUES ('keys', 'operator', 'SELECT'), ('zombies', 'operator', 'SELECT'), ('stats', 'operator', 'SELECT'),
 		('reaper', 'operator', 'SELECT'), ('subscriptions', 'operator', 'SELECT'),
 		('dead_letters', 'operator', 'SELECT') $$,
-	'relations: an operator reads the views, and that is all');
+	'relations: an operator can read the views, and nothing else');
 
 SELECT is_empty(
 	$$
@@ -192,7 +194,7 @@ SELECT is_empty(
 		WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind = 'S'
 			AND pg_catalog.has_sequence_privilege(l.role, c.oid, 'USAGE, SELECT, UPDATE')
 	$$,
-	'sequences: nothing for anybody');
+	'sequences: no privileges');
 
 SELECT set_eq(
 	$$
@@ -219,7 +221,7 @@ SELECT set_eq(
 		WHERE pg_catalog.has_schema_privilege(l.role, 'idempotency', p.privilege)
 	$$,
 	$$ VALUES ('client', 'USAGE'), ('consumer', 'USAGE'), ('operator', 'USAGE') $$,
-	'the schema: clients, consumers and operators use it, and create nothing in it');
+	'the schema: USAGE without CREATE for clients, consumers and operators');
 
 SELECT results_eq(
 	$$
@@ -232,9 +234,9 @@ SELECT results_eq(
 		FROM pg_temp.access
 		WHERE grantee = 'idempotency_client'::pg_catalog.regrole
 	$$,
-	'a role whose name needs quotes gets the same rights');
+	'a role whose name needs quotes gets the same privileges');
 
--- Whoever monitors the server.
+-- Roles for monitoring.
 
 SELECT set_eq(
 	$$
@@ -248,10 +250,9 @@ SELECT set_eq(
 		('relation subscriptions', 'SELECT'),
 		('function idempotency.stats()', 'EXECUTE')
 	$$,
-	'pg_monitor reads the counters and the progress of the reaper and of the subscriptions, and that is all');
+	'pg_monitor can read the counters and the progress of the reaper and of the subscriptions, and nothing else');
 
--- The rights at work.  What a role may not do fails before it looks at its
--- arguments.
+-- The privileges in use. A refused call fails before its arguments are checked.
 
 CREATE FUNCTION pg_temp.as_role(role text, statement text) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -333,8 +334,8 @@ SELECT pg_temp.refused('idempotency_operator', $$SELECT * FROM idempotency.claim
 SELECT pg_temp.refused('idempotency_operator', $$SELECT * FROM idempotency.key$$);
 SELECT pg_temp.refused('idempotency_operator', $$SELECT idempotency.grant_operator('idempotency_plain')$$);
 
--- A guard asks nothing of whoever writes to the table: he is refused for want
--- of a claim, not of a right.
+-- A role that writes to a guarded table needs no privilege on the guard. It is refused
+-- because of the missing claim, not because of a privilege.
 
 CREATE SCHEMA shop;
 CREATE TABLE shop.charge (customer integer);
@@ -346,9 +347,9 @@ GRANT INSERT ON shop.charge TO idempotency_plain;
 
 SELECT throws_ok(
 	$$ SELECT pg_temp.as_role('idempotency_plain', 'INSERT INTO shop.charge VALUES (1)') $$,
-	'IK403', NULL, 'a plain role meets the guard of a table');
+	'IK403', NULL, 'the guard of a table refuses a write of a plain role');
 
--- A right that is lent by a procedure ends with it.
+-- A privilege that a SECURITY DEFINER procedure provides ends with the procedure.
 
 CREATE FUNCTION shop.charge_create(p_key text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -365,7 +366,7 @@ END $$;
 SELECT pg_temp.allowed('idempotency_plain', $$SELECT shop.charge_create('order-1')$$);
 SELECT results_eq(
 	'SELECT customer FROM shop.charge', ARRAY[1],
-	'a procedure with the rights of its owner works for a plain role');
+	'a SECURITY DEFINER procedure works for a plain role');
 
 SELECT * FROM finish();
 ROLLBACK;

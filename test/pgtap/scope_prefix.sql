@@ -1,7 +1,7 @@
--- The public contract: a role with idempotency.scope_prefix names no scope of
--- others, whatever it does to its own session.  Roles have to log in for that,
--- so that this file is no transaction, and its results are kept in psql's
--- variables until the end.
+-- The public contract: a role with idempotency.scope_prefix can access no scope of
+-- another tenant, whatever it does in its own session. Roles must log in for that, so
+-- this file does not run in a transaction, and psql variables keep its results until
+-- the end.
 
 \set ON_ERROR_STOP off
 \set VERBOSITY sqlstate
@@ -11,7 +11,7 @@ CREATE ROLE idempotency_tenant1 LOGIN;
 SELECT idempotency.grant_client('idempotency_tenant1') \g /dev/null
 ALTER ROLE idempotency_tenant1 SET idempotency.scope_prefix = 'tenant1/';
 
--- As it comes.
+-- With the default session.
 \connect - idempotency_tenant1
 SELECT idempotency.once('tenant1/mailer', 'm-1') AS own \gset
 SELECT idempotency.once('tenant10/mailer', 'm-1') \g /dev/null
@@ -35,8 +35,8 @@ SET idempotency.scope_prefix = '';
 SELECT idempotency.peek('mailer', 'm-1') \g /dev/null
 \set before_load :SQLSTATE
 
--- With the setting changed by the connection's own options, in a psql of its own:
--- the server may refuse the connection as well as the call.
+-- With the setting changed by connection options, in a separate psql: the server can
+-- refuse the connection or the call.
 \connect - :superuser
 \setenv PGHOST :HOST
 \setenv PGPORT :PORT
@@ -58,17 +58,17 @@ FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
 SELECT plan(13);
-SELECT is(:'own'::text, 't', 'a scope with the prefix is open');
-SELECT is(:'other'::text, '42501', 'a scope of another tenant is not');
-SELECT is(:'peek'::text, '42501', 'nor to look at');
-SELECT is(:'current_key'::text, '42501', 'nor to ask for a key');
+SELECT is(:'own'::text, 't', 'a scope with the prefix can be used');
+SELECT is(:'other'::text, '42501', 'a scope of another tenant cannot be used');
+SELECT is(:'peek'::text, '42501', 'nor peeked at');
+SELECT is(:'current_key'::text, '42501', 'nor passed to current_key()');
 SELECT is(:'after_load'::text, '42501', 'the role cannot change the setting');
-SELECT is(:'after_reset'::text, '42501', 'nor reset it to nothing');
-SELECT is(:'after_authorization'::text, '42501', 'nor lose it with its own authorization');
+SELECT is(:'after_reset'::text, '42501', 'nor reset it');
+SELECT is(:'after_authorization'::text, '42501', 'nor avoid it by SET SESSION AUTHORIZATION');
 SELECT is(:'before_load'::text, '42501', 'nor change it before the library is loaded');
-SELECT is(:'without_options'::text, 'it looked', 'a psql of its own looks at what is its own');
+SELECT is(:'without_options'::text, 'it looked', 'a separate psql can use its own scope');
 SELECT matches(:'by_options'::text, '(ERROR|FATAL): +permission denied', 'an option of its connection is refused');
-SELECT doesnt_match(:'by_options'::text, 'it looked', 'and opens no scope');
-SELECT matches(:'by_other_options'::text, '(ERROR|FATAL): +permission denied', 'as is one that names another tenant');
-SELECT doesnt_match(:'by_other_options'::text, 'it looked', 'which opens no scope either');
+SELECT doesnt_match(:'by_options'::text, 'it looked', 'and gives access to no scope');
+SELECT matches(:'by_other_options'::text, '(ERROR|FATAL): +permission denied', 'an option with the prefix of another tenant is refused');
+SELECT doesnt_match(:'by_other_options'::text, 'it looked', 'and gives access to no scope either');
 SELECT * FROM finish();

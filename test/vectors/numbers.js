@@ -1,10 +1,10 @@
-// Writes numbers.csv: doubles, and how ECMAScript prints them.
+// Writes numbers.csv: doubles in the format of ECMAScript.
 //
 //	node test/vectors/numbers.js > test/vectors/numbers.csv
 //
-// The columns are the shortest decimal in exponent form (toExponential) and
-// what RFC 8785 asks for (JSON.stringify).  The sample is the same in every
-// run: the random bits are SHA-256 of a counter.
+// The columns are the shortest decimal in exponent form (toExponential) and the form of
+// RFC 8785 (JSON.stringify). Every run gives the same sample: the random bits are
+// SHA-256 of a counter.
 
 "use strict";
 
@@ -31,13 +31,13 @@ function toBits(value) {
 	return view.getBigUint64(0);
 }
 
-// add takes a double into the sample, unless JSON has no such number.
+// add adds a double to the sample, unless JSON cannot represent it.
 function add(value) {
 	if (Number.isFinite(value))
 		sample.set(value.toExponential(), JSON.stringify(value));
 }
 
-// addAround adds a double and its nearest neighbours on either side.
+// addAround adds a double and its two neighbours.
 function addAround(value, neighbours) {
 	const bits = toBits(value);
 	for (let i = -neighbours; i <= neighbours; i++)
@@ -61,14 +61,14 @@ for (let exponent = -1074; exponent <= 1023; exponent++)
 for (let exponent = -323; exponent <= 308; exponent++)
 	addAround(Number(`1e${exponent}`), 1);
 
-// Integers where doubles begin to skip some.
+// Integers from which on doubles skip some.
 for (let i = -100; i <= 100; i++) {
 	add(2 ** 53 + i);
 	add(-(2 ** 53) + i);
 }
 
-// Decimals half-way between two doubles: an odd number of 54 bits times a
-// power of two, with so many factors of five that few digits are left.
+// Decimals half-way between two doubles: an odd number of 54 bits times a power of two,
+// with enough factors of five to need few digits.
 for (let fives = 6n; fives <= 22n; fives++)
 	for (let i = 0n; i < 20n; i++) {
 		const low = 2n ** 53n / 5n ** fives;
@@ -87,7 +87,7 @@ for (let i = 0; i < 600; i++) {
 for (let i = 0; i < 1000; i++)
 	add(fromBits((random() & 0xFFFFFFFFFFFFFn) >> (random() % 52n)));
 
-// Any bits.
+// Random bits.
 while (sample.size < 12000)
 	add(fromBits(random()));
 

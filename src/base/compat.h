@@ -1,0 +1,169 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/compat.h
+ *	  The differences between server versions; no other file tests the version.
+ *
+ * Each entry gives older servers the newest server's form, and is removed with the last
+ * server that needs it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_COMPAT_H
+#define IDEMPOTENCY_BASE_COMPAT_H
+
+#if PG_VERSION_NUM < 150000
+#error "idempotency needs PostgreSQL 15 or newer"
+#endif
+
+/* 16: the accessors of varlena values are no longer in postgres.h. */
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+
+/* 16: settings have functions to allocate memory. */
+#if PG_VERSION_NUM < 160000
+#define guc_malloc(elevel, size) malloc(size)
+#define guc_free(ptr) free(ptr)
+#endif
+
+/* 16: one function checks the rights on every kind of object. */
+#if PG_VERSION_NUM < 160000
+#define object_aclcheck(classid, objectid, roleid, mode) pg_proc_aclcheck(objectid, roleid, mode)
+#define database_aclcheck(database, role, mode) pg_database_aclcheck(database, role, mode)
+#define namespace_aclcheck(schema, role, mode) pg_namespace_aclcheck(schema, role, mode)
+#else
+#define database_aclcheck(database, role, mode)                                                    \
+	object_aclcheck(DatabaseRelationId, database, role, mode)
+#define namespace_aclcheck(schema, role, mode)                                                     \
+	object_aclcheck(NamespaceRelationId, schema, role, mode)
+#endif
+
+/* 16: stringToQualifiedNameList() takes an error context. */
+#if PG_VERSION_NUM < 160000
+#define stringToQualifiedNameListCompat(string) stringToQualifiedNameList(string)
+#else
+#define stringToQualifiedNameListCompat(string) stringToQualifiedNameList(string, NULL)
+#endif
+
+/* 16: a membership can lack SET ROLE. */
+#if PG_VERSION_NUM < 160000
+#define member_can_set_role(member, role) is_member_of_role(member, role)
+#endif
+
+/* 16: updates tell which indexes need entries; summarizing ones can be the only ones. */
+#if PG_VERSION_NUM < 160000
+typedef bool TU_UpdateIndexes;
+#define TU_None false
+#define TU_Summarizing false
+#define ExecInsertIndexTuplesCompat(rri, slot, estate, update, noDupErr, specConflict, arbiters,   \
+									onlySummarizing)                                               \
+	ExecInsertIndexTuples(rri, slot, estate, update, noDupErr, specConflict, arbiters)
+#else
+#define ExecInsertIndexTuplesCompat ExecInsertIndexTuples
+#endif
+
+/* 16: find_option() is exported. */
+#if PG_VERSION_NUM >= 160000
+#define SERVER_FINDS_SETTINGS
+#endif
+
+/* 17: intervals can be infinite. */
+#if PG_VERSION_NUM < 170000
+#define INTERVAL_IS_NOEND(interval) false
+#endif
+
+/* 16: the tree walkers declare their callbacks; C23 takes the older form for one without arguments.
+ */
+#if PG_VERSION_NUM < 160000
+#define TreeWalker(walker) ((void *) (walker))
+#else
+#define TreeWalker(walker) (walker)
+#endif
+
+/* 17: the condition of a MERGE is no longer one of its join tree. */
+#if PG_VERSION_NUM < 170000
+#define MergeJoinCondition(query) NULL
+#else
+#define MergeJoinCondition(query) (query)->mergeJoinCondition
+#endif
+
+/* 17: wait events of extensions have names. */
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name) PG_WAIT_EXTENSION
+#endif
+
+/*
+ * 17: on a server with injection points, tests can stop a session before the named step
+ * (test/tap/t/030_injection_keys.pl, 031_injection_outbox.pl,
+ * 034_injection_subscriptions.pl).
+ */
+#ifndef USE_INJECTION_POINTS
+#define InjectionPoint(name) ((void) 0)
+#elif PG_VERSION_NUM < 180000
+#include "utils/injection_point.h"
+#define InjectionPoint(name) INJECTION_POINT("idempotency-" name)
+#else
+#include "utils/injection_point.h"
+#define InjectionPoint(name) INJECTION_POINT("idempotency-" name, NULL)
+#endif
+
+/* 17: transaction_timeout. */
+#if PG_VERSION_NUM >= 170000
+#define SERVER_LIMITS_TRANSACTIONS
+#endif
+
+/* 17: a worker can connect as a role without LOGIN. */
+#if PG_VERSION_NUM >= 170000
+#define SERVER_CONNECTS_WITHOUT_LOGIN
+#else
+#define BGWORKER_BYPASS_ROLELOGINCHECK 0
+#endif
+
+/* 17, and later minor releases of 15 and 16: a failed DROP DATABASE is recorded. */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB -2
+#endif
+
+/* 18: the attribute precedes the declaration. */
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+/* 18: arguments for a deferrable primary key, and for a tuple to exclude. */
+#if PG_VERSION_NUM < 180000
+#define RelationGetPrimaryKeyIndexCompat(rel) RelationGetPrimaryKeyIndex(rel)
+#define ExecCheckIndexConstraintsCompat(rri, slot, estate, conflictTid, arbiters)                  \
+	ExecCheckIndexConstraints(rri, slot, estate, conflictTid, arbiters)
+#else
+#define RelationGetPrimaryKeyIndexCompat(rel) RelationGetPrimaryKeyIndex(rel, false)
+#define ExecCheckIndexConstraintsCompat(rri, slot, estate, conflictTid, arbiters)                  \
+	ExecCheckIndexConstraints(rri, slot, estate, conflictTid, NULL, arbiters)
+#endif
+
+/* 18: the server generates UUIDs of version 7. */
+#if PG_VERSION_NUM >= 180000
+#define SERVER_MAKES_UUIDV7
+#endif
+
+/* 16, 17: the transaction IDs of a virtual transaction. */
+#if PG_VERSION_NUM < 160000
+#define VirtualTransactionGetIds(vxid, xid, xmin, subxids, overflowed)                             \
+	BackendIdGetTransactionIds((vxid).backendId, xid, xmin)
+#elif PG_VERSION_NUM < 170000
+#define VirtualTransactionGetIds(vxid, xid, xmin, subxids, overflowed)                             \
+	BackendIdGetTransactionIds((vxid).backendId, xid, xmin, subxids, overflowed)
+#else
+#define VirtualTransactionGetIds(vxid, xid, xmin, subxids, overflowed)                             \
+	ProcNumberGetTransactionIds((vxid).procNumber, xid, xmin, subxids, overflowed)
+#endif
+
+/* 18: index scans carry instrumentation. */
+#if PG_VERSION_NUM < 180000
+#define index_beginscan_compat(heap, index, snapshot, nkeys)                                       \
+	index_beginscan(heap, index, snapshot, nkeys, 0)
+#else
+#define index_beginscan_compat(heap, index, snapshot, nkeys)                                       \
+	index_beginscan(heap, index, snapshot, NULL, nkeys, 0)
+#endif
+
+#endif /* IDEMPOTENCY_BASE_COMPAT_H */

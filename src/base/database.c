@@ -1,0 +1,98 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/database.c
+ *	  Whether background workers can be started for a database.
+ *
+ * Locks: ROW EXCLUSIVE on the database, which is not waited for.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/syscache.h"
+#include "utils/varlena.h"
+
+#include "base/compat.h"
+#include "base/database.h"
+#include "base/guc.h"
+
+/*
+ * WantedDatabases returns the names in idempotency.databases, or NIL for all.
+ */
+List *
+WantedDatabases(void)
+{
+	List *names;
+
+	if (!SplitIdentifierString(pstrdup(ReaperDatabases), ',', &names))
+		return NIL; /* the check hook has refused such a value */
+	return names;
+}
+
+/*
+ * DatabaseMayBeVisited tells whether workers are started for a database.
+ */
+bool
+DatabaseMayBeVisited(Form_pg_database form, const List *wanted)
+{
+	ListCell *cell;
+
+	if (form->datistemplate || !form->datallowconn || form->datconnlimit == DATCONNLIMIT_INVALID_DB)
+		return false;
+
+	foreach (cell, wanted)
+	{
+		if (strcmp(lfirst(cell), NameStr(form->datname)) == 0)
+			return true;
+	}
+	return wanted == NIL;
+}
+
+/*
+ * DatabaseIsWanted does the same by OID.  Needs a transaction.
+ */
+bool
+DatabaseIsWanted(Oid database)
+{
+	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+	bool wanted = HeapTupleIsValid(tuple) &&
+				  DatabaseMayBeVisited((Form_pg_database) GETSTRUCT(tuple), WantedDatabases());
+
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	return wanted;
+}
+
+/*
+ * DatabaseIsOpen tells whether a worker could connect to the database: it exists, and no
+ * session drops or copies it, or waits to.  Needs a transaction, which keeps the lock.
+ */
+bool
+DatabaseIsOpen(Oid database)
+{
+	LOCKTAG tag;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
+	return LockAcquire(&tag, RowExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL &&
+		   SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(database));
+}
+
+/*
+ * DatabaseProbe does the same in a transaction of its own, and keeps no lock.
+ */
+bool
+DatabaseProbe(Oid database)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	bool open;
+
+	StartTransactionCommand();
+	open = DatabaseIsOpen(database);
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(caller);
+	return open;
+}

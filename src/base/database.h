@@ -1,0 +1,20 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/database.h
+ *	  Whether background workers can be started for a database.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_DATABASE_H
+#define IDEMPOTENCY_BASE_DATABASE_H
+
+#include "catalog/pg_database.h"
+#include "nodes/pg_list.h"
+
+extern List *WantedDatabases(void);
+extern bool DatabaseMayBeVisited(Form_pg_database form, const List *wanted);
+extern bool DatabaseIsWanted(Oid database);
+extern bool DatabaseIsOpen(Oid database);
+extern bool DatabaseProbe(Oid database);
+
+#endif /* IDEMPOTENCY_BASE_DATABASE_H */

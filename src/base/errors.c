@@ -1,0 +1,201 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/errors.c
+ *	  The errors that several files throw, one function each.
+ *
+ * Every error has a hint that says what to do; one about an operation has a detail that
+ * names its scope and key.  No function here returns, locks or reads a table.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/timestamp.h"
+
+#include "base/errors.h"
+#include "base/guc.h"
+
+/*
+ * DetailName adds the detail that names scope and key to the error being built.
+ */
+int
+DetailName(const KeyName *name)
+{
+	return errdetail("Scope \"%s\", key \"%s\".", text_to_cstring(name->scope),
+					 text_to_cstring(name->key));
+}
+
+/*
+ * ErrorNameMissing reports a name that is NULL or empty; "what" is such as "key".
+ */
+void
+ErrorNameMissing(const char *what)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency %s is missing", what),
+					errdetail("It is NULL or empty."),
+					errhint("Pass 1 to %d characters, the same for every retry of one operation.",
+							KEYNAME_MAX_CHARS)));
+}
+
+/*
+ * ErrorNameTooLong reports a name of too many characters.
+ */
+void
+ErrorNameTooLong(const char *what, int chars)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency %s is too long", what),
+			 errdetail("It has %d characters; at most %d are allowed.", chars, KEYNAME_MAX_CHARS),
+			 errhint("Derive a shorter one with idempotency.natural_key().")));
+}
+
+/*
+ * ErrorInProgress reports that another transaction holds the key.
+ */
+void
+ErrorInProgress(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
+					errmsg("an operation with this idempotency key is in progress"),
+					DetailName(name), errhint("Retry later with the same key.")));
+}
+
+/*
+ * ErrorLeased reports that another owner's lease runs until "until".
+ */
+void
+ErrorLeased(const KeyName *name, TimestampTz until)
+{
+	long ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
+			 errmsg("an operation with this idempotency key is in progress"), DetailName(name),
+			 errhint("Retry later with the same key. Unless it is renewed, the lease of its "
+					 "owner ends in %ld s.",
+					 (ms + 999) / 1000)));
+}
+
+/*
+ * ErrorClaimedHere reports that this transaction holds the key.
+ */
+void
+ErrorClaimedHere(const KeyName *name)
+{
+	ereport(
+		ERROR,
+		(errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
+		 errmsg("this transaction has claimed this idempotency key already"), DetailName(name),
+		 errhint(
+			 "Complete, fail or release the claim first; a nested operation needs its own key, which idempotency.derive_key() returns.")));
+}
+
+/*
+ * DetailToken adds the detail that names the token, and the operation unless it is NULL.
+ */
+int
+DetailToken(const KeyName *name, int64 token)
+{
+	if (name == NULL)
+		return errdetail("Token %lld.", (long long) token);
+	return errdetail("Scope \"%s\", key \"%s\", token %lld.", text_to_cstring(name->scope),
+					 text_to_cstring(name->key), (long long) token);
+}
+
+/*
+ * ErrorConcurrentChange reports that another transaction changed the row of the key,
+ * and this one must not overwrite, or cannot see, the change.
+ */
+void
+ErrorConcurrentChange(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					errmsg("could not serialize access due to a concurrent idempotency key"),
+					DetailName(name), errhint("Retry the transaction with the same key.")));
+}
+
+/*
+ * ErrorTooLarge reports a document above idempotency.max_response_size; "what" is such
+ * as "response".  If the setting is invalid, which makes every document too large, that
+ * is reported instead.
+ */
+void
+ErrorTooLarge(const KeyName *name, const char *what, Size bytes)
+{
+	RequireSetting(&ResponseSizeSetting);
+	ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					errmsg("%s of %zu bytes exceeds idempotency.max_response_size (%d bytes)", what,
+						   bytes, MaxResponseSize),
+					DetailName(name),
+					errhint("Store a reference to the large part, or raise the setting.")));
+}
+
+/*
+ * ErrorNotInstalled reports a database without the extension.
+ */
+void
+ErrorNotInstalled(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("extension \"idempotency\" is not installed in this database"),
+					errhint("Use CREATE EXTENSION idempotency.")));
+}
+
+/*
+ * ErrorExtensionReplaced reports that the extension was dropped, or created again,
+ * during a call.
+ */
+void
+ErrorExtensionReplaced(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("extension \"idempotency\" was dropped or replaced during the call"),
+					errhint("Retry the transaction once the extension is installed.")));
+}
+
+/*
+ * ErrorStoreAltered reports a table whose definition is not the extension's: writes that
+ * bypass the executor would be unsafe.
+ */
+void
+ErrorStoreAltered(const char *table, const char *why, const char *hint)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("table \"idempotency.%s\" has been altered", table),
+					errdetail("%s", why), errhint("%s", hint)));
+}
+
+/*
+ * ErrorBadArgument reports an argument out of its range.
+ */
+void
+ErrorBadArgument(const char *message, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message), errhint("%s", hint)));
+}
+
+/*
+ * ErrorHandlerMissing reports an OID of no function.
+ */
+void
+ErrorHandlerMissing(Oid handler)
+{
+	ereport(ERROR, (errcode(ERRCODE_UNDEFINED_FUNCTION),
+					errmsg("handler with OID %u does not exist", handler),
+					errhint("Pass a function as regprocedure.")));
+}
+
+/*
+ * ErrorRowType reports a row type of another version, or an altered one.
+ */
+void
+ErrorRowType(const char *type)
+{
+	ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
+					errmsg("type \"idempotency.%s\" does not match the library", type),
+					errhint("Use ALTER EXTENSION idempotency UPDATE, or undo the ALTER TYPE.")));
+}

@@ -1,0 +1,344 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/guc.c
+ *	  The settings idempotency.*: limits, hooks and definitions.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "miscadmin.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/varlena.h"
+
+#include "base/compat.h"
+#include "base/guc.h"
+#include "base/setting.h"
+
+#define WAIT_MS 5000
+#define HANDLER_TIMEOUT_MS 60000
+
+Retention DefaultRetention = {.length = {.time = USECS_PER_DAY}};
+int DefaultWait = WAIT_MS;
+int MaxResponseSize = 1024 * 1024;
+int RelayWorkers = 2;
+int RelaySubscriptions = 1024;
+int HandlerTimeout = HANDLER_TIMEOUT_MS;
+int OutboxRetention = SECS_PER_DAY;
+int ReaperNaptime = 10000;
+char *ReaperDatabases = "";
+
+/*
+ * The fallback of an invalid value does the least harm: every wait is safe, no
+ * document is stored (ErrorTooLarge() says why), all events are kept, and a handler
+ * is called, since an error would count as a failed attempt of every event.
+ */
+Setting RetentionSetting = {
+	.name = "idempotency.retention",
+	.unit = GUC_UNIT_S,
+	.least = 1, /* 0 would disable deduplication */
+	.most = INT_MAX,
+	.forever = true,
+};
+static Setting WaitSetting = {
+	.name = "idempotency.wait",
+	.unit = GUC_UNIT_MS,
+	.most = INT_MAX,
+	.number = &DefaultWait,
+	.fallback = WAIT_MS,
+};
+Setting ResponseSizeSetting = {
+	.name = "idempotency.max_response_size",
+	.unit = GUC_UNIT_BYTE,
+	.least = 1024,
+	.most = MaxAllocSize / 2,
+	.number = &MaxResponseSize,
+	.fallback = 0,
+};
+static Setting OutboxRetentionSetting = {
+	.name = "idempotency.outbox_retention",
+	.unit = GUC_UNIT_S,
+	.most = INT_MAX,
+	.forever = true,
+	.number = &OutboxRetention,
+	.fallback = -1,
+};
+static Setting HandlerTimeoutSetting = {
+	.name = "idempotency.handler_timeout",
+	.unit = GUC_UNIT_MS,
+	.most = INT_MAX,
+	.number = &HandlerTimeout,
+	.fallback = HANDLER_TIMEOUT_MS,
+};
+Setting PrefixSetting = {.name = PREFIX_SETTING};
+Setting FinalErrorsSetting = {.name = "idempotency.final_errors"};
+
+/* The parsed idempotency.final_errors. */
+typedef struct FinalErrors
+{
+	bool valid;
+	int count;
+	int sqlstates[FLEXIBLE_ARRAY_MEMBER];
+} FinalErrors;
+
+static const FinalErrors *finalErrors = NULL;
+
+/*
+ * Classes of SQLSTATE that depend on the server or the network and not on the request.
+ * If such an error were stored, a transient failure would be final.
+ */
+static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55", "57",
+											   "58", "72", "F0", "HV", "IK", "XX", NULL};
+
+/* ----------------------------------------------------------------
+ * Hooks
+ * ----------------------------------------------------------------
+ */
+
+#define CHECK_HOOK(name)                                                                           \
+	static bool Check##name(char **newval, void **extra, GucSource source)                         \
+	{                                                                                              \
+		return SettingCheck(&name##Setting, *newval, extra, source);                               \
+	}
+
+#define ASSIGN_HOOK(name)                                                                          \
+	static void Assign##name(const char *newval, void *extra)                                      \
+	{                                                                                              \
+		(void) SettingAssign(&name##Setting, extra);                                               \
+	}
+
+CHECK_HOOK(Retention)
+CHECK_HOOK(Wait)
+CHECK_HOOK(ResponseSize)
+CHECK_HOOK(OutboxRetention)
+CHECK_HOOK(HandlerTimeout)
+ASSIGN_HOOK(Wait)
+ASSIGN_HOOK(ResponseSize)
+ASSIGN_HOOK(OutboxRetention)
+ASSIGN_HOOK(HandlerTimeout)
+ASSIGN_HOOK(Prefix)
+
+static void
+AssignRetention(const char *newval, void *extra)
+{
+	DefaultRetention = SettingAssign(&RetentionSetting, extra)->duration;
+}
+
+/*
+ * CheckPrefix requires a separator at the end of a prefix, so that the prefix "tenant1"
+ * cannot permit the scopes of "tenant10".
+ */
+static bool
+CheckPrefix(char **newval, void **extra, GucSource source)
+{
+	size_t bytes = strlen(*newval);
+	SettingValue value = {.valid = bytes == 0 || (*newval)[bytes - 1] == '/' ||
+								   (*newval)[bytes - 1] == ':'};
+
+	if (!value.valid)
+		GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
+	return SettingAccept(&PrefixSetting, *newval, extra, source, &value);
+}
+
+/*
+ * CheckNaptime refuses intervals that are so short that the reaper would be a load.
+ */
+static bool
+CheckNaptime(int *newval, void **extra, GucSource source)
+{
+	if (*newval == 0 || *newval >= 100)
+		return true;
+	GUC_check_errdetail("It must be at least 100 ms, or 0 to disable the reaper.");
+	return false;
+}
+
+/*
+ * CheckDatabases accepts a list of names, even of databases that do not exist.
+ */
+static bool
+CheckDatabases(char **newval, void **extra, GucSource source)
+{
+	char *text = pstrdup(*newval);
+	List *names;
+	bool isList = SplitIdentifierString(text, ',', &names);
+
+	if (!isList)
+		GUC_check_errdetail("List syntax is invalid.");
+	list_free(names);
+	pfree(text);
+	return isList;
+}
+
+/*
+ * TrimSpaces returns "s" without the spaces around it; it removes those at the end in
+ * place.
+ */
+static char *
+TrimSpaces(char *s)
+{
+	char *end = s + strlen(s);
+
+	while (end > s && end[-1] == ' ')
+		*--end = '\0';
+	return s + strspn(s, " ");
+}
+
+/*
+ * ParseSqlState returns the SQLSTATE in five characters, or 0, with the reason in the
+ * check's detail.
+ */
+static int
+ParseSqlState(const char *token)
+{
+	if (strlen(token) != 5 || strspn(token, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") != 5)
+	{
+		GUC_check_errdetail("\"%s\" is not an SQLSTATE of five digits and capital letters.", token);
+		return 0;
+	}
+	for (int i = 0; transientClasses[i] != NULL; i++)
+	{
+		/* IKFIN is the only code of the extension about the request */
+		if (strncmp(token, transientClasses[i], 2) == 0 && strcmp(token, "IKFIN") != 0)
+		{
+			GUC_check_errdetail("\"%s\" is a transient failure, which cannot be final.", token);
+			return 0;
+		}
+	}
+	return MAKE_SQLSTATE(token[0], token[1], token[2], token[3], token[4]);
+}
+
+/*
+ * ParseFinalErrors fills "parsed", which is large enough, from a comma-separated list of
+ * SQLSTATEs.  With an empty list no error is final.
+ */
+static void
+ParseFinalErrors(const char *text, FinalErrors *parsed)
+{
+	char *list = pstrdup(text);
+	char *rest = list;
+	char *token;
+
+	parsed->valid = true;
+	parsed->count = 0;
+	if (list[strspn(list, " ")] == '\0')
+		rest = NULL;
+	while (parsed->valid && (token = strsep(&rest, ",")) != NULL)
+	{
+		int sqlstate = ParseSqlState(TrimSpaces(token));
+
+		parsed->sqlstates[parsed->count++] = sqlstate;
+		parsed->valid = sqlstate != 0;
+	}
+	pfree(list);
+}
+
+static bool
+CheckFinalErrors(char **newval, void **extra, GucSource source)
+{
+	Size places = strlen(*newval) / 2 + 1; /* a comma after every SQLSTATE */
+	FinalErrors *parsed = guc_malloc(LOG, offsetof(FinalErrors, sqlstates) + places * sizeof(int));
+
+	if (parsed == NULL)
+		return false;
+	ParseFinalErrors(*newval, parsed);
+	if (!parsed->valid && !SettingAcceptInvalid(&FinalErrorsSetting, *newval, source))
+	{
+		guc_free(parsed);
+		return false;
+	}
+	*extra = parsed;
+	return true;
+}
+
+static void
+AssignFinalErrors(const char *newval, void *extra)
+{
+	finalErrors = extra;
+	FinalErrorsSetting.state = finalErrors->valid ? SETTING_VALID : SETTING_INVALID;
+}
+
+/*
+ * IsFinalError tells whether run() stores an error with this SQLSTATE as the final
+ * outcome of the operation.
+ */
+bool
+IsFinalError(int sqlstate)
+{
+	for (int i = 0; i < finalErrors->count; i++)
+	{
+		if (finalErrors->sqlstates[i] == sqlstate)
+			return true;
+	}
+	return false;
+}
+
+/* ----------------------------------------------------------------
+ * Definitions
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * DefineClientSettings defines the settings that roles, databases and functions carry.
+ */
+static void
+DefineClientSettings(void)
+{
+	SettingDefine(&RetentionSetting, "How long a stored outcome is retained; -1 means forever.",
+				  "An interval, or a number of seconds.", "1d", PGC_USERSET, CheckRetention,
+				  AssignRetention);
+	SettingDefine(
+		&WaitSetting, "How long a claim waits for the owner of its key; 0 disables waiting.",
+		"An interval, or a number of milliseconds.", "5s", PGC_USERSET, CheckWait, AssignWait);
+	SettingDefine(&ResponseSizeSetting, "The largest response, with its headers, that is stored.",
+				  "In bytes.", "1MB", PGC_USERSET, CheckResponseSize, AssignResponseSize);
+	SettingDefine(&PrefixSetting, "The prefix of every scope.",
+				  "Set by a superuser, per login role. It ends in \"/\" or \":\".", "", PGC_SUSET,
+				  CheckPrefix, AssignPrefix);
+	SettingDefine(&FinalErrorsSetting, "SQLSTATEs that idempotency.run() stores as final failures.",
+				  "A comma-separated list.", "IKFIN", PGC_USERSET, CheckFinalErrors,
+				  AssignFinalErrors);
+	SettingDefine(&OutboxRetentionSetting,
+				  "How long an event is retained after every subscription has passed it.",
+				  "0 deletes it at once, -1 never.", "1d", PGC_SUSET, CheckOutboxRetention,
+				  AssignOutboxRetention);
+	SettingDefine(
+		&HandlerTimeoutSetting,
+		"How long a subscription's handler can take for an event; 0 disables the timeout.",
+		"Set by a superuser, per role or database.", "1min", PGC_SUSET, CheckHandlerTimeout,
+		AssignHandlerTimeout);
+}
+
+/*
+ * DefineSettings defines every setting; called once, from _PG_init().
+ */
+void
+DefineSettings(void)
+{
+	DefineClientSettings();
+
+	DefineCustomIntVariable("idempotency.reaper_naptime",
+							"How often expired keys are deleted; 0 means never.",
+							"The library must be preloaded.", &ReaperNaptime, 10000, 0, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_MS, CheckNaptime, NULL, NULL);
+
+	DefineCustomIntVariable(
+		"idempotency.relay_workers",
+		"The maximum number of subscriptions whose handlers run at once; 0 disables handlers.",
+		"The library must be preloaded.", &RelayWorkers, 2, 0, 1024, PGC_SIGHUP, 0, NULL, NULL,
+		NULL);
+
+	if (process_shared_preload_libraries_in_progress)
+		DefineCustomIntVariable("idempotency.relay_subscriptions",
+								"The maximum number of subscriptions with a handler.",
+								"The library must be preloaded.", &RelaySubscriptions, 1024, 16,
+								8192, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.databases", "The databases in which workers run.",
+							   "A comma-separated list; empty means all.", &ReaperDatabases, "",
+							   PGC_SIGHUP, GUC_LIST_INPUT, CheckDatabases, NULL, NULL);
+
+	MarkGUCPrefixReserved("idempotency");
+}

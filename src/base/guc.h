@@ -1,0 +1,39 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/guc.h
+ *	  The settings and their values.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_GUC_H
+#define IDEMPOTENCY_BASE_GUC_H
+
+#include "base/setting.h"
+
+#define PREFIX_SETTING "idempotency.scope_prefix"
+
+/*
+ * Call RequireSetting() where one of these is needed.  The value of the prefix is its
+ * text, empty for none.
+ */
+extern Setting RetentionSetting;
+extern Setting ResponseSizeSetting;
+extern Setting PrefixSetting;
+extern Setting FinalErrorsSetting;
+
+extern Retention DefaultRetention;
+extern int DefaultWait;		/* milliseconds */
+extern int MaxResponseSize; /* bytes; 0 if it is invalid */
+
+extern int OutboxRetention;	  /* seconds; 0: none, -1: forever */
+extern int ReaperNaptime;	  /* milliseconds; 0: nothing is reaped */
+extern char *ReaperDatabases; /* a list of names; empty: all */
+
+extern int RelayWorkers;	   /* at the same time; 0: none */
+extern int RelaySubscriptions; /* with a handler, in all databases */
+extern int HandlerTimeout;	   /* milliseconds; 0: none */
+
+extern bool IsFinalError(int sqlstate);
+extern void DefineSettings(void);
+
+#endif /* IDEMPOTENCY_BASE_GUC_H */

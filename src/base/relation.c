@@ -1,0 +1,416 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/relation.c
+ *	  Opening and locking the extension's tables and sequences, and checking their
+ *	  definitions.
+ *
+ * Rows of some tables are written without the executor's triggers, rules, row security
+ * and partition routing: a table with any of these is refused, except the trigger that the
+ * extension created.  The check runs once, and again after each change of the table's
+ * definition.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_sequence.h"
+#include "catalog/pg_subscription_rel.h"
+#include "catalog/pg_trigger.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#include "base/errors.h"
+#include "base/relation.h"
+#include "base/visits.h"
+
+#define TABLES_MOST 4
+
+static ExtensionTable *tables[TABLES_MOST];
+static int tableCount = 0;
+
+/*
+ * ForgetTable invalidates the check after a change of the table's definition.
+ */
+static void
+ForgetTable(Datum arg, Oid relid)
+{
+	for (int i = 0; i < tableCount; i++)
+	{
+		if (relid == InvalidOid || relid == tables[i]->relid)
+		{
+			tables[i]->relid = InvalidOid;
+			tables[i]->checked = false;
+		}
+	}
+}
+
+/*
+ * ExtensionTableRegister registers a table for ExtensionTableOpen(); called once per backend, from
+ * _PG_init().
+ */
+void
+ExtensionTableRegister(ExtensionTable *table)
+{
+	Assert(tableCount < TABLES_MOST);
+	if (tableCount == 0)
+		CacheRegisterRelcacheCallback(ForgetTable, (Datum) 0);
+	tables[tableCount++] = table;
+}
+
+/*
+ * CatalogNames tells whether a catalog has a row with the relation in "column".
+ */
+static bool
+CatalogNames(Oid catalog, AttrNumber column, Oid relid)
+{
+	Relation table = table_open(catalog, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool found;
+
+	ScanKeyInit(&key, column, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(table, InvalidOid, false, NULL, 1, &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	table_close(table, AccessShareLock);
+	return found;
+}
+
+/*
+ * IsDistributed tells whether Citus manages the table: distributed, reference or local.
+ * Citus records that in a table of pg_catalog; only on the node where the command ran
+ * does the table itself show it, by a trigger.  Citus invalidates the relation when it
+ * changes the record, so that the check runs again.
+ */
+static bool
+IsDistributed(Oid relid)
+{
+	Oid catalog = get_relname_relid("pg_dist_partition", PG_CATALOG_NAMESPACE);
+	AttrNumber column =
+		OidIsValid(catalog) ? get_attnum(catalog, "logicalrelid") : InvalidAttrNumber;
+
+	return column != InvalidAttrNumber && CatalogNames(catalog, column, relid);
+}
+
+/*
+ * HasTrigger tells whether the table has the trigger that the extension created.  Rows are
+ * written without it: it refuses UPDATE, and the library never updates the table.
+ */
+static bool
+HasTrigger(const ExtensionTable *own, const TriggerDesc *triggers)
+{
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		const Trigger *trigger = &triggers->triggers[i];
+
+		if (strcmp(trigger->tgname, own->trigger) == 0 &&
+			trigger->tgtype == (TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * CheckTriggers throws 55000 if the table has rules, lacks the extension's trigger, or has
+ * any other trigger.
+ */
+static void
+CheckTriggers(const ExtensionTable *own, Relation table)
+{
+	const TriggerDesc *triggers = table->trigdesc;
+	int expected = own->trigger != NULL ? 1 : 0;
+
+	if (own->trigger != NULL && !HasTrigger(own, triggers))
+		ErrorStoreAltered(own->name, psprintf("Its trigger %s is missing.", own->trigger),
+						  psprintf("Use CREATE TRIGGER %s BEFORE UPDATE ON idempotency.%s "
+								   "EXECUTE FUNCTION idempotency.%s().",
+								   own->trigger, own->name, own->trigger));
+	if (table->rd_rules != NULL || (triggers != NULL ? triggers->numtriggers : 0) > expected)
+		ErrorStoreAltered(own->name, "It has added triggers, rules or foreign keys.",
+						  "Drop them; put triggers on your own tables.");
+}
+
+/*
+ * CheckTable throws 55000 unless the table is a plain local heap, as the extension
+ * created it.
+ */
+static void
+CheckTable(const ExtensionTable *own, Relation table)
+{
+	Form_pg_class form = table->rd_rel;
+	TupleConstr *constraints = RelationGetDescr(table)->constr;
+
+	/* relhassubclass can outlive the last child */
+	if (form->relkind != RELKIND_RELATION || form->relispartition ||
+		(form->relhassubclass && find_inheritance_children(RelationGetRelid(table), NoLock) != NIL))
+		ErrorStoreAltered(own->name, "It is partitioned, foreign, or inherited from.",
+						  "Move its rows into a plain table.");
+	if (form->relam != HEAP_TABLE_AM_OID)
+		ErrorStoreAltered(own->name, "Its access method is not heap.",
+						  "Use ALTER TABLE ... SET ACCESS METHOD heap.");
+	if (form->relpersistence != RELPERSISTENCE_PERMANENT)
+		ErrorStoreAltered(own->name, "It is unlogged: a crash would delete every row.",
+						  "Use ALTER TABLE ... SET LOGGED.");
+	if (form->relrowsecurity || form->relforcerowsecurity)
+		ErrorStoreAltered(own->name, "It has row-level security.",
+						  "Use ALTER TABLE ... DISABLE ROW LEVEL SECURITY, and "
+						  "idempotency.scope_prefix to separate tenants.");
+	if (IsDistributed(RelationGetRelid(table)))
+		ErrorStoreAltered(own->name, "It is distributed by Citus.",
+						  "Use undistribute_table(); each node has a table of its own.");
+	CheckTriggers(own, table);
+	if (constraints != NULL && (constraints->num_check > 0 || constraints->num_defval > 0))
+		ErrorStoreAltered(own->name, "It has check constraints or defaults.",
+						  "Drop them; use a table of your own for more data.");
+	own->check(table);
+}
+
+/*
+ * IsColumn tells whether an attribute is the given column.
+ */
+static bool
+IsColumn(Form_pg_attribute attribute, const TableColumn *column)
+{
+	return !attribute->attisdropped && attribute->atttypid == column->type &&
+		   attribute->attnotnull == column->notNull &&
+		   strcmp(NameStr(attribute->attname), column->name) == 0;
+}
+
+/*
+ * TableCheckColumns throws 55000 unless the table has these columns and no others.
+ */
+void
+TableCheckColumns(Relation table, const TableColumn *columns, int count)
+{
+	TupleDesc desc = RelationGetDescr(table);
+	bool fits = desc->natts >= count;
+
+	for (int i = 0; fits && i < count; i++)
+		fits = IsColumn(TupleDescAttr(desc, i), &columns[i]);
+
+	/* A column that was added and dropped again leaves an attribute */
+	for (int i = count; fits && i < desc->natts; i++)
+		fits = TupleDescAttr(desc, i)->attisdropped;
+	if (!fits)
+		ErrorStoreAltered(RelationGetRelationName(table), "Its columns were changed.",
+						  "Restore the columns and NOT NULL constraints of CREATE EXTENSION.");
+}
+
+/*
+ * ExtensionRelationOid returns the OID of a relation in the extension's schema, or
+ * InvalidOid.  Throws 55000 if there is no such schema.
+ */
+Oid
+ExtensionRelationOid(const char *name)
+{
+	Oid schema = get_namespace_oid("idempotency", true);
+
+	if (!OidIsValid(schema))
+		ErrorNotInstalled();
+	return get_relname_relid(name, schema);
+}
+
+/*
+ * ExtensionRelationsLock takes ACCESS SHARE on relations of the extension until the transaction
+ * ends, if all of them exist and are free.  A transaction that does this first, and needs
+ * no others, cannot deadlock with one that drops or alters the extension.
+ */
+RelationsLockResult
+ExtensionRelationsLock(const char *const *names, int count)
+{
+	for (int i = 0; i < count; i++)
+	{
+		Oid relid = ExtensionRelationOid(names[i]);
+
+		if (!OidIsValid(relid))
+			return RELATIONS_MISSING;
+		if (!ConditionalLockRelationOid(relid, AccessShareLock))
+			return RELATIONS_BUSY;
+	}
+	return RELATIONS_LOCKED;
+}
+
+/*
+ * ExtensionRelationsWait waits until each of the relations is free, and keeps no lock; for a
+ * caller that has released all its locks on them.
+ */
+void
+ExtensionRelationsWait(const char *const *names, int count)
+{
+	for (int i = 0; i < count; i++)
+	{
+		Oid relid = ExtensionRelationOid(names[i]);
+
+		if (!OidIsValid(relid))
+			continue;
+		LockRelationOid(relid, AccessShareLock);
+		UnlockRelationOid(relid, AccessShareLock);
+	}
+}
+
+/*
+ * ExtensionRelationLock locks a table of the extension, if it exists; with dontWait it returns
+ * false if the lock is not free.
+ */
+bool
+ExtensionRelationLock(const char *name, LOCKMODE lockmode, bool dontWait)
+{
+	Oid relid = ExtensionRelationOid(name);
+
+	if (!OidIsValid(relid))
+		return true; /* opening it will report that */
+	if (dontWait)
+		return ConditionalLockRelationOid(relid, lockmode);
+	LockRelationOid(relid, lockmode);
+	return true;
+}
+
+/*
+ * TableByName returns the OID of the table.  Throws 55000 where the extension is not
+ * installed.
+ */
+static Oid
+TableByName(const ExtensionTable *own)
+{
+	Oid relid = ExtensionRelationOid(own->name);
+
+	if (!OidIsValid(relid))
+		ErrorNotInstalled();
+	return relid;
+}
+
+/*
+ * ExtensionTableOpen opens the table under the given lock, which the caller keeps until the
+ * transaction ends unless it only reads.  While it waits for the lock, the table can be
+ * renamed or replaced, so that it looks up the name again.  Throws 55000 where the
+ * extension is not installed or the table was altered.
+ */
+Relation
+ExtensionTableOpen(ExtensionTable *own, LOCKMODE lockmode)
+{
+	Relation table;
+
+	for (;;)
+	{
+		table = try_table_open(own->checked ? own->relid : TableByName(own), lockmode);
+		if (table != NULL && own->checked)
+			return table;
+		if (table != NULL && RelationGetRelid(table) == TableByName(own))
+			break;
+		if (table != NULL)
+			table_close(table, lockmode);
+		own->checked = false;
+	}
+
+	/* An invalidation during the check must find the table. */
+	own->relid = RelationGetRelid(table);
+	CheckTable(own, table);
+	own->checked = (own->relid == RelationGetRelid(table));
+	RequestVisit();
+	return table;
+}
+
+/*
+ * CountsOneByOne tells whether a sequence returns consecutive values across sessions and
+ * crashes: no session caches one, and none is returned twice.
+ */
+static bool
+CountsOneByOne(Relation sequence)
+{
+	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(RelationGetRelid(sequence)));
+	Form_pg_sequence form;
+	bool oneByOne;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	form = (Form_pg_sequence) GETSTRUCT(tuple);
+	oneByOne = form->seqcache == 1 && form->seqincrement == 1 && !form->seqcycle &&
+			   sequence->rd_rel->relpersistence == RELPERSISTENCE_PERMANENT;
+	ReleaseSysCache(tuple);
+	return oneByOne;
+}
+
+/*
+ * ErrorSequenceMissing reports that there is no sequence of that name.
+ */
+pg_noreturn static void
+ErrorSequenceMissing(const char *sequence)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.%s is missing", sequence),
+			 errdetail("It was dropped, renamed or moved."),
+			 errhint("Undo that, or create one that begins above every value it has returned.")));
+}
+
+/*
+ * ErrorSequenceAltered reports that values could be cached, or come twice.
+ */
+pg_noreturn static void
+ErrorSequenceAltered(const char *sequence, const char *purpose)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.%s was altered", sequence),
+			 errdetail("%s relies on values that come one by one and are never reused.", purpose),
+			 errhint("Use ALTER SEQUENCE idempotency.%s INCREMENT 1 CACHE 1 NO CYCLE, and SET "
+					 "LOGGED.",
+					 sequence)));
+}
+
+/*
+ * ExtensionSequenceOpen opens a sequence of the extension for nextval(), under the lock of
+ * that, which the caller keeps until the transaction ends: the sequence cannot be
+ * altered.  Throws 55000, which names the "purpose" of the values, unless they are
+ * consecutive.
+ */
+Relation
+ExtensionSequenceOpen(const char *name, const char *purpose)
+{
+	Oid relid = ExtensionRelationOid(name);
+	Relation sequence = OidIsValid(relid) ? try_relation_open(relid, RowExclusiveLock) : NULL;
+
+	if (sequence == NULL || sequence->rd_rel->relkind != RELKIND_SEQUENCE)
+		ErrorSequenceMissing(name);
+	if (!CountsOneByOne(sequence))
+		ErrorSequenceAltered(name, purpose);
+	return sequence;
+}
+
+/*
+ * ExtensionIsSubscriber tells whether a subscription of logical replication writes to the
+ * extension's tables, even a disabled one.  Rows of theirs must not be deleted here: an
+ * UPDATE that finds no row is skipped, and its key would be lost.
+ */
+bool
+ExtensionIsSubscriber(void)
+{
+	Oid schema = get_namespace_oid("idempotency", true);
+	Relation catalog = table_open(SubscriptionRelRelationId, AccessShareLock);
+	SysScanDesc scan = systable_beginscan(catalog, InvalidOid, false, NULL, 0, NULL);
+	bool found = false;
+	HeapTuple tuple;
+
+	while (!found && HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_subscription_rel form = (Form_pg_subscription_rel) GETSTRUCT(tuple);
+
+		found = OidIsValid(schema) && get_rel_namespace(form->srrelid) == schema;
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return found;
+}

@@ -1,0 +1,48 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/relation.h
+ *	  The extension's tables and sequences.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_RELATION_H
+#define IDEMPOTENCY_BASE_RELATION_H
+
+#include "storage/lockdefs.h"
+#include "utils/relcache.h"
+
+typedef struct ExtensionTable
+{
+	const char *name;
+	const char *trigger;		   /* its statement-level BEFORE UPDATE trigger, or NULL */
+	void (*check)(Relation table); /* throws 55000 if it was altered */
+	Oid relid;					   /* of the latest lookup */
+	bool checked;				   /* since its last change */
+} ExtensionTable;
+
+/* A column of a table, as the extension created it. */
+typedef struct TableColumn
+{
+	const char *name;
+	Oid type;
+	bool notNull;
+} TableColumn;
+
+typedef enum RelationsLockResult
+{
+	RELATIONS_LOCKED,
+	RELATIONS_BUSY,	  /* another transaction drops or alters one of them */
+	RELATIONS_MISSING /* as in an older version of the extension */
+} RelationsLockResult;
+
+extern RelationsLockResult ExtensionRelationsLock(const char *const *names, int count);
+extern void ExtensionRelationsWait(const char *const *names, int count);
+extern bool ExtensionRelationLock(const char *name, LOCKMODE lockmode, bool dontWait);
+extern void ExtensionTableRegister(ExtensionTable *table);
+extern bool ExtensionIsSubscriber(void);
+extern void TableCheckColumns(Relation table, const TableColumn *columns, int count);
+extern Relation ExtensionTableOpen(ExtensionTable *table, LOCKMODE lockmode);
+extern Relation ExtensionSequenceOpen(const char *name, const char *purpose);
+extern Oid ExtensionRelationOid(const char *name);
+
+#endif /* IDEMPOTENCY_BASE_RELATION_H */

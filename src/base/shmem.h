@@ -1,0 +1,24 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/shmem.h
+ *	  The shared memory of all parts of the library.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_SHMEM_H
+#define IDEMPOTENCY_BASE_SHMEM_H
+
+#include "storage/lwlock.h"
+
+/* A part.  Its pointer is NULL unless the library is preloaded. */
+typedef struct SharedPart
+{
+	void **address;					/* the pointer to set */
+	Size (*bytes)(void);			/* returns its size */
+	void (*init)(void *, LWLock *); /* initializes zeroed memory; the lock is the part's own */
+} SharedPart;
+
+extern void SharedMemoryRegister(const SharedPart *part);
+extern void SharedMemoryInit(void);
+
+#endif /* IDEMPOTENCY_BASE_SHMEM_H */

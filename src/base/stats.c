@@ -1,0 +1,385 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/stats.c
+ *	  Counters per database, and the functions to read them.
+ *
+ * The counters are in shared memory: without preloading nothing is counted, and a
+ * restart or crash resets them.  Events count when they happen, even if the
+ * transaction rolls back.
+ *
+ * Each database with counters has one of STATS_DATABASES slots.  A backend looks its
+ * slot up at its first event; counting is one atomic addition without a lock.  A slot is
+ * freed by the launcher once its database is gone, and when a database is created, which
+ * can have the OID of a dropped one.  The LWLock is exclusive to assign and free slots,
+ * and shared to look one up.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/objectaccess.h"
+#include "catalog/pg_database.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "base/compat.h"
+#include "base/shmem.h"
+#include "base/stats.h"
+
+PG_FUNCTION_INFO_V1(idempotency_stats);
+PG_FUNCTION_INFO_V1(idempotency_stats_reset);
+
+/* The slot of this backend's database; -1: unknown. */
+static int mySlot = -1;
+
+/* How many databases have counters; each takes 8 bytes per counter, and 12 more. */
+#define STATS_DATABASES 1024
+
+/* The counters of one database. */
+typedef struct DatabaseCounters
+{
+	pg_atomic_uint64 resetAt; /* a TimestampTz */
+	pg_atomic_uint64 counter[COUNTER_KINDS];
+} DatabaseCounters;
+
+typedef struct StatsState
+{
+	LWLock *lock;								/* for assigning and freeing slots */
+	pg_atomic_flag fullReported;				/* since a slot was freed last */
+	pg_atomic_uint32 database[STATS_DATABASES]; /* of each slot; 0: free */
+	DatabaseCounters counters[STATS_DATABASES];
+} StatsState;
+
+/* NULL unless the library is preloaded. */
+static StatsState *stats = NULL;
+
+static object_access_hook_type previousAccessHook = NULL;
+
+/* ----------------------------------------------------------------
+ * Slots
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * FindSlot returns the slot of a database, or -1; of "database" 0, a free one.  The
+ * caller holds the lock.
+ */
+static int
+FindSlot(Oid database)
+{
+	for (int slot = 0; slot < STATS_DATABASES; slot++)
+	{
+		if (pg_atomic_read_u32(&stats->database[slot]) == database)
+			return slot;
+	}
+	return -1;
+}
+
+static void
+ResetCounters(DatabaseCounters *counters)
+{
+	for (int kind = 0; kind < COUNTER_KINDS; kind++)
+		pg_atomic_write_u64(&counters->counter[kind], 0);
+	pg_atomic_write_u64(&counters->resetAt, GetCurrentTimestamp());
+}
+
+/*
+ * LogStatsFull reports, in the log only, that events of the current database are not
+ * counted.
+ */
+static void
+LogStatsFull(void)
+{
+	ereport(LOG_SERVER_ONLY, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+							  errmsg("idempotency cannot count the events of more databases"),
+							  errdetail("It has counters for %d databases.", STATS_DATABASES),
+							  errhint("Drop a database that is not needed to free its counters.")));
+}
+
+/*
+ * FindOrAssignSlot returns the slot of a database, and assigns one if it has none; -1 if
+ * no slot is free, which it logs the first time.
+ */
+static int
+FindOrAssignSlot(Oid database)
+{
+	int slot;
+	bool full;
+
+	LWLockAcquire(stats->lock, LW_SHARED);
+	slot = FindSlot(database);
+	full = slot < 0 && FindSlot(InvalidOid) < 0;
+	LWLockRelease(stats->lock);
+
+	if (slot < 0 && !full)
+	{
+		LWLockAcquire(stats->lock, LW_EXCLUSIVE);
+		slot = FindSlot(database);
+		if (slot < 0)
+		{
+			slot = FindSlot(InvalidOid);
+			full = slot < 0;
+			if (!full)
+			{
+				ResetCounters(&stats->counters[slot]);
+				pg_atomic_write_u32(&stats->database[slot], database);
+			}
+		}
+		LWLockRelease(stats->lock);
+	}
+
+	if (full && pg_atomic_test_set_flag(&stats->fullReported))
+		LogStatsFull();
+	return slot;
+}
+
+/*
+ * MyCounters returns the counters of this backend's database, or NULL: not preloaded, no
+ * database, or no slot.  Without a slot it looks again at each event, which takes
+ * microseconds, so that it finds a slot that was freed.
+ */
+static DatabaseCounters *
+MyCounters(void)
+{
+	if (stats == NULL || !OidIsValid(MyDatabaseId))
+		return NULL;
+
+	/* The slot can have been freed by mistake and assigned to another database */
+	if (mySlot < 0 || pg_atomic_read_u32(&stats->database[mySlot]) != MyDatabaseId)
+		mySlot = FindOrAssignSlot(MyDatabaseId);
+	return mySlot < 0 ? NULL : &stats->counters[mySlot];
+}
+
+/*
+ * StatsListDatabases returns the OIDs of the databases that have a slot.  To free the
+ * slots of dropped databases, call this before taking the snapshot for pg_database: a
+ * database that is missing then was dropped, and is not just too new to be visible.
+ */
+List *
+StatsListDatabases(void)
+{
+	List *databases = NIL;
+
+	if (stats == NULL)
+		return NIL;
+
+	for (int slot = 0; slot < STATS_DATABASES; slot++)
+	{
+		Oid database = pg_atomic_read_u32(&stats->database[slot]);
+
+		if (OidIsValid(database))
+			databases = lappend_oid(databases, database);
+	}
+	return databases;
+}
+
+/*
+ * StatsForgetDatabase frees the slot of a dropped database, if it has one.
+ */
+void
+StatsForgetDatabase(Oid database)
+{
+	int slot;
+
+	if (stats == NULL || !OidIsValid(database))
+		return;
+
+	LWLockAcquire(stats->lock, LW_EXCLUSIVE);
+	slot = FindSlot(database);
+	if (slot >= 0)
+	{
+		pg_atomic_write_u32(&stats->database[slot], InvalidOid);
+		pg_atomic_clear_flag(&stats->fullReported);
+	}
+	LWLockRelease(stats->lock);
+}
+
+/*
+ * ForgetAtCreation runs for every object that is created: a new database must not begin
+ * with the counters of a dropped one that had its OID.
+ */
+static void
+ForgetAtCreation(ObjectAccessType access, Oid classId, Oid objectId, int subId, void *arg)
+{
+	if (previousAccessHook != NULL)
+		previousAccessHook(access, classId, objectId, subId, arg);
+
+	if (access == OAT_POST_CREATE && classId == DatabaseRelationId)
+		StatsForgetDatabase(objectId);
+}
+
+/* ----------------------------------------------------------------
+ * Counting
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * CountEvents counts "events" of a kind in this backend's database.  It never throws, and
+ * can be called wherever an LWLock can be taken.
+ */
+void
+CountEvents(CounterKind kind, uint64 events)
+{
+	DatabaseCounters *counters = events > 0 ? MyCounters() : NULL;
+
+	if (counters != NULL)
+		pg_atomic_fetch_add_u64(&counters->counter[kind], (int64) events);
+}
+
+/*
+ * CountEvent counts one event.
+ */
+void
+CountEvent(CounterKind kind)
+{
+	CountEvents(kind, 1);
+}
+
+/*
+ * CountWaitTime counts the time since "began" as time waited.
+ */
+void
+CountWaitTime(instr_time began)
+{
+	instr_time waited;
+
+	INSTR_TIME_SET_CURRENT(waited);
+	INSTR_TIME_SUBTRACT(waited, began);
+	CountEvents(COUNT_WAIT_TIME, INSTR_TIME_GET_MICROSEC(waited));
+}
+
+/*
+ * CountWait counts a wait that began at "began" and ends now.
+ */
+void
+CountWait(instr_time began)
+{
+	CountEvent(COUNT_WAITS);
+	CountWaitTime(began);
+}
+
+/* ----------------------------------------------------------------
+ * SQL
+ * ----------------------------------------------------------------
+ */
+
+/* The columns of stats(): the database, the counters, the reset. */
+#define STATS_COLUMNS (1 + COUNTER_KINDS + 1)
+
+/*
+ * PutRow adds one database to the result.
+ */
+static void
+PutRow(ReturnSetInfo *rsinfo, Oid database, DatabaseCounters *counters)
+{
+	Datum values[STATS_COLUMNS];
+	bool nulls[STATS_COLUMNS] = {false};
+	Interval waited = {0};
+	int column = 0;
+
+	values[column++] = ObjectIdGetDatum(database);
+	for (int kind = 0; kind < COUNTER_KINDS; kind++)
+		values[column++] = Int64GetDatum((int64) pg_atomic_read_u64(&counters->counter[kind]));
+	waited.time = (TimeOffset) DatumGetInt64(values[1 + COUNT_WAIT_TIME]);
+	values[1 + COUNT_WAIT_TIME] = IntervalPGetDatum(&waited);
+	values[column] = TimestampTzGetDatum((TimestampTz) pg_atomic_read_u64(&counters->resetAt));
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/*
+ * stats() RETURNS SETOF record: a row for every database that has counters, and for the
+ * caller's, unless no slot is free
+ */
+Datum
+idempotency_stats(PG_FUNCTION_ARGS)
+{
+	InitMaterializedSRF(fcinfo, 0);
+	if (stats == NULL)
+		return (Datum) 0;
+
+	(void) MyCounters();
+	for (int slot = 0; slot < STATS_DATABASES; slot++)
+	{
+		Oid database = pg_atomic_read_u32(&stats->database[slot]);
+
+		if (OidIsValid(database))
+			PutRow((ReturnSetInfo *) fcinfo->resultinfo, database, &stats->counters[slot]);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * ErrorNotPreloaded reports a call that needs shared memory.
+ */
+pg_noreturn static void
+ErrorNotPreloaded(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("library \"idempotency\" is not preloaded"),
+					errdetail("Its counters are kept in shared memory."),
+					errhint("Add idempotency to shared_preload_libraries, and restart the "
+							"server.")));
+}
+
+/*
+ * stats_reset() RETURNS void: sets the counters of this database to 0
+ */
+Datum
+idempotency_stats_reset(PG_FUNCTION_ARGS)
+{
+	DatabaseCounters *counters = MyCounters();
+
+	if (stats == NULL)
+		ErrorNotPreloaded();
+	if (counters != NULL)
+		ResetCounters(counters);
+	PG_RETURN_VOID();
+}
+
+/* ----------------------------------------------------------------
+ * Initialization
+ * ----------------------------------------------------------------
+ */
+
+static Size
+StatsBytes(void)
+{
+	return sizeof(StatsState);
+}
+
+/*
+ * InitializeStats initializes the counters: every slot is free.
+ */
+static void
+InitializeStats(void *memory, LWLock *lock)
+{
+	StatsState *state = memory;
+
+	state->lock = lock;
+	pg_atomic_init_flag(&state->fullReported);
+	for (int slot = 0; slot < STATS_DATABASES; slot++)
+	{
+		pg_atomic_init_u32(&state->database[slot], InvalidOid);
+		pg_atomic_init_u64(&state->counters[slot].resetAt, 0);
+		for (int kind = 0; kind < COUNTER_KINDS; kind++)
+			pg_atomic_init_u64(&state->counters[slot].counter[kind], 0);
+	}
+}
+
+/*
+ * StatsInit registers the shared memory and the hook for new databases; called once per
+ * process, from _PG_init().
+ */
+void
+StatsInit(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+
+	SharedMemoryRegister(&(SharedPart){(void **) &stats, StatsBytes, InitializeStats});
+	previousAccessHook = object_access_hook;
+	object_access_hook = ForgetAtCreation;
+}

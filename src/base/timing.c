@@ -1,0 +1,142 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/timing.c
+ *	  The intervals that callers pass: wait, retention and lease.
+ *
+ * A negative length is 22023, one beyond the last timestamp 22008.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <limits.h>
+#include <math.h>
+
+#include "utils/fmgrprotos.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "base/errors.h"
+#include "base/guc.h"
+#include "base/timing.h"
+
+/*
+ * IntervalMicroseconds returns the approximate length of an interval, with months of 30
+ * days, as a double: the parts of an interval can overflow an int64.
+ */
+double
+IntervalMicroseconds(const Interval *interval)
+{
+	return (double) interval->time +
+		   ((double) interval->month * DAYS_PER_MONTH + interval->day) * USECS_PER_DAY;
+}
+
+/*
+ * WaitFromArg returns the wait that argument "arg" passes, in milliseconds.  The longest
+ * is 24 days; an infinite one is that long.
+ */
+int
+WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs)
+{
+	double ms;
+
+	if (PG_ARGISNULL(arg))
+		return defaultMs;
+
+	ms = IntervalMicroseconds(PG_GETARG_INTERVAL_P(arg)) / 1000;
+	if (ms < 0)
+		ErrorBadArgument("wait must not be negative",
+						 "Pass 0 to not wait, or NULL for idempotency.wait.");
+
+	/* a fraction of a millisecond is a wait too */
+	return ms >= INT_MAX ? INT_MAX : (int) ceil(ms);
+}
+
+/*
+ * RetentionFromArg returns the retention that argument "arg" passes.  Forever is -1
+ * second, as in the setting, or infinity where the server has it.  For NULL, throws what
+ * RequireSetting() throws.
+ */
+Retention
+RetentionFromArg(FunctionCallInfo fcinfo, int arg)
+{
+	Retention retention;
+
+	if (PG_ARGISNULL(arg))
+	{
+		RequireSetting(&RetentionSetting);
+		return DefaultRetention;
+	}
+
+	retention.length = *PG_GETARG_INTERVAL_P(arg);
+	retention.forever = INTERVAL_IS_NOEND(&retention.length) ||
+						IntervalMicroseconds(&retention.length) == -USECS_PER_SEC;
+
+	/* refuse an invalid retention before the operation runs */
+	(void) RetentionEnd(&retention, GetCurrentTimestamp());
+	return retention;
+}
+
+/*
+ * Later returns "from" plus an interval; the length of a month or a day depends on
+ * "from".  Throws 22008 if that is no timestamp.
+ */
+static TimestampTz
+Later(TimestampTz from, const Interval *length)
+{
+	if (length->month == 0 && length->day == 0 && length->time < (int64) INT_MAX * USECS_PER_SEC)
+		return from + length->time;
+	return DatumGetTimestampTz(
+		DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(from),
+							IntervalPGetDatum(unconstify(Interval *, length))));
+}
+
+/*
+ * RetentionEnd returns when an outcome that is stored at "from" expires.  Throws 22008,
+ * and 22023 if that is not later.
+ */
+TimestampTz
+RetentionEnd(const Retention *retention, TimestampTz from)
+{
+	TimestampTz end;
+
+	if (retention->forever)
+		return DT_NOEND;
+	end = Later(from, &retention->length);
+	if (end <= from)
+		ErrorBadArgument(
+			"retention must be positive",
+			"Pass '-1 second' to retain it forever, or NULL for idempotency.retention.");
+	return end;
+}
+
+/*
+ * LeaseFromArg returns the lease that argument "arg" passes, checked, or NULL.
+ */
+const Interval *
+LeaseFromArg(FunctionCallInfo fcinfo, int arg)
+{
+	const Interval *lease;
+
+	if (PG_ARGISNULL(arg))
+		return NULL;
+	lease = PG_GETARG_INTERVAL_P(arg);
+	(void) LeaseEnd(lease, GetCurrentTimestamp());
+	return lease;
+}
+
+/*
+ * LeaseEnd returns when a lease that begins at "from" ends.  Throws 22008, and 22023
+ * unless that is later and finite: a dead owner would block its key forever.
+ */
+TimestampTz
+LeaseEnd(const Interval *lease, TimestampTz from)
+{
+	TimestampTz end = Later(from, lease);
+
+	if (end <= from || TIMESTAMP_NOT_FINITE(end))
+		ErrorBadArgument(
+			"lease must be positive and finite",
+			"Pass the time within which the owner renews the lease, such as '30 seconds'.");
+	return end;
+}

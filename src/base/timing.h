@@ -1,0 +1,27 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/timing.h
+ *	  The intervals that callers pass: wait, retention and lease.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_TIMING_H
+#define IDEMPOTENCY_BASE_TIMING_H
+
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+
+typedef struct Retention
+{
+	bool forever;
+	Interval length;
+} Retention;
+
+extern double IntervalMicroseconds(const Interval *interval);
+extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
+extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg);
+extern TimestampTz RetentionEnd(const Retention *retention, TimestampTz from);
+extern const Interval *LeaseFromArg(FunctionCallInfo fcinfo, int arg);
+extern TimestampTz LeaseEnd(const Interval *lease, TimestampTz from);
+
+#endif /* IDEMPOTENCY_BASE_TIMING_H */

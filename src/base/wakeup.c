@@ -1,0 +1,267 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/wakeup.c
+ *	  Waking sessions that wait for the lease of another session.
+ *
+ * The row of a lease is committed, and its owner holds no lock to wait for.  A waiter
+ * sleeps on a condition variable in shared memory, which a transaction that changes the
+ * row broadcasts after its commit:
+ *
+ *		waiter					owner
+ *		WakeupPrepare			complete(): WakeupAfterCommit
+ *		probe: leased			COMMIT, the change is visible
+ *		WakeupSleep				WakeupAtCommit: broadcast
+ *		probe: stored
+ *		WakeupCancel
+ *
+ * The waiter prepares before it probes, so that it misses no broadcast after its probe.
+ * Keys share WAKEUP_VARIABLES variables by their hash: a sleep can end for another key,
+ * and the waiter must probe again.  Some changes have no broadcast: COMMIT PREPARED,
+ * which runs in another backend, the end of a lease, a crash.  So a sleep takes a second
+ * at most.  Without shared memory, sleeps begin short and grow to a second.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "port/pg_bitutils.h"
+#include "storage/condition_variable.h"
+#include "storage/latch.h"
+
+#include "base/compat.h"
+#include "base/shmem.h"
+#include "base/stats.h"
+#include "base/wakeup.h"
+
+/* How many condition variables the waiters share; a power of two. */
+#define WAKEUP_VARIABLES 256
+
+/* NULL unless the library is preloaded. */
+static ConditionVariable *variables = NULL;
+
+/* The shortest and the longest sleep, in milliseconds. */
+#define FIRST_SLEEP 10
+#define LONGEST_SLEEP 1000
+
+/* After this many rounds, doubling the first sleep exceeds the longest. */
+#define LONG_ROUNDS 7
+
+/*
+ * The variables to broadcast at commit, one bit each.  A fixed bitmap, so that nothing can
+ * fail after the commit.
+ */
+#define BITS_PER_WORD 64
+#define PENDING_WORDS (WAKEUP_VARIABLES / BITS_PER_WORD)
+static uint64 pending[PENDING_WORDS];
+static bool anyPending = false;
+
+StaticAssertDecl((WAKEUP_VARIABLES & (WAKEUP_VARIABLES - 1)) == 0,
+				 "WAKEUP_VARIABLES must be a power of two");
+StaticAssertDecl(FIRST_SLEEP << LONG_ROUNDS >= LONGEST_SLEEP, "LONG_ROUNDS is too small");
+
+static int
+VariableNumber(uint64 number)
+{
+	return (int) (number & (WAKEUP_VARIABLES - 1));
+}
+
+/* ----------------------------------------------------------------
+ * The waiter
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * SleepEvent returns the wait event of a sleep: "Extension" and, from 17 on, its name.
+ */
+static uint32
+SleepEvent(void)
+{
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("IdempotencyLease");
+	return event;
+}
+
+/*
+ * WakeupPrepare makes sure that no later broadcast for the key is missed.  The caller
+ * probes next, and ends the wait with WakeupCancel(); an error that ends the
+ * (sub)transaction does that as well.
+ */
+void
+WakeupPrepare(uint64 number)
+{
+	if (variables != NULL)
+		ConditionVariablePrepareToSleep(&variables[VariableNumber(number)]);
+}
+
+/*
+ * SleepOnLatch sleeps on the process's latch alone, longer in each round.
+ */
+static void
+SleepOnLatch(int round, long timeoutMs)
+{
+	long ms = FIRST_SLEEP << Min(round, LONG_ROUNDS);
+
+	ms = Min(ms, timeoutMs);
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, SleepEvent());
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * SleepOnVariable sleeps on the key's condition variable.
+ */
+static void
+SleepOnVariable(uint64 number, long timeoutMs)
+{
+	/*
+	 * The server checks for a broadcast only when the latch is set, and another
+	 * wait since WakeupPrepare() can have reset it.
+	 */
+	SetLatch(MyLatch);
+	(void) ConditionVariableTimedSleep(&variables[VariableNumber(number)], timeoutMs, SleepEvent());
+}
+
+/*
+ * WakeupSleep sleeps until the key is broadcast or the timeout has passed, for a second
+ * at most; "round" counts the sleeps of one wait from 0.  It can return early.  Throws
+ * what an interrupt does: cancel, statement_timeout, termination.
+ */
+void
+WakeupSleep(uint64 number, int round, long timeoutMs)
+{
+	timeoutMs = Max(0, Min(timeoutMs, LONGEST_SLEEP));
+	if (variables != NULL)
+		SleepOnVariable(number, timeoutMs);
+	else
+		SleepOnLatch(round, timeoutMs);
+}
+
+/*
+ * WakeupSleepCounted sleeps as WakeupSleep() does, and counts the wait and its time,
+ * however the sleep ends.
+ */
+void
+WakeupSleepCounted(uint64 number, int round, long timeoutMs)
+{
+	instr_time began;
+
+	if (round == 0)
+		CountEvent(COUNT_WAITS);
+	INSTR_TIME_SET_CURRENT(began);
+	PG_TRY();
+	{
+		WakeupSleep(number, round, timeoutMs);
+	}
+	PG_FINALLY();
+	{
+		CountWaitTime(began);
+	}
+	PG_END_TRY();
+}
+
+/*
+ * WakeupCancel ends the wait, if one was prepared.
+ */
+void
+WakeupCancel(void)
+{
+	ConditionVariableCancelSleep();
+}
+
+/* ----------------------------------------------------------------
+ * The owner
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * WakeupAfterCommit requests a broadcast for the key when this transaction commits.  A
+ * rollback to a savepoint does not undo the request: a superfluous wakeup is harmless.
+ */
+void
+WakeupAfterCommit(uint64 number)
+{
+	int variable = VariableNumber(number);
+
+	if (variables == NULL)
+		return;
+	pending[variable / BITS_PER_WORD] |= UINT64CONST(1) << (variable % BITS_PER_WORD);
+	anyPending = true;
+}
+
+/*
+ * WakeupAtCommit does the requested broadcasts, for XACT_EVENT_COMMIT.  It cannot fail.  A
+ * test may wait at its injection point, since no LWLock is held and interrupts are held
+ * off, but an error injected there would stop the server.
+ *
+ * The server calls these callbacks after the transaction has ended for others
+ * (ProcArrayEndTransaction), so that a waiter that probes now sees what it wrote, and
+ * before it releases the locks.  A waiter that takes over a lease can thus wait for the
+ * key's lock for a moment; one that replays an outcome needs no lock.
+ */
+void
+WakeupAtCommit(void)
+{
+	if (!anyPending)
+		return;
+
+	InjectionPoint("commit-wake");
+	for (int word = 0; word < PENDING_WORDS; word++)
+	{
+		uint64 bits = pending[word];
+
+		while (bits != 0)
+		{
+			int bit = pg_rightmost_one_pos64(bits);
+
+			ConditionVariableBroadcast(&variables[word * BITS_PER_WORD + bit]);
+			bits &= bits - 1;
+		}
+	}
+	WakeupAtAbort();
+}
+
+/*
+ * WakeupAtAbort drops the requests; for XACT_EVENT_ABORT, and for XACT_EVENT_PREPARE,
+ * since COMMIT PREPARED runs in another backend.
+ */
+void
+WakeupAtAbort(void)
+{
+	if (!anyPending)
+		return;
+	memset(pending, 0, sizeof(pending));
+	anyPending = false;
+}
+
+/* ----------------------------------------------------------------
+ * Initialization
+ * ----------------------------------------------------------------
+ */
+
+static Size
+VariablesBytes(void)
+{
+	return WAKEUP_VARIABLES * sizeof(ConditionVariable);
+}
+
+static void
+InitializeVariables(void *memory, LWLock *lock)
+{
+	ConditionVariable *made = memory;
+
+	for (int i = 0; i < WAKEUP_VARIABLES; i++)
+		ConditionVariableInit(&made[i]);
+}
+
+/*
+ * WakeupInit registers the condition variables; called from _PG_init().
+ */
+void
+WakeupInit(void)
+{
+	SharedMemoryRegister(&(SharedPart){(void **) &variables, VariablesBytes, InitializeVariables});
+}

@@ -1,0 +1,25 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/wakeup.h
+ *	  Waking sessions that wait for the lease of another session.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_WAKEUP_H
+#define IDEMPOTENCY_BASE_WAKEUP_H
+
+/* The waiter: prepare, probe, sleep, probe, sleep, ... and cancel. */
+extern void WakeupPrepare(uint64 number);
+extern void WakeupSleep(uint64 number, int round, long timeoutMs);
+extern void WakeupSleepCounted(uint64 number, int round, long timeoutMs);
+extern void WakeupCancel(void);
+
+/* The owner. */
+extern void WakeupAfterCommit(uint64 number);
+extern void WakeupAtCommit(void);
+extern void WakeupAtAbort(void);
+
+/* For _PG_init(). */
+extern void WakeupInit(void);
+
+#endif /* IDEMPOTENCY_BASE_WAKEUP_H */

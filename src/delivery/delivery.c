@@ -1,0 +1,613 @@
+/*-------------------------------------------------------------------------
+ *
+ * delivery/delivery.c
+ *	  Batches: delivery, acknowledgement, and events that fail.
+ *
+ * One batch of a subscription is out at a time.  Delivery writes where it ends, and
+ * acknowledging it moves the position there.  README.md describes the steps and the
+ * states.
+ *
+ * Locks: the subscription's, to the end of the transaction.  DeliveryFetch() and
+ * DeliveryOutstanding() need it, the others take it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "common/pg_prng.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "base/errors.h"
+#include "base/stats.h"
+#include "base/timing.h"
+#include "base/wakeup.h"
+#include "delivery/delivery.h"
+#include "delivery/parked.h"
+#include "delivery/position.h"
+#include "outbox/scan.h"
+#include "outbox/table.h"
+
+/* The position is written after so many rows, even if they had no event to deliver. */
+#define PROGRESS_EVENTS 1000
+
+/*
+ * A call parks so many events and reads so many rows at most, and leaves the rest to the
+ * next one.  So a consumer with a statement_timeout makes progress, whatever the backlog.
+ */
+#define FETCH_PARKS 1000
+#define FETCH_ROWS 100000
+
+#define BATCH_BITS 53
+
+/*
+ * NewBatchNumber returns a random number, so that a late consumer does not acknowledge
+ * another consumer's batch: never 0, and of 53 bits, which a client that reads JSON
+ * numbers as doubles keeps exactly.
+ */
+static int64
+NewBatchNumber(void)
+{
+	uint64 number = 0;
+
+	while (number == 0)
+	{
+		if (!pg_strong_random(&number, sizeof(number)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
+		number >>= 64 - BATCH_BITS;
+	}
+	return (int64) number;
+}
+
+/*
+ * DeliveryPosition reads the position of a subscription.  Throws 42704 if the
+ * subscription was removed since it was looked up.
+ */
+static void
+DeliveryPosition(const Subscription *subscription, Position *position)
+{
+	if (!PositionRead(subscription->name, position))
+		ErrorNoSubscription(subscription->name);
+}
+
+/*
+ * IsDeliverable tells whether the subscription wants the event in the slot, and has not
+ * parked it.
+ */
+static bool
+IsDeliverable(const Subscription *subscription, TupleTableSlot *slot, const ParkedSummary *parked)
+{
+	bool isnull;
+
+	return TopicMatches(&subscription->topics,
+						DatumGetTextPP(slot_getattr(slot, OUT_TOPIC, &isnull))) &&
+		   !ParkedHas(subscription->name, parked, OutboxSeq(slot));
+}
+
+/*
+ * Collect adds events of the scan to a new batch, until it has "max".  An event that has
+ * to wait for another one is parked.  Sets batch->more at a limit of the call.
+ */
+static void
+Collect(const Subscription *subscription, OutboxScan *scan, int max, const ParkedSummary *parked,
+		Batch *batch)
+{
+	TupleTableSlot *slot;
+	int waiting = 0;
+
+	while (list_length(batch->events) < max && waiting < FETCH_PARKS &&
+		   (slot = OutboxScanNext(scan)) != NULL)
+	{
+		Event *event;
+
+		if (!IsDeliverable(subscription, slot, parked))
+			continue;
+		event = EventFromOutbox(slot, batch->number);
+		if (ParkedBlocks(subscription->name, parked, event))
+		{
+			ParkedWait(subscription->name, event);
+			waiting++;
+		}
+		else
+			batch->events = lappend(batch->events, event);
+	}
+	batch->wrote |= waiting > 0;
+	batch->more = waiting == FETCH_PARKS || OutboxScanExhausted(scan);
+}
+
+/*
+ * BatchCollect fills the batch with the events of the one that is out.
+ */
+static void
+BatchCollect(const Subscription *subscription, const Position *position, Batch *batch)
+{
+	ParkedSummary parked;
+	TupleTableSlot *slot;
+	OutboxScan *scan;
+
+	ParkedSummarize(subscription->name, &position->start, &parked);
+	batch->events = ParkedInBatch(subscription->name, position);
+	scan = OutboxScanBegin(&position->start, &position->end, PG_INT64_MAX);
+	while ((slot = OutboxScanNext(scan)) != NULL)
+	{
+		if (IsDeliverable(subscription, slot, &parked))
+			batch->events = lappend(batch->events, EventFromOutbox(slot, batch->number));
+	}
+	(void) OutboxScanEnd(scan, NULL);
+}
+
+/*
+ * WritePosition writes that the batch is out or, if it has no events, that the position
+ * has moved.
+ */
+static void
+WritePosition(const Subscription *subscription, Position *position, const Interval *lease,
+			  Batch *batch)
+{
+	if (batch->events == NIL)
+	{
+		position->start = position->end;
+		position->batch = 0;
+	}
+	else
+	{
+		position->batch = batch->number;
+		position->leasedAt = GetCurrentTimestamp();
+		position->leasedUntil = LeaseEnd(lease, position->leasedAt);
+	}
+	InjectionPoint("fetch-write");
+	PositionWrite(subscription->name, position);
+	InjectionPoint("fetch-end");
+	batch->wrote = true;
+}
+
+/*
+ * Redeliver delivers the batch that is out again, under a new number.
+ */
+static void
+Redeliver(const Subscription *subscription, Position *position, const Interval *lease, Batch *batch)
+{
+	position->batch = batch->number;
+	BatchCollect(subscription, position, batch);
+	WritePosition(subscription, position, lease, batch);
+}
+
+/*
+ * DeliverNext delivers parked events whose retry time has come, and then the next ones
+ * of the outbox.
+ */
+static void
+DeliverNext(const Subscription *subscription, Position *position, const FetchPlan *plan,
+			Batch *batch)
+{
+	int max = position->singles > 0 ? 1 : plan->max;
+	TimestampTz now = GetCurrentTimestamp();
+	ParkedSummary parked;
+	OutboxScan *scan;
+	ListCell *cell;
+	int64 rows;
+
+	/* Add parked events that are ready */
+	ParkedSummarize(subscription->name, &position->start, &parked);
+	batch->next = parked.next;
+	if (parked.next != 0 && parked.next <= now)
+		batch->events = ParkedReady(subscription->name, now, max, batch->number);
+	position->parkedCount = list_length(batch->events);
+	position->parked = palloc(Max(1, position->parkedCount) * sizeof(int64));
+	foreach (cell, batch->events)
+		position->parked[foreach_current_index(cell)] = EventSeq(lfirst(cell));
+
+	/* Add events of the outbox */
+	scan = OutboxScanBegin(&position->start, NULL, FETCH_ROWS);
+	Collect(subscription, scan, max, &parked, batch);
+	rows = OutboxScanEnd(scan, &position->end);
+
+	/* Write the position if that is worth it */
+	if (batch->events != NIL && position->singles > 0)
+		position->singles--;
+	if (batch->events != NIL || batch->wrote || batch->more || rows >= PROGRESS_EVENTS ||
+		(plan->last && (rows > 0 || position->end.count < position->start.count)))
+		WritePosition(subscription, position, plan->lease, batch);
+}
+
+/*
+ * DeliveryFetch fills "batch" with the next events, in the current memory context.  The
+ * caller holds the subscription's lock.  Throws 42704.
+ */
+void
+DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *batch)
+{
+	Position position;
+
+	memset(batch, 0, sizeof(Batch));
+	DeliveryPosition(subscription, &position);
+	InjectionPoint("fetch-collect");
+	if (PositionIsLeased(&position))
+	{
+		batch->next = position.leasedUntil;
+		return;
+	}
+	batch->number = NewBatchNumber();
+	if (position.batch != 0)
+		Redeliver(subscription, &position, plan->lease, batch);
+	if (batch->events == NIL) /* all of it is parked by now */
+		DeliverNext(subscription, &position, plan, batch);
+	CountEvents(COUNT_DELIVERED, list_length(batch->events));
+}
+
+/*
+ * DeliveryOutstanding fills "batch" with the batch that is out, in the current memory
+ * context.  Returns false if none is.  The caller holds the subscription's lock.
+ */
+bool
+DeliveryOutstanding(const Subscription *subscription, Batch *batch)
+{
+	Position position;
+
+	memset(batch, 0, sizeof(Batch));
+	DeliveryPosition(subscription, &position);
+	if (position.batch == 0)
+		return false;
+	batch->number = position.batch;
+	BatchCollect(subscription, &position, batch);
+	return true;
+}
+
+/* ----------------------------------------------------------------
+ * Acknowledging
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * ErrorBatchLost reports a batch that is not, or no longer, the one that is out.  The
+ * transaction can still commit: nothing was changed, and the events are redelivered to a
+ * consumer that deduplicates.
+ */
+pg_noreturn static void
+ErrorBatchLost(const text *subscription, int64 batch)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BATCH_LOST),
+			 errmsg("this batch is not the current one of its subscription"),
+			 errdetail("Subscription \"%s\", batch %lld.", text_to_cstring(subscription),
+					   (long long) batch),
+			 errhint("Call idempotency.fetch() for the next batch; to keep one longer, pass a "
+					 "longer lease or call idempotency.extend().")));
+}
+
+/*
+ * LockBatch locks the subscription and reads its position.  Throws IK408 unless
+ * "batch" is out, and 55P03 if the lock is not free in time.
+ */
+static void
+LockBatch(const Subscription *subscription, int64 batch, Position *position)
+{
+	InjectionPoint("batch-lock");
+	SubscriptionLockOrThrow(subscription->name);
+	InjectionPoint("batch-read");
+	DeliveryPosition(subscription, position);
+	if (position->batch != batch || batch == 0)
+		ErrorBatchLost(subscription->name, batch);
+}
+
+/*
+ * WakeConsumers wakes consumers that wait for the end of the batch.  With a handler there
+ * are none.
+ */
+static void
+WakeConsumers(const Subscription *subscription)
+{
+	if (subscription->handler == NULL)
+		WakeupAfterCommit(OutboxChannel());
+}
+
+/*
+ * EndBatch moves the position after the batch.
+ */
+static void
+EndBatch(const Subscription *subscription, Position *position)
+{
+	position->start = position->end;
+	position->batch = 0;
+	InjectionPoint("batch-end");
+	PositionWrite(subscription->name, position);
+	InjectionPoint("batch-wake");
+	WakeConsumers(subscription);
+}
+
+/*
+ * DeliveryAck acknowledges every event of the batch.
+ */
+void
+DeliveryAck(const Subscription *subscription, int64 batch)
+{
+	Position position;
+
+	LockBatch(subscription, batch, &position);
+	ParkedAcknowledge(subscription->name, &position);
+	EndBatch(subscription, &position);
+	CountEvent(COUNT_ACKNOWLEDGED);
+}
+
+/*
+ * RemoveParked removes parked events, whose numbers are sorted, from the batch.  Returns
+ * how many it had; if "found" is not NULL, it says of each whether the batch had it.
+ */
+static int
+RemoveParked(Position *position, const int64 *numbers, int count, bool *found)
+{
+	int kept = 0;
+	int taken;
+
+	for (int i = 0; i < position->parkedCount; i++)
+	{
+		int at = NumbersFind(numbers, count, position->parked[i]);
+
+		if (at < 0)
+			position->parked[kept++] = position->parked[i];
+		else if (found != NULL)
+			found[at] = true;
+	}
+	taken = position->parkedCount - kept;
+	position->parkedCount = kept;
+	return taken;
+}
+
+/*
+ * NumbersOf returns the sorted numbers of events, and sets "count".
+ */
+static int64 *
+NumbersOf(const List *events, int *count)
+{
+	int64 *numbers = palloc(Max(1, list_length(events)) * sizeof(int64));
+	ListCell *cell;
+
+	*count = 0;
+	foreach (cell, events)
+		numbers[(*count)++] = EventSeq(lfirst(cell));
+	NumbersSort(numbers, *count);
+	return numbers;
+}
+
+/*
+ * DeliveryAckPart acknowledges the events of the batch except "rest", which are
+ * redelivered at once: parked ones stay parked, and the others are added to the position
+ * as not delivered.
+ */
+void
+DeliveryAckPart(const Subscription *subscription, int64 batch, const List *rest)
+{
+	Position position;
+	int64 *numbers;
+	bool *parked;
+	int count;
+
+	LockBatch(subscription, batch, &position);
+	numbers = NumbersOf(rest, &count);
+	parked = palloc0(Max(1, count) * sizeof(bool));
+	(void) RemoveParked(&position, numbers, count, parked);
+	for (int i = 0; i < count; i++)
+	{
+		if (!parked[i])
+			CursorAddNumber(&position.end, numbers[i]);
+	}
+	ParkedAcknowledge(subscription->name, &position);
+	EndBatch(subscription, &position);
+	CountEvent(COUNT_ACKNOWLEDGED);
+}
+
+/*
+ * DeliveryGiveBack gives the batch back, to be redelivered at once; one event a batch
+ * with "singly", to find the one that fails.  The position does not move back: events of
+ * the batch that were parked would be met again after they have left.  So the rest is
+ * parked as well.
+ */
+void
+DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	Batch again = {.number = batch};
+	Position position;
+	ListCell *cell;
+
+	LockBatch(subscription, batch, &position);
+	BatchCollect(subscription, &position, &again);
+	foreach (cell, again.events)
+		ParkedRequeue(subscription->name, lfirst(cell), now);
+	ParkedRestoreOrder(subscription->name, now);
+	if (singly)
+		position.singles = list_length(again.events);
+	EndBatch(subscription, &position);
+}
+
+/*
+ * DeliveryExtend gives the batch another lease from now on, and returns its end.
+ */
+TimestampTz
+DeliveryExtend(const Subscription *subscription, int64 batch, const Interval *lease)
+{
+	Position position;
+
+	LockBatch(subscription, batch, &position);
+	position.leasedAt = GetCurrentTimestamp();
+	position.leasedUntil = LeaseEnd(lease, position.leasedAt);
+	InjectionPoint("extend-write");
+	PositionWrite(subscription->name, &position);
+	return position.leasedUntil;
+}
+
+/* ----------------------------------------------------------------
+ * Events that failed
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * RetryAt returns when an event that failed "attempts" times is redelivered.  The delay
+ * doubles with each failure, and a part of it is random, so that events that failed
+ * together are not redelivered together.
+ */
+static TimestampTz
+RetryAt(const Subscription *subscription, int attempts, const Interval *retryIn)
+{
+	double delay = IntervalMicroseconds(&subscription->retryDelay);
+
+	if (retryIn != NULL)
+		delay = IntervalMicroseconds(retryIn);
+	else
+	{
+		delay = Min(delay * pow(2, Min(attempts - 1, 60)),
+					IntervalMicroseconds(&subscription->maxRetryDelay));
+		delay *= 0.5 + pg_prng_double(&pg_global_prng_state) / 2;
+	}
+	return GetCurrentTimestamp() +
+		   (TimestampTz) Min(delay, (double) INT64CONST(100) * 365 * USECS_PER_DAY);
+}
+
+/*
+ * FollowersOf returns the later events of the aggregate of the event at "failed".
+ */
+static List *
+FollowersOf(const List *events, const ListCell *failed)
+{
+	List *followers = NIL;
+	ListCell *cell;
+
+	for_each_cell(cell, events, lnext(events, failed))
+	{
+		if (EventsShareAggregate(lfirst(failed), lfirst(cell)))
+			followers = lappend(followers, lfirst(cell));
+	}
+	return followers;
+}
+
+/*
+ * HoldFollowers removes the later events of an aggregate from the batch, and makes them
+ * and those that are parked wait behind the event at "failed".  Returns whether that
+ * changed the position.
+ */
+static bool
+HoldFollowers(const Subscription *subscription, Position *position, const List *events,
+			  const ListCell *failed)
+{
+	List *followers = FollowersOf(events, failed);
+	bool *parked = palloc0(Max(1, list_length(followers)) * sizeof(bool));
+	int count;
+	int64 *numbers = NumbersOf(followers, &count);
+	bool changed = RemoveParked(position, numbers, count, parked) > 0;
+	ListCell *cell;
+
+	foreach (cell, followers)
+	{
+		if (!parked[NumbersFind(numbers, count, EventSeq(lfirst(cell)))])
+			ParkedWait(subscription->name, lfirst(cell));
+	}
+	ParkedHoldFollowers(subscription->name, lfirst(failed));
+	return changed;
+}
+
+/*
+ * ErrorEventNotInBatch reports a nack() of an event that the batch does not have, or no
+ * longer has.
+ */
+pg_noreturn static void
+ErrorEventNotInBatch(const text *subscription, int64 batch)
+{
+	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event is not in the batch"),
+					errdetail("Subscription \"%s\", batch %lld.", text_to_cstring(subscription),
+							  (long long) batch),
+					errhint("Pass the id of an event of the batch, once; an event that waits "
+							"behind a failed one has left the batch with it.")));
+}
+
+/*
+ * FindEvent returns the cell of an event in the batch.  Throws 22023 if it is not there.
+ */
+static ListCell *
+FindEvent(const Subscription *subscription, const Batch *batch, const pg_uuid_t *id)
+{
+	ListCell *cell;
+
+	foreach (cell, batch->events)
+	{
+		if (EventHasId(lfirst(cell), id))
+			return cell;
+	}
+	ErrorEventNotInBatch(subscription->name, batch->number);
+}
+
+/*
+ * Park parks an event of the batch that is out, of which "events" are left, and makes
+ * the later ones of its aggregate wait behind it.  Returns as DeliveryNack().
+ */
+static TimestampTz
+Park(const Subscription *subscription, Position *position, const List *events,
+	 const ListCell *failed, const text *error, const Interval *retryIn)
+{
+	const Event *event = lfirst(failed);
+	int attempts = DatumGetInt32(event->values[EVENT_ATTEMPT]);
+	int64 number = EventSeq(event);
+	TimestampTz retryAt = 0;
+	bool changed;
+
+	if (attempts < subscription->maxAttempts)
+		retryAt = RetryAt(subscription, attempts, retryIn);
+
+	/* Park the event, out of the batch */
+	ParkedFail(subscription->name, event, error, retryAt);
+	InjectionPoint("event-parked");
+	changed = RemoveParked(position, &number, 1, NULL) > 0;
+
+	/* Hold or release its followers */
+	if (EventAggregate(event) != NULL)
+	{
+		if (retryAt != 0)
+			changed |= HoldFollowers(subscription, position, events, failed);
+		else
+			ParkedRelease(subscription->name, EventAggregate(event));
+	}
+
+	/* Write the position */
+	InjectionPoint("event-write");
+	if (changed)
+		PositionWrite(subscription->name, position);
+	InjectionPoint("event-count");
+	CountEvent(COUNT_FAILED);
+	CountEvents(COUNT_DEAD_LETTERS, retryAt == 0 ? 1 : 0);
+	return retryAt;
+}
+
+/*
+ * DeliveryNack parks an event of the batch, and makes the later ones of its aggregate
+ * wait behind it.  Returns when it is redelivered, or 0 if it is a dead letter now.
+ */
+TimestampTz
+DeliveryNack(const Subscription *subscription, int64 number, const pg_uuid_t *id, const text *error,
+			 const Interval *retryIn)
+{
+	Batch batch = {.number = number};
+	Position position;
+
+	LockBatch(subscription, number, &position);
+	BatchCollect(subscription, &position, &batch);
+	return Park(subscription, &position, batch.events, FindEvent(subscription, &batch, id), error,
+				retryIn);
+}
+
+/*
+ * DeliveryFail does the same to the event at "failed", for a caller that has the events
+ * of the batch.
+ */
+TimestampTz
+DeliveryFail(const Subscription *subscription, int64 number, const List *events,
+			 const ListCell *failed, const text *error)
+{
+	Position position;
+
+	LockBatch(subscription, number, &position);
+	return Park(subscription, &position, events, failed, error, NULL);
+}

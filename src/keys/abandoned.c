@@ -1,0 +1,112 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/abandoned.c
+ *	  claim_abandoned(): a completer takes over operations that no client retried.
+ *
+ * It skips an operation whose lock is not free, so that completers never wait for each
+ * other, and never get the same operation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+#include "utils/tuplestore.h"
+
+#include "base/composite.h"
+#include "base/errors.h"
+#include "keys/claim.h"
+
+PG_FUNCTION_INFO_V1(idempotency_claim_abandoned);
+
+/* The columns of the result. */
+enum
+{
+	ABANDONED_OPERATION,
+	ABANDONED_SCOPE,
+	ABANDONED_KEY,
+	ABANDONED_REQUEST,
+	ABANDONED_COLUMNS
+};
+
+static const Oid columnType[ABANDONED_COLUMNS] = {
+	[ABANDONED_SCOPE] = TEXTOID,
+	[ABANDONED_KEY] = TEXTOID,
+	[ABANDONED_REQUEST] = JSONOID,
+};
+
+/*
+ * PutOperation adds an operation to the result.
+ */
+static void
+PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const StoredOutcome *stored)
+{
+	Oid type = TupleDescAttr(rsinfo->setDesc, ABANDONED_OPERATION)->atttypid;
+	Datum values[ABANDONED_COLUMNS];
+	bool isnull[ABANDONED_COLUMNS] = {false};
+
+	values[ABANDONED_SCOPE] = PointerGetDatum(name->scope);
+	values[ABANDONED_KEY] = PointerGetDatum(name->key);
+	values[ABANDONED_REQUEST] = PointerGetDatum(stored->lease.request);
+	isnull[ABANDONED_REQUEST] = stored->lease.request == NULL;
+	values[ABANDONED_OPERATION] = OperationDatum(type, OUTCOME_TAKEN_OVER, stored);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
+}
+
+/*
+ * TakeOver takes over at most "max" abandoned operations of "scope", in the order of
+ * their tokens.
+ */
+static void
+TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
+{
+	AbandonedScan *scan = KeyStoreAbandonedBegin(scope);
+	MemoryContext each =
+		AllocSetContextCreate(CurrentMemoryContext, "idempotency takeover", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(each);
+	ClaimRequest request = {.lease = lease};
+
+	while (max > 0 && KeyStoreAbandonedNext(scan, &request.name))
+	{
+		StoredOutcome stored;
+
+		if (ClaimAbandoned(&request, &stored))
+		{
+			PutOperation(rsinfo, &request.name, &stored);
+			max--;
+		}
+		MemoryContextReset(each);
+	}
+
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(each);
+	KeyStoreAbandonedEnd(scan);
+}
+
+/*
+ * claim_abandoned(scope, lease, max) RETURNS SETOF abandoned
+ */
+Datum
+idempotency_claim_abandoned(PG_FUNCTION_ARGS)
+{
+	text *scope = ScopeFromArg(fcinfo);
+	const Interval *lease = LeaseFromArg(fcinfo, 1);
+
+	if (lease == NULL)
+		ErrorBadArgument(
+			"lease is missing",
+			"Pass the time within which the completer renews the lease, such as '30 seconds'.");
+	if (PG_ARGISNULL(2) || PG_GETARG_INT32(2) <= 0)
+		ErrorBadArgument("max must be positive",
+						 "Pass the maximum number of operations to take over.");
+	PreventCommandIfReadOnly("idempotency.claim_abandoned()");
+	InitMaterializedSRF(fcinfo, 0);
+	CompositeCheck(((ReturnSetInfo *) fcinfo->resultinfo)->setDesc, "abandoned", columnType,
+				   ABANDONED_COLUMNS);
+	TakeOver((ReturnSetInfo *) fcinfo->resultinfo, scope, lease, PG_GETARG_INT32(2));
+	return (Datum) 0;
+}

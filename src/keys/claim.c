@@ -1,0 +1,440 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/claim.c
+ *	  claim() and try_claim(), from the first probe of a key to a granted claim.
+ *
+ * README lists the states of a key, the steps of a claim, and their locks.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "portability/instr_time.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "base/errors.h"
+#include "base/guc.h"
+#include "base/stats.h"
+#include "base/wakeup.h"
+#include "keys/claim.h"
+#include "keys/lease.h"
+#include "keys/lock.h"
+#include "keys/transaction.h"
+#include "request/fingerprint.h"
+
+PG_FUNCTION_INFO_V1(idempotency_claim);
+PG_FUNCTION_INFO_V1(idempotency_try_claim);
+
+/* ----------------------------------------------------------------
+ * Acquiring the key
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * SameRequest compares fingerprints; NULL matches every fingerprint.
+ */
+static bool
+SameRequest(const bytea *a, const bytea *b)
+{
+	return a == NULL || b == NULL || TextEquals(a, b);
+}
+
+/*
+ * OutcomeOfState returns the outcome of a claim for what a probe found.
+ */
+static Outcome
+OutcomeOfState(const ClaimRequest *request, KeyState state, const StoredOutcome *stored)
+{
+	if (state == KEY_ABSENT)
+		return OUTCOME_CLAIMED;
+	/* this transaction is the owner, even if the lease, or its row, has expired since */
+	if (TokenIsHeld(stored->lease.token))
+		return OUTCOME_CLAIMED_HERE;
+	if (state == KEY_EXPIRED)
+		return OUTCOME_CLAIMED;
+	if (!SameRequest(request->fingerprint, stored->fingerprint))
+		return OUTCOME_MISMATCHED;
+	if (state == KEY_STORED)
+		return OUTCOME_REPLAYED;
+	return state == KEY_ABANDONED ? OUTCOME_TAKEN_OVER : OUTCOME_LEASED;
+}
+
+/*
+ * LockAndProbe locks the key of an operation that a probe found claimable, waiting
+ * for at most waitMs, and probes again: the row can have changed between the probe
+ * and the lock.  Returns the outcome; the key stays locked only if that grants the
+ * claim.
+ */
+static Outcome
+LockAndProbe(const ClaimRequest *request, int waitMs, Outcome probed, KeyVersion *seen,
+			 StoredOutcome *stored)
+{
+	const KeyName *name = &request->name;
+	Outcome outcome;
+
+	InjectionPoint("claim-lock");
+	if (!KeyLockAcquire(name, waitMs))
+		return OUTCOME_LOCKED;
+	InjectionPoint("claim-probe");
+	if (KeyStoreUnchanged(seen))
+		return probed;
+
+	KeyStoreUnlock(seen);
+	outcome = OutcomeOfState(request, KeyStoreProbe(name, stored, seen), stored);
+	if (!OutcomeIsGranted(outcome))
+		KeyLockRelease(name); /* the other waiters will find the same row */
+	return outcome;
+}
+
+/*
+ * TryAcquireKey returns the outcome of a claim, waiting for the key's lock for at
+ * most waitMs.  If the outcome grants the claim, key and table stay locked until
+ * the transaction ends, and "seen" is the row to overwrite, if any.  Otherwise
+ * neither stays locked: a session that waits for a lease must not hold up an ALTER
+ * TABLE, behind which the lease's owner would wait.  Throws what KeyStoreProbe()
+ * and KeyLockAcquire() throw.
+ */
+static Outcome
+TryAcquireKey(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredOutcome *stored)
+{
+	Outcome outcome;
+
+	if (OpenClaimFind(&request->name) != NULL)
+		return OUTCOME_CLAIMED_HERE;
+	outcome = OutcomeOfState(request, KeyStoreProbe(&request->name, stored, seen), stored);
+	if (OutcomeIsGranted(outcome))
+		outcome = LockAndProbe(request, waitMs, outcome, seen, stored);
+	if (!OutcomeIsGranted(outcome))
+		KeyStoreUnlock(seen);
+	return outcome;
+}
+
+/*
+ * TimeLeft returns the rest of a wait in milliseconds, by the monotonic clock.
+ */
+static int
+TimeLeft(instr_time began, int waitMs)
+{
+	instr_time elapsed;
+
+	INSTR_TIME_SET_CURRENT(elapsed);
+	INSTR_TIME_SUBTRACT(elapsed, began);
+	return (int) Max(0, waitMs - (int64) INSTR_TIME_GET_MILLISEC(elapsed));
+}
+
+/*
+ * WaitForLease repeats TryAcquireKey() until the key is not leased or waitMs have
+ * passed since "began".  Between two attempts it sleeps until the owner commits
+ * or its lease ends.  What the last attempt found is in the current memory context.
+ */
+static Outcome
+WaitForLease(const ClaimRequest *request, instr_time began, KeyVersion *seen, StoredOutcome *stored)
+{
+	MemoryContext attempt =
+		AllocSetContextCreate(CurrentMemoryContext, "idempotency wait", ALLOCSET_SMALL_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(attempt);
+	uint64 number = KeyLockNumber(&request->name);
+	Outcome outcome;
+
+	for (int round = 0;; round++)
+	{
+		long leaseMs;
+		int left;
+
+		MemoryContextReset(attempt);
+		WakeupPrepare(number);
+		outcome = TryAcquireKey(request, TimeLeft(began, request->waitMs), seen, stored);
+		left = TimeLeft(began, request->waitMs);
+		if (outcome != OUTCOME_LEASED || left == 0)
+			break;
+		leaseMs = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), stored->lease.until);
+		WakeupSleepCounted(number, round, Min(left - 1, leaseMs) + 1);
+	}
+	WakeupCancel();
+
+	/* "attempt" holds what was found, and is deleted with its parent. */
+	MemoryContextSwitchTo(caller);
+	return outcome;
+}
+
+/*
+ * AcquireKey does TryAcquireKey(), and waits for a lease to end.
+ */
+static Outcome
+AcquireKey(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *stored)
+{
+	instr_time began;
+	Outcome outcome;
+
+	INSTR_TIME_SET_CURRENT(began);
+	outcome = TryAcquireKey(request, request->waitMs, seen, stored);
+	if (outcome == OUTCOME_LEASED && request->waitMs > 0)
+		outcome = WaitForLease(request, began, seen, stored);
+	return outcome;
+}
+
+/* ----------------------------------------------------------------
+ * Claiming
+ * ----------------------------------------------------------------
+ */
+
+static void
+CountOutcome(Outcome outcome)
+{
+	static const CounterKind counters[] = {
+		[OUTCOME_CLAIMED] = COUNT_CLAIMS,	  [OUTCOME_TAKEN_OVER] = COUNT_TAKEOVERS,
+		[OUTCOME_REPLAYED] = COUNT_REPLAYS,	  [OUTCOME_MISMATCHED] = COUNT_MISMATCHES,
+		[OUTCOME_LEASED] = COUNT_IN_PROGRESS, [OUTCOME_CLAIMED_HERE] = COUNT_IN_PROGRESS,
+		[OUTCOME_LOCKED] = COUNT_IN_PROGRESS,
+	};
+
+	CountEvent(counters[outcome]);
+}
+
+/*
+ * Grant writes the lease of a granted claim, if it has one, and adds the claim to
+ * those that are open in this transaction.  "stored" becomes what the owner gets.
+ */
+static void
+Grant(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, StoredOutcome *stored)
+{
+	if (outcome == OUTCOME_CLAIMED)
+		memset(stored, 0, sizeof(StoredOutcome));
+	if (stored->fingerprint == NULL)
+		stored->fingerprint = request->fingerprint;
+	stored->lease.attempt++;
+	stored->lease.token = 0;
+	if (request->lease != NULL)
+		LeaseBegin(request, seen, stored);
+	OpenClaimAdd(&request->name, stored->fingerprint, &request->retention, seen,
+				 stored->lease.token);
+	stored->expiresAt = 0;
+}
+
+/*
+ * Conclude does what follows from the outcome of a claim: it grants the claim,
+ * records the result for require_claim(), and counts it.
+ */
+static void
+Conclude(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen,
+		 StoredOutcome *stored)
+{
+	bool granted = OutcomeIsGranted(outcome);
+
+	if (granted)
+		Grant(request, outcome, seen, stored);
+	InjectionPoint("claim-mark");
+	ScopeSetResult(request->name.scope, request->name.key, granted);
+	CountOutcome(outcome);
+}
+
+/*
+ * Claim claims the operation, or returns why it does not.  "stored" becomes what
+ * the owner gets, what is replayed, or the lease of another owner.
+ */
+static Outcome
+Claim(const ClaimRequest *request, StoredOutcome *stored)
+{
+	KeyVersion seen;
+	Outcome outcome = AcquireKey(request, &seen, stored);
+
+	Conclude(request, outcome, &seen, stored);
+	return outcome;
+}
+
+/*
+ * ErrorKeyReused reports the same key with another request.
+ */
+pg_noreturn static void
+ErrorKeyReused(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_KEY_REUSED),
+					errmsg("idempotency key was used with another request"), DetailName(name),
+					errhint("A new request needs a new key; a retry repeats the request "
+							"unchanged.")));
+}
+
+/*
+ * ThrowIfRefused throws IK409 for an operation in progress, and IK422 for a
+ * mismatch.
+ */
+static void
+ThrowIfRefused(const KeyName *name, Outcome outcome, const StoredOutcome *stored)
+{
+	switch (outcome)
+	{
+		case OUTCOME_CLAIMED:
+		case OUTCOME_TAKEN_OVER:
+		case OUTCOME_REPLAYED:
+			return;
+		case OUTCOME_MISMATCHED:
+			ErrorKeyReused(name);
+		case OUTCOME_LEASED:
+			ErrorLeased(name, stored->lease.until);
+		case OUTCOME_CLAIMED_HERE:
+			ErrorClaimedHere(name);
+		case OUTCOME_LOCKED:
+			ErrorInProgress(name);
+	}
+}
+
+/*
+ * ClaimOrThrow claims the operation, or fills "stored" with the outcome to
+ * replay.  Throws IK409 and IK422.
+ */
+Outcome
+ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored)
+{
+	Outcome outcome = Claim(request, stored);
+
+	ThrowIfRefused(&request->name, outcome, stored);
+	return outcome;
+}
+
+/*
+ * ClaimAbsent locks the key of "name" and returns true if nothing is stored under
+ * it, for callers that write at once over "seen".  Returns false if an outcome is
+ * stored.  Throws IK409 if the key is claimed, here or elsewhere for longer than
+ * idempotency.wait.
+ */
+bool
+ClaimAbsent(const KeyName *name, KeyVersion *seen)
+{
+	ClaimRequest request = {.name = *name, .waitMs = DefaultWait};
+	StoredOutcome stored;
+	Outcome outcome = AcquireKey(&request, seen, &stored);
+
+	CountOutcome(outcome);
+	ThrowIfRefused(name, outcome, &stored);
+	return OutcomeIsGranted(outcome);
+}
+
+/*
+ * ClaimAbandoned takes over the operation that "request" names if it is abandoned
+ * and no session holds its lock.  Returns whether it did.  The retention of the
+ * first claim applies, and is filled in.
+ */
+bool
+ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored)
+{
+	KeyVersion seen;
+	Outcome outcome = TryAcquireKey(request, 0, &seen, stored);
+
+	if (outcome == OUTCOME_CLAIMED)
+		KeyLockRelease(&request->name);
+	if (outcome != OUTCOME_TAKEN_OVER)
+		return false;
+	request->retention = stored->lease.retention;
+	Conclude(request, outcome, &seen, stored);
+	return true;
+}
+
+/* ----------------------------------------------------------------
+ * SQL
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * ErrorRequestAndFingerprint reports a claim that passes both.
+ */
+pg_noreturn static void
+ErrorRequestAndFingerprint(const KeyName *name)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+					errmsg("request and fingerprint are both given"), DetailName(name),
+					errhint("Pass the request, or a fingerprint that you computed from it.")));
+}
+
+/*
+ * ErrorFingerprintLength reports a fingerprint that is not a digest.
+ */
+pg_noreturn static void
+ErrorFingerprintLength(const KeyName *name, int bytes)
+{
+	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("fingerprint has %d bytes", bytes),
+					DetailName(name),
+					errhint("Pass a cryptographic digest of 16 to 64 bytes, such as "
+							"idempotency.fingerprint() returns.")));
+}
+
+/*
+ * FingerprintFromArgs returns the fingerprint that argument 6 passes, or computes
+ * that of the request in argument 2; NULL without either.  Throws IK400 for both,
+ * or for a fingerprint that is not a digest.
+ */
+static bytea *
+FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name)
+{
+	bytea *fingerprint;
+	int bytes;
+
+	if (PG_ARGISNULL(6))
+		return PG_ARGISNULL(2) ? NULL : FingerprintOfDocument(PG_GETARG_TEXT_PP(2));
+	if (!PG_ARGISNULL(2))
+		ErrorRequestAndFingerprint(name);
+
+	fingerprint = PG_GETARG_BYTEA_PP(6);
+	bytes = VARSIZE_ANY_EXHDR(fingerprint);
+	if (bytes < 16 || bytes > 64)
+		ErrorFingerprintLength(name, bytes);
+	return fingerprint;
+}
+
+/*
+ * RequestFromArgs reads the arguments that claim() and try_claim() share:
+ * scope, key, request, lease, wait, retention, fingerprint.
+ */
+static ClaimRequest
+RequestFromArgs(FunctionCallInfo fcinfo, int defaultWaitMs)
+{
+	ClaimRequest request = {0};
+
+	KeyNameFromArgs(fcinfo, &request.name);
+	request.lease = LeaseFromArg(fcinfo, 3);
+	request.waitMs = WaitFromArg(fcinfo, 4, defaultWaitMs);
+	request.retention = RetentionFromArg(fcinfo, 5);
+	request.fingerprint = FingerprintFromArgs(fcinfo, &request.name);
+	if (request.lease != NULL && !PG_ARGISNULL(2))
+	{
+		request.document = PG_GETARG_TEXT_PP(2);
+		if (VARSIZE_ANY_EXHDR(request.document) > (Size) MaxResponseSize)
+			ErrorTooLarge(&request.name, "request", VARSIZE_ANY_EXHDR(request.document));
+	}
+	return request;
+}
+
+/*
+ * claim(scope, key, request, lease, wait, retention, fingerprint) RETURNS
+ * operation
+ */
+Datum
+idempotency_claim(PG_FUNCTION_ARGS)
+{
+	ClaimRequest request = RequestFromArgs(fcinfo, DefaultWait);
+	StoredOutcome stored;
+	Outcome outcome;
+
+	PreventCommandIfReadOnly("idempotency.claim()");
+	outcome = ClaimOrThrow(&request, &stored);
+	return OperationDatum(ResultType(fcinfo), outcome, &stored);
+}
+
+/*
+ * try_claim(scope, key, request, lease, wait, retention, fingerprint) RETURNS
+ * operation
+ */
+Datum
+idempotency_try_claim(PG_FUNCTION_ARGS)
+{
+	ClaimRequest request = RequestFromArgs(fcinfo, 0);
+	StoredOutcome stored;
+	Outcome outcome;
+
+	PreventCommandIfReadOnly("idempotency.try_claim()");
+	outcome = Claim(&request, &stored);
+	return OperationDatum(ResultType(fcinfo), outcome, &stored);
+}

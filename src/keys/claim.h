@@ -1,0 +1,31 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/claim.h
+ *	  Claiming an operation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_KEYS_CLAIM_H
+#define IDEMPOTENCY_KEYS_CLAIM_H
+
+#include "base/name.h"
+#include "base/timing.h"
+#include "keys/operation.h"
+#include "store/store.h"
+
+/* A claim that a caller asks for. */
+typedef struct ClaimRequest
+{
+	KeyName name;
+	bytea *fingerprint; /* NULL matches every fingerprint */
+	int waitMs;
+	Retention retention;
+	const Interval *lease; /* NULL: the claim ends with the transaction */
+	text *document;		   /* the request, which a lease stores; or NULL */
+} ClaimRequest;
+
+extern Outcome ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored);
+extern bool ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored);
+extern bool ClaimAbsent(const KeyName *name, KeyVersion *seen);
+
+#endif /* IDEMPOTENCY_KEYS_CLAIM_H */

@@ -1,0 +1,186 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/expire.c
+ *	  Deleting the expired rows of a range of blocks of idempotency.key.
+ *
+ * There is no index on the time of expiry.  The scan never waits: a row whose key is
+ * claimed, or which another transaction is changing, is left for a later scan.
+ *
+ * Only expired rows are deleted, and no claim with them, for three reasons.  While the
+ * scan holds a key's lock, no claim that relies on the row can be granted.  The
+ * registered snapshot keeps VACUUM from reusing the TID of a row.  And a delete without
+ * waiting succeeds on the live version only: a row that was replaced or renewed before
+ * the lock is another version.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "executor/executor.h"
+#include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/lmgr.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "keys/expire.h"
+#include "keys/lock.h"
+#include "keys/transaction.h"
+#include "store/row.h"
+#include "store/table.h"
+
+/*
+ * LockKeyTable locks the table for DeleteExpiredKeys() until the transaction ends, and
+ * returns its OID.  With dontWait it returns InvalidOid if the lock is not free.
+ * Throws 55000 where the extension is not installed or the table was altered.
+ */
+Oid
+LockKeyTable(bool dontWait)
+{
+	Relation table;
+	Oid relid;
+
+	if (dontWait)
+	{
+		Oid schema = get_namespace_oid("idempotency", true);
+
+		relid = OidIsValid(schema) ? get_relname_relid("key", schema) : InvalidOid;
+		if (OidIsValid(relid) && !ConditionalLockRelationOid(relid, RowExclusiveLock))
+			return InvalidOid;
+	}
+
+	table = KeyTableOpen(RowExclusiveLock);
+	relid = RelationGetRelid(table);
+	table_close(table, NoLock);
+	return relid;
+}
+
+/*
+ * BeginScan begins a scan of the blocks from "from" to before "end".  The server's
+ * function for a range of TIDs would let a large table evict the shared buffers.
+ */
+static TableScanDesc
+BeginScan(Relation table, Snapshot snapshot, BlockNumber from, BlockNumber end)
+{
+	uint32 flags = SO_TYPE_TIDRANGESCAN | SO_ALLOW_PAGEMODE | SO_ALLOW_STRAT;
+	TableScanDesc scan = table->rd_tableam->scan_begin(table, snapshot, 0, NULL, NULL, flags);
+	ItemPointerData first;
+	ItemPointerData last;
+
+	ItemPointerSet(&first, from, FirstOffsetNumber);
+	ItemPointerSet(&last, end - 1, MaxOffsetNumber);
+	table->rd_tableam->scan_set_tidrange(scan, &first, &last);
+	return scan;
+}
+
+/*
+ * ReapRow deletes the expired row in "slot" unless a transaction has claimed its key,
+ * and tells whether it did.  The key stays locked only if its row is deleted.
+ */
+static bool
+ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot)
+{
+	TM_FailureData failure;
+	KeyName name;
+
+	/* Lock the key, unless this transaction owns it, whose lock would not conflict */
+	KeyRowName(slot, &name);
+	InjectionPoint("reap-lock");
+	if (OpenClaimFind(&name) != NULL || TokenIsHeld(KeyRowToken(slot)) || !KeyLockAcquire(&name, 0))
+		return false;
+
+	/* Delete the version that the scan has read */
+	InjectionPoint("reap-delete");
+	if (table_tuple_delete(table, &slot->tts_tid, GetCurrentCommandId(true), snapshot,
+						   InvalidSnapshot, false, &failure, false) == TM_Ok)
+		return true;
+	KeyLockRelease(&name);
+	return false;
+}
+
+/*
+ * ReapIfExpired deletes the row in "slot" if it has expired, and counts the result.
+ */
+static void
+ReapIfExpired(Relation table, TupleTableSlot *slot, Snapshot snapshot, ExpiryScan *result)
+{
+	result->seen++;
+	if (!KeyRowIsExpired(slot))
+		return;
+	if (!ReapRow(table, slot, snapshot))
+	{
+		result->skipped++;
+		return;
+	}
+	result->reaped++;
+	if (KeyRowToken(slot) != 0)
+		result->zombies++;
+}
+
+/*
+ * ReapScanned deletes the expired rows of a scan, maxRows at most.  It sets "next" if
+ * it stops before the end.
+ */
+static void
+ReapScanned(Relation table, TableScanDesc scan, int64 maxRows, ExpiryScan *result)
+{
+	TupleTableSlot *slot = table_slot_create(table, NULL);
+	MemoryContext each =
+		AllocSetContextCreate(CurrentMemoryContext, "idempotency reaper", ALLOCSET_SMALL_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(each);
+
+	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (result->reaped >= maxRows)
+		{
+			result->next = ItemPointerGetBlockNumber(&slot->tts_tid);
+			break;
+		}
+		ReapIfExpired(table, slot, scan->rs_snapshot, result);
+		MemoryContextReset(each);
+	}
+
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(each);
+	ExecDropSingleTupleTableSlot(slot);
+}
+
+/*
+ * DeleteExpiredKeys deletes expired rows in at most maxPages blocks from block "from" on (or
+ * the first block, if "from" is beyond the end), maxRows rows at most.  Fills "result".
+ * The transaction no longer sees the rows from its next command on.  Waits for no row
+ * and no key; for the table, unless LockKeyTable() has locked it.  Throws 55000 as that
+ * does, and 53200 when the shared lock table is full.
+ */
+void
+DeleteExpiredKeys(BlockNumber from, BlockNumber maxPages, int64 maxRows, ExpiryScan *result)
+{
+	Relation table = KeyTableOpen(RowExclusiveLock);
+	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
+
+	memset(result, 0, sizeof(ExpiryScan));
+	result->blocks = RelationGetNumberOfBlocks(table);
+	result->from = from < result->blocks ? from : 0;
+	result->next = result->from + Min(maxPages, result->blocks - result->from);
+	if (result->next > result->from)
+	{
+		TableScanDesc scan = BeginScan(table, latest, result->from, result->next);
+
+		CheckCmdReplicaIdentity(table, CMD_DELETE);
+		ReapScanned(table, scan, maxRows, result);
+		table_endscan(scan);
+	}
+
+	UnregisterSnapshot(latest);
+	table_close(table, NoLock);
+	if (result->reaped > 0)
+		CommandCounterIncrement();
+}

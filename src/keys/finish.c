@@ -1,0 +1,174 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/finish.c
+ *	  complete(), fail() and release(): the end of a claimed operation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "utils/timestamp.h"
+
+#include "base/errors.h"
+#include "base/guc.h"
+#include "base/stats.h"
+#include "base/wakeup.h"
+#include "keys/finish.h"
+#include "keys/lease.h"
+#include "keys/lock.h"
+#include "keys/transaction.h"
+
+PG_FUNCTION_INFO_V1(idempotency_complete);
+PG_FUNCTION_INFO_V1(idempotency_fail);
+PG_FUNCTION_INFO_V1(idempotency_release);
+
+/*
+ * ErrorBadOutcome reports an outcome that cannot be replayed.
+ */
+pg_noreturn static void
+ErrorBadOutcome(const KeyName *name, const char *message, const char *hint)
+{
+	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message),
+					DetailName(name), errhint("%s", hint)));
+}
+
+/*
+ * CheckOutcome throws 22023 for a status or headers that cannot be replayed, and
+ * 54000 for a response that is too large.
+ */
+static void
+CheckOutcome(const KeyName *name, const StoredOutcome *outcome)
+{
+	Size bytes = 0;
+
+	if (outcome->status < 100 || outcome->status > 599)
+		ErrorBadOutcome(name, "status must be between 100 and 599", "Pass an HTTP status code.");
+
+	if (outcome->headers != NULL)
+	{
+		const char *s = VARDATA_ANY(outcome->headers);
+		Size length = VARSIZE_ANY_EXHDR(outcome->headers);
+		Size i = 0;
+
+		while (i < length && strchr(" \t\r\n", s[i]) != NULL)
+			i++;
+		if (i == length || s[i] != '{')
+			ErrorBadOutcome(name, "headers must be a JSON object",
+							"Pass an object of header names and values.");
+		bytes += length;
+	}
+	if (outcome->response != NULL)
+		bytes += VARSIZE_ANY_EXHDR(outcome->response);
+	if (bytes > (Size) MaxResponseSize)
+		ErrorTooLarge(name, "response", bytes);
+}
+
+/*
+ * ClaimFinish stores the outcome of an operation that the caller owns, and closes the
+ * claim.  It fills in fingerprint, expiry and the token.  Throws 40001 if another
+ * transaction has written the row, and what CheckOutcome() throws.
+ */
+void
+ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome)
+{
+	CheckOutcome(name, outcome);
+
+	/* Write the row */
+	outcome->fingerprint = own->fingerprint;
+	outcome->finishedBy = own->lease.token;
+	outcome->expiresAt = RetentionEnd(&own->lease.retention, GetCurrentTimestamp());
+	InjectionPoint("finish-write");
+	KeyStoreWrite(name, &own->seen, outcome);
+
+	/* Close the claim */
+	InjectionPoint("finish-close");
+	if (own->claim != NULL)
+		OpenClaimClose(own->claim);
+
+	/* Wake sessions that wait for a lease */
+	if (ItemPointerIsValid(&own->seen.tid))
+		WakeupAfterCommit(KeyLockNumber(name));
+	CountEvent(outcome->failed ? COUNT_FAILURES : COUNT_COMPLETIONS);
+}
+
+/*
+ * Finish stores response, status and headers for complete() and fail().  A NULL
+ * status is 200 for complete(), and 22023 for fail().  Returns the response, so that
+ * the first answer can be what is replayed.
+ */
+static Datum
+Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own, bool failed)
+{
+	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
+
+	if (!PG_ARGISNULL(2))
+		outcome.response = PG_GETARG_TEXT_PP(2);
+	if (!PG_ARGISNULL(3))
+		outcome.status = PG_GETARG_INT32(3);
+	else if (!failed)
+		outcome.status = 200;
+	if (!PG_ARGISNULL(4))
+		outcome.headers = PG_GETARG_TEXT_PP(4);
+	ClaimFinish(name, own, &outcome);
+	if (own->claim == NULL)
+		ScopeSetResult(name->scope, name->key, true);
+
+	if (outcome.response == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(outcome.response);
+}
+
+static Datum
+Complete(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	return Finish(fcinfo, name, own, false);
+}
+
+/*
+ * complete(scope, key, response, status, headers, token) RETURNS json: the
+ * response
+ */
+Datum
+idempotency_complete(PG_FUNCTION_ARGS)
+{
+	return OwnerCall(fcinfo, 5, "idempotency.complete()", Complete);
+}
+
+static Datum
+Fail(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	return Finish(fcinfo, name, own, true);
+}
+
+/*
+ * fail(scope, key, response, status, headers, token) RETURNS json: the
+ * response
+ */
+Datum
+idempotency_fail(PG_FUNCTION_ARGS)
+{
+	return OwnerCall(fcinfo, 5, "idempotency.fail()", Fail);
+}
+
+static Datum
+Release(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
+{
+	if (own->lease.token != 0)
+		LeaseRelease(name, own);
+	if (own->claim != NULL)
+		OpenClaimClose(own->claim);
+	ScopeSetResult(name->scope, name->key, false);
+	CountEvent(COUNT_RELEASES);
+	PG_RETURN_VOID();
+}
+
+/*
+ * release(scope, key, token): ends the claim without an outcome.  The key stays locked
+ * until the transaction ends, since what was written since the claim can commit.
+ */
+Datum
+idempotency_release(PG_FUNCTION_ARGS)
+{
+	return OwnerCall(fcinfo, 2, "idempotency.release()", Release);
+}

@@ -1,0 +1,86 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/inspect.c
+ *	  peek() and forget(): reading and deleting a stored key.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "miscadmin.h"
+
+#include "base/compat.h"
+#include "base/errors.h"
+#include "base/guc.h"
+#include "base/wakeup.h"
+#include "keys/lock.h"
+#include "keys/operation.h"
+#include "keys/transaction.h"
+
+PG_FUNCTION_INFO_V1(idempotency_peek);
+PG_FUNCTION_INFO_V1(idempotency_forget);
+
+/*
+ * peek(scope, key) RETURNS operation: NULL if nothing is stored
+ */
+Datum
+idempotency_peek(PG_FUNCTION_ARGS)
+{
+	StoredOutcome stored;
+	KeyName name;
+
+	KeyNameFromArgs(fcinfo, &name);
+	switch (KeyStoreRead(&name, &stored))
+	{
+		case KEY_ABSENT:
+		case KEY_EXPIRED:
+			PG_RETURN_NULL();
+		case KEY_LEASED:
+		case KEY_ABANDONED:
+			return OperationDatum(ResultType(fcinfo), OUTCOME_LEASED, &stored);
+		case KEY_STORED:
+			return OperationDatum(ResultType(fcinfo), OUTCOME_REPLAYED, &stored);
+	}
+	pg_unreachable();
+}
+
+/*
+ * forget(scope, key) RETURNS boolean: deletes the row, expired or not; true if it was
+ * not expired.  The owner of a deleted lease gets IK410 from its next call.
+ */
+Datum
+idempotency_forget(PG_FUNCTION_ARGS)
+{
+	StoredOutcome stored;
+	KeyVersion seen;
+	KeyState state;
+	KeyName name;
+
+	KeyNameFromArgs(fcinfo, &name);
+	PreventCommandIfReadOnly("idempotency.forget()");
+	if (OpenClaimFind(&name) != NULL)
+		ErrorClaimedHere(&name);
+
+	/* Probe, then lock: the table and the key in the order of a claim */
+	state = KeyStoreProbe(&name, &stored, &seen);
+	InjectionPoint("forget-lock");
+	if (!KeyLockAcquire(&name, DefaultWait))
+		ErrorInProgress(&name);
+	InjectionPoint("forget-probe");
+	if (!KeyStoreUnchanged(&seen))
+		state = KeyStoreProbe(&name, &stored, &seen);
+
+	/* Delete the row */
+	if (state == KEY_ABSENT)
+	{
+		KeyLockRelease(&name);
+		PG_RETURN_BOOL(false);
+	}
+	if (TokenIsHeld(stored.lease.token))
+		ErrorClaimedHere(&name);
+	KeyStoreDelete(&name, &seen);
+	ScopeSetResult(name.scope, name.key, false);
+	WakeupAfterCommit(KeyLockNumber(&name));
+	PG_RETURN_BOOL(state != KEY_EXPIRED);
+}

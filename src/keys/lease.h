@@ -1,0 +1,33 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/lease.h
+ *	  Leases, and the test of ownership.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_KEYS_LEASE_H
+#define IDEMPOTENCY_KEYS_LEASE_H
+
+#include "keys/claim.h"
+#include "keys/transaction.h"
+#include "store/store.h"
+
+/* How a caller owns the operation that it names. */
+typedef struct Ownership
+{
+	OpenClaim *claim;	/* of this transaction; NULL: it passed the token alone */
+	KeyVersion seen;	/* the row to overwrite, if any */
+	bytea *fingerprint; /* of the request */
+	Lease lease;		/* token 0: a claim without a lease, which has a retention only */
+} Ownership;
+
+extern void RequireOwnership(const KeyName *name, const int64 *token, Ownership *own);
+
+/* The part of a function that runs if the caller owns the operation. */
+typedef Datum (*OwnerBody)(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own);
+extern Datum OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody body);
+
+extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored);
+extern void LeaseRelease(const KeyName *name, const Ownership *own);
+
+#endif /* IDEMPOTENCY_KEYS_LEASE_H */

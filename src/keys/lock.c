@@ -1,0 +1,170 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/lock.c
+ *	  The lock of a key.
+ *
+ * An exclusive heavyweight lock on a keyed hash of (scope, key), in a class of its own
+ * beside the advisory locks: pg_locks shows it as "advisory" with objsubid 18756, and
+ * the deadlock detector and log_lock_waits cover it.  It is held until the transaction
+ * ends, follows savepoints, and passes to a prepared transaction.
+ *
+ * Two keys with the same hash wait for each other, without other harm.  The hash has a
+ * secret, so that no client can find a key that shares the lock of another tenant's.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_control.h"
+#include "miscadmin.h"
+#include "utils/fmgrprotos.h"
+#include "utils/resowner.h"
+
+#include "base/errors.h"
+#include "base/lockwait.h"
+#include "base/stats.h"
+#include "keys/lock.h"
+
+/* "ID" in ASCII; pg_advisory_lock() uses the classes 1 and 2. */
+#define KEY_LOCK_CLASS 0x4944
+
+/*
+ * ComputeNumber returns the first 64 bits of the SHA-256 of the cluster's secret, the
+ * database, the length of the scope, the scope and the key.  The secret is the random
+ * number in the control file with which the server answers logins of unknown roles: no
+ * function shows it, and standbys have the same.
+ */
+static uint64
+ComputeNumber(const KeyName *name)
+{
+	int32 scopeBytes = VARSIZE_ANY_EXHDR(name->scope);
+	int32 keyBytes = VARSIZE_ANY_EXHDR(name->key);
+	Size size =
+		VARHDRSZ + MOCK_AUTH_NONCE_LEN + sizeof(Oid) + sizeof(int32) + scopeBytes + keyBytes;
+	bytea *message = palloc(size);
+	char *at = VARDATA(message);
+	bytea *digest;
+	uint64 number;
+
+	SET_VARSIZE(message, size);
+	memcpy(at, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
+	at += MOCK_AUTH_NONCE_LEN;
+	memcpy(at, &MyDatabaseId, sizeof(Oid));
+	at += sizeof(Oid);
+	memcpy(at, &scopeBytes, sizeof(int32));
+	at += sizeof(int32);
+	memcpy(at, VARDATA_ANY(name->scope), scopeBytes);
+	memcpy(at + scopeBytes, VARDATA_ANY(name->key), keyBytes);
+
+	digest = DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(message)));
+	memcpy(&number, VARDATA_ANY(digest), sizeof(number));
+	pfree(message);
+	pfree(digest);
+	return number;
+}
+
+/*
+ * KeyLockNumber returns the number of the lock of "name", and stores it there.
+ */
+uint64
+KeyLockNumber(const KeyName *name)
+{
+	if (name->lock == 0)
+		unconstify(KeyName *, name)->lock = ComputeNumber(name);
+	return name->lock;
+}
+
+static LOCKTAG
+KeyLockTag(const KeyName *name)
+{
+	uint64 number = KeyLockNumber(name);
+	LOCKTAG tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (number >> 32), (uint32) number,
+						 KEY_LOCK_CLASS);
+	return tag;
+}
+
+/*
+ * TryOrWait acquires the lock, and counts a wait.
+ */
+static bool
+TryOrWait(const LOCKTAG *tag, int waitMs)
+{
+	volatile bool acquired = LockWithin(tag, ExclusiveLock, 0);
+
+	if (!acquired && waitMs > 0)
+	{
+		instr_time began;
+
+		INSTR_TIME_SET_CURRENT(began);
+		PG_TRY();
+		{
+			acquired = LockWithin(tag, ExclusiveLock, waitMs);
+		}
+		PG_FINALLY();
+		{
+			CountWait(began);
+		}
+		PG_END_TRY();
+	}
+	return acquired;
+}
+
+/*
+ * ErrorTooManyClaims reports that the shared lock table is full.
+ */
+pg_noreturn static void
+ErrorTooManyClaims(const KeyName *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OUT_OF_MEMORY), errmsg("too many idempotency claims at once"),
+			 DetailName(name),
+			 errhint("Each claim holds a lock until its transaction ends. Claim fewer keys in one "
+					 "transaction, use idempotency.once_many(), or increase "
+					 "max_locks_per_transaction.")));
+}
+
+/*
+ * KeyLockAcquire acquires the lock of "name" until the transaction, or the savepoint,
+ * ends, waiting for at most waitMs.  Returns whether it did.  Throws 53200 when the
+ * lock table is full, and what the server throws when a wait is interrupted.
+ */
+bool
+KeyLockAcquire(const KeyName *name, int waitMs)
+{
+	LOCKTAG tag = KeyLockTag(name);
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool acquired = false;
+
+	PG_TRY();
+	{
+		acquired = TryOrWait(&tag, waitMs);
+	}
+	PG_CATCH();
+	{
+		/* Replace the server's hint, which does not mention once_many() */
+		CurrentResourceOwner = owner;
+		if (geterrcode() != ERRCODE_OUT_OF_MEMORY)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+		ErrorTooManyClaims(name);
+	}
+	PG_END_TRY();
+	return acquired;
+}
+
+/*
+ * KeyLockRelease releases a lock that KeyLockAcquire() acquired in this (sub)transaction,
+ * so that other waiters need not wait until it ends.
+ */
+void
+KeyLockRelease(const KeyName *name)
+{
+	LOCKTAG tag = KeyLockTag(name);
+
+	LockReleaseEarly(&tag, ExclusiveLock);
+}

@@ -1,0 +1,300 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/once.c
+ *	  once() and once_many(): the inbox of a consumer.
+ *
+ * An inbox record is a stored outcome without an answer, written at once.  once()
+ * locks its key.  once_many() takes row locks only, so that ten thousand keys do not
+ * fill the lock table, and inserts in bytewise order, so that two batches cannot
+ * deadlock with each other.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <ctype.h>
+
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "base/errors.h"
+#include "base/stats.h"
+#include "base/wakeup.h"
+#include "keys/claim.h"
+#include "keys/lock.h"
+#include "keys/transaction.h"
+
+PG_FUNCTION_INFO_V1(idempotency_once);
+PG_FUNCTION_INFO_V1(idempotency_once_many);
+
+/* What can come next in the text of an array. */
+typedef enum ArrayPart
+{
+	ELEMENT_OR_END, /* after an opening brace */
+	ELEMENT,		/* after a comma */
+	SEPARATOR		/* after an element */
+} ArrayPart;
+
+/*
+ * ElementEnd returns the end of the array element at "s", which is in double
+ * quotes or ends before a comma, a quote or a brace; NULL if a quote is missing.
+ */
+static const char *
+ElementEnd(const char *s, const char *end)
+{
+	bool quoted = *s == '"';
+
+	for (s += quoted; s < end; s++)
+	{
+		if (quoted ? *s == '"' : strchr(",{}\"", *s) != NULL)
+			return s + quoted;
+		if (*s == '\\' && ++s == end)
+			return NULL;
+	}
+	return quoted ? NULL : end;
+}
+
+/*
+ * IsArrayText tells whether "value" is the text of an array as drivers and the server
+ * print it, from the first brace, or the bounds before it, to the last.  It refuses
+ * what array_in() refuses, but for rows of different length.  (array_in() throws.)
+ */
+static bool
+IsArrayText(const text *value)
+{
+	const char *s = VARDATA_ANY(value);
+	const char *end = s + VARSIZE_ANY_EXHDR(value);
+	ArrayPart next = ELEMENT;
+	int depth = 0;
+
+	/* bounds that do not begin at 1, such as [0:1]= */
+	while (s < end && (isdigit((unsigned char) *s) || strchr("[]:+-", *s) != NULL))
+		s++;
+	if (s < end && s > (const char *) VARDATA_ANY(value) && s[-1] == ']' && *s == '=')
+		s++;
+	else
+		s = VARDATA_ANY(value);
+	if (s == end || *s != '{')
+		return false;
+	while (s != NULL && s < end && (depth > 0 || next == ELEMENT))
+	{
+		char c = *s;
+
+		if (strchr(" \t\n\r\v\f", c) != NULL)
+			s++;
+		else if (c == ',' ? next != SEPARATOR : c == '}' ? next == ELEMENT : next == SEPARATOR)
+			return false;
+		else if (c == ',' || c == '{' || c == '}')
+		{
+			next = c == ',' ? ELEMENT : c == '{' ? ELEMENT_OR_END : SEPARATOR;
+			depth += c == '{' ? 1 : c == '}' ? -1 : 0;
+			s++;
+		}
+		else
+		{
+			s = ElementEnd(s, end);
+			next = SEPARATOR;
+		}
+	}
+	return s == end && depth == 0;
+}
+
+/*
+ * IsUuidInBraces tells whether "value" is a UUID as some systems print it, such
+ * as {8e03978e-40d5-43dd-bc93-6894a57f9324}.
+ */
+static bool
+IsUuidInBraces(const text *value)
+{
+	static const char form[] = "{xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx}";
+	const char *s = VARDATA_ANY(value);
+
+	if (VARSIZE_ANY_EXHDR(value) != sizeof(form) - 1)
+		return false;
+	for (size_t i = 0; i < sizeof(form) - 1; i++)
+	{
+		if (form[i] == 'x' ? !isxdigit((unsigned char) s[i]) : s[i] != form[i])
+			return false;
+	}
+	return true;
+}
+
+/*
+ * ErrorKeyIsArray reports a single key that is the text of an array.
+ */
+pg_noreturn static void
+ErrorKeyIsArray(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency key is an array"),
+			 errdetail("idempotency.once() stores one key; drivers pass an array as its text."),
+			 errhint("Call idempotency.once_many() with the array.")));
+}
+
+/*
+ * once(scope, key, retention) RETURNS boolean: true the first time
+ *
+ * Many drivers send an array as a parameter without a type, which arrives as one key.
+ * If it were stored, none of the messages would be deduplicated; so it is refused,
+ * before its length is checked.
+ */
+Datum
+idempotency_once(PG_FUNCTION_ARGS)
+{
+	StoredOutcome record = {0};
+	KeyVersion seen;
+	KeyName name;
+	Retention retention;
+	bool isNew;
+
+	/* Check the arguments */
+	if (!PG_ARGISNULL(1) && IsArrayText(PG_GETARG_TEXT_PP(1)) &&
+		!IsUuidInBraces(PG_GETARG_TEXT_PP(1)))
+		ErrorKeyIsArray();
+	KeyNameFromArgs(fcinfo, &name);
+	retention = RetentionFromArg(fcinfo, 2);
+	PreventCommandIfReadOnly("idempotency.once()");
+
+	/* Store the record, unless there is one */
+	isNew = ClaimAbsent(&name, &seen);
+	if (isNew)
+	{
+		record.expiresAt = RetentionEnd(&retention, GetCurrentTimestamp());
+		KeyStoreWrite(&name, &seen, &record);
+		CountEvent(COUNT_COMPLETIONS);
+		if (ItemPointerIsValid(&seen.tid))
+			WakeupAfterCommit(KeyLockNumber(&name)); /* if it was a lease */
+	}
+	ScopeSetResult(name.scope, name.key, isNew);
+	PG_RETURN_BOOL(isNew);
+}
+
+static int
+CompareKeys(const void *a, const void *b)
+{
+	const text *left = ((const KeyName *) a)->key;
+	const text *right = ((const KeyName *) b)->key;
+	int leftBytes = VARSIZE_ANY_EXHDR(left);
+	int rightBytes = VARSIZE_ANY_EXHDR(right);
+	int order = memcmp(VARDATA_ANY(left), VARDATA_ANY(right), Min(leftBytes, rightBytes));
+
+	return order != 0 ? order : leftBytes - rightBytes;
+}
+
+/*
+ * ErrorKeyDimensions reports an array of several dimensions.
+ */
+pg_noreturn static void
+ErrorKeyDimensions(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+					errmsg("idempotency keys must be an array of one dimension"),
+					errhint("Flatten the array, for instance with unnest().")));
+}
+
+/*
+ * NamesFromArray returns the names of the keys in "array", checked, in bytewise order,
+ * without duplicates.  Throws IK400 for an invalid key, and 2202E for an array of
+ * several dimensions.
+ */
+static KeyName *
+NamesFromArray(text *scope, ArrayType *array, int *count)
+{
+	Datum *keys;
+	bool *nulls;
+	int given;
+	KeyName *names;
+
+	if (ARR_NDIM(array) > 1)
+		ErrorKeyDimensions();
+
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &given);
+	names = palloc(Max(given, 1) * sizeof(KeyName));
+	for (int i = 0; i < given; i++)
+	{
+		if (nulls[i])
+			ErrorNameMissing("key");
+		KeyNameSet(scope, DatumGetTextPP(keys[i]), &names[i]);
+		CheckName(names[i].key, "key");
+	}
+	qsort(names, given, sizeof(KeyName), CompareKeys);
+
+	*count = 0;
+	for (int i = 0; i < given; i++)
+	{
+		if (i == 0 || CompareKeys(&names[i], &names[i - 1]) != 0)
+			names[(*count)++] = names[i];
+	}
+	return names;
+}
+
+/*
+ * IsHeldHere tells whether this transaction has claimed the operation or owns its lease.
+ */
+static bool
+IsHeldHere(const KeyName *name)
+{
+	StoredOutcome stored;
+	KeyVersion seen;
+	KeyState state;
+
+	if (OpenClaimFind(name) != NULL)
+		return true;
+	if (!AnyTokenPassed())
+		return false;
+	state = KeyStoreProbe(name, &stored, &seen);
+	return state != KEY_ABSENT && TokenIsHeld(stored.lease.token);
+}
+
+/*
+ * once_many(scope, keys, retention) RETURNS SETOF text: the keys that are new, in
+ * bytewise order
+ */
+Datum
+idempotency_once_many(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	text *scope = ScopeFromArg(fcinfo);
+	Retention retention = RetentionFromArg(fcinfo, 2);
+	KeyStoreBatch *batch;
+	KeyName *names;
+	int count;
+	int fresh = 0;
+
+	/* Check and sort the keys */
+	if (PG_ARGISNULL(1))
+		ErrorNameMissing("key");
+	names = NamesFromArray(scope, PG_GETARG_ARRAYTYPE_P(1), &count);
+	PreventCommandIfReadOnly("idempotency.once_many()");
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+
+	/* Insert them, and return the new ones */
+	batch = KeyStoreBatchBegin();
+	for (int i = 0; i < count; i++)
+	{
+		if (IsHeldHere(&names[i]))
+			ErrorClaimedHere(&names[i]);
+		if (KeyStoreBatchInsert(batch, &names[i], &retention))
+		{
+			Datum key = PointerGetDatum(names[i].key);
+			bool isnull = false;
+
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &key, &isnull);
+			fresh++;
+		}
+	}
+	KeyStoreBatchEnd(batch);
+
+	/* Count, and record the result */
+	CountEvents(COUNT_CLAIMS, fresh);
+	CountEvents(COUNT_COMPLETIONS, fresh);
+	CountEvents(COUNT_REPLAYS, count - fresh);
+	if (count > 0)
+		ScopeSetResult(scope, NULL, fresh > 0);
+	return (Datum) 0;
+}

@@ -1,0 +1,254 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/operation.c
+ *	  The composite idempotency.operation.
+ *
+ * Each call looks up the row type: the extension can have been dropped and created
+ * again since the last call, or while this one waited.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_enum.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+#include "utils/typcache.h"
+
+#include "base/composite.h"
+#include "base/errors.h"
+#include "keys/operation.h"
+#include "request/http.h"
+
+PG_FUNCTION_INFO_V1(idempotency_problem);
+
+/* The HTTP statuses of the two outcomes that are errors. */
+#define STATUS_CONFLICT 409
+#define STATUS_UNPROCESSABLE 422
+
+/* The attributes of idempotency.operation, in order. */
+enum
+{
+	OP_OUTCOME,
+	OP_REPLAYED,
+	OP_TOKEN,
+	OP_ATTEMPT,
+	OP_RECOVERY_POINT,
+	OP_STATE,
+	OP_STATUS,
+	OP_HEADERS,
+	OP_RESPONSE,
+	OP_FAILED,
+	OP_RETRY_AFTER,
+	OP_EXPIRES_AT,
+	OPERATION_COLUMNS
+};
+
+static const Oid attributeType[OPERATION_COLUMNS] = {
+	[OP_OUTCOME] = InvalidOid, /* idempotency.outcome, by OutcomeDatum() */
+	[OP_REPLAYED] = BOOLOID,
+	[OP_TOKEN] = INT8OID,
+	[OP_ATTEMPT] = INT4OID,
+	[OP_RECOVERY_POINT] = TEXTOID,
+	[OP_STATE] = JSONOID,
+	[OP_STATUS] = INT4OID,
+	[OP_HEADERS] = JSONOID,
+	[OP_RESPONSE] = JSONOID,
+	[OP_FAILED] = BOOLOID,
+	[OP_RETRY_AFTER] = INTERVALOID,
+	[OP_EXPIRES_AT] = TIMESTAMPTZOID,
+};
+
+static const char *const outcomeNames[] = {
+	[OUTCOME_CLAIMED] = "claimed",	  [OUTCOME_TAKEN_OVER] = "taken_over",
+	[OUTCOME_REPLAYED] = "replayed",  [OUTCOME_MISMATCHED] = "mismatched",
+	[OUTCOME_LEASED] = "in_progress", [OUTCOME_CLAIMED_HERE] = "in_progress",
+	[OUTCOME_LOCKED] = "in_progress",
+};
+
+typedef struct Row
+{
+	Datum values[OPERATION_COLUMNS];
+	bool isnull[OPERATION_COLUMNS];
+} Row;
+
+static void
+Set(Row *row, int column, Datum value)
+{
+	row->values[column] = value;
+	row->isnull[column] = false;
+}
+
+/*
+ * OutcomeDatum returns an outcome as a value of the enum "type".  Throws 42804 if
+ * the enum has no such label.
+ */
+static Datum
+OutcomeDatum(Oid type, Outcome outcome)
+{
+	HeapTuple tuple = SearchSysCache2(ENUMTYPOIDNAME, ObjectIdGetDatum(type),
+									  CStringGetDatum(outcomeNames[outcome]));
+	Oid value;
+
+	if (!HeapTupleIsValid(tuple))
+		ErrorRowType("operation");
+	value = ((Form_pg_enum) GETSTRUCT(tuple))->oid;
+	ReleaseSysCache(tuple);
+	return ObjectIdGetDatum(value);
+}
+
+static void
+SetText(Row *row, int column, const text *value)
+{
+	if (value != NULL)
+		Set(row, column, PointerGetDatum(value));
+}
+
+/*
+ * SetAnswer sets what is stored of a finished operation.
+ */
+static void
+SetAnswer(Row *row, const StoredOutcome *stored)
+{
+	if (stored->hasStatus)
+		Set(row, OP_STATUS, Int32GetDatum(stored->status));
+	SetText(row, OP_HEADERS, stored->headers);
+	SetText(row, OP_RESPONSE, stored->response);
+	Set(row, OP_FAILED, BoolGetDatum(stored->failed));
+	if (!TIMESTAMP_IS_NOEND(stored->expiresAt))
+		Set(row, OP_EXPIRES_AT, TimestampTzGetDatum(stored->expiresAt));
+}
+
+/*
+ * SetOwner sets what a new owner needs.  No other session sees the token.
+ */
+static void
+SetOwner(Row *row, const Lease *lease)
+{
+	if (lease->token != 0)
+		Set(row, OP_TOKEN, Int64GetDatum(lease->token));
+	Set(row, OP_ATTEMPT, Int32GetDatum(lease->attempt));
+	SetText(row, OP_RECOVERY_POINT, lease->recoveryPoint);
+	SetText(row, OP_STATE, lease->state);
+}
+
+/*
+ * SetRetry sets how long the owner's lease lasts at most.
+ */
+static void
+SetRetry(Row *row, const Lease *lease)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	Interval *left = palloc0(sizeof(Interval));
+
+	if (now >= lease->from && now <= lease->until)
+		left->time = lease->until - now;
+	Set(row, OP_ATTEMPT, Int32GetDatum(lease->attempt));
+	Set(row, OP_RETRY_AFTER, IntervalPGetDatum(left));
+}
+
+/*
+ * OperationDatum returns the composite, whose type the caller names, in the
+ * current memory context.  "stored" is the outcome to replay, what an owner was
+ * granted (and, for run(), the outcome of its operation), or the lease of another
+ * owner, of which others see only how long it lasts.  Throws 55000 if the type is
+ * gone.
+ */
+Datum
+OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
+{
+	TupleDesc desc = lookup_rowtype_tupdesc_noerror(operationType, -1, true);
+	Datum result;
+	Row row;
+
+	if (desc == NULL)
+		ErrorExtensionReplaced();
+	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
+	memset(row.isnull, true, sizeof(row.isnull));
+	Set(&row, OP_OUTCOME, OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, outcome));
+	Set(&row, OP_REPLAYED, BoolGetDatum(outcome == OUTCOME_REPLAYED));
+	Set(&row, OP_FAILED, BoolGetDatum(false));
+	if (OutcomeIsGranted(outcome))
+		SetOwner(&row, &stored->lease);
+	else if (outcome == OUTCOME_LEASED)
+		SetRetry(&row, &stored->lease);
+	if (outcome == OUTCOME_REPLAYED || (OutcomeIsGranted(outcome) && stored->expiresAt != 0))
+		SetAnswer(&row, stored);
+
+	result = HeapTupleGetDatum(heap_form_tuple(desc, row.values, row.isnull));
+	ReleaseTupleDesc(desc);
+	return result;
+}
+
+/*
+ * OperationOutcome returns the outcome in a composite, or NULL.
+ */
+static const char *
+OperationOutcome(HeapTupleHeader operation)
+{
+	TupleDesc desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(operation),
+											HeapTupleHeaderGetTypMod(operation));
+	HeapTuple label;
+	Datum outcome;
+	char *name;
+	bool isnull;
+
+	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
+	(void) OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, OUTCOME_CLAIMED);
+	ReleaseTupleDesc(desc);
+	outcome = GetAttributeByNum(operation, OP_OUTCOME + 1, &isnull);
+	if (isnull)
+		return NULL;
+
+	label = SearchSysCache1(ENUMOID, outcome);
+	if (!HeapTupleIsValid(label))
+		ErrorRowType("operation");
+	name = pstrdup(NameStr(((Form_pg_enum) GETSTRUCT(label))->enumlabel));
+	ReleaseSysCache(label);
+	return name;
+}
+
+/*
+ * ResultType returns the type that the calling SQL function is declared to
+ * return.  Throws 55000 if the function was dropped since it was called.
+ */
+Oid
+ResultType(FunctionCallInfo fcinfo)
+{
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(fcinfo->flinfo->fn_oid));
+	Oid type;
+
+	if (!HeapTupleIsValid(tuple))
+		ErrorExtensionReplaced();
+	type = ((Form_pg_proc) GETSTRUCT(tuple))->prorettype;
+	ReleaseSysCache(tuple);
+	return type;
+}
+
+/*
+ * idempotency_problem is problem(operation): problem details for an outcome
+ * that is an error, NULL for any other.  The titles are HTTP's names of the
+ * status codes, as RFC 9457 requires for about:blank.
+ */
+Datum
+idempotency_problem(PG_FUNCTION_ARGS)
+{
+	const char *outcome = OperationOutcome(PG_GETARG_HEAPTUPLEHEADER(0));
+
+	if (outcome == NULL)
+		PG_RETURN_NULL();
+	if (strcmp(outcome, "in_progress") == 0)
+		PG_RETURN_TEXT_P(ProblemDocument(STATUS_CONFLICT, "Conflict",
+										 "An operation with this idempotency key is in progress. "
+										 "Retry later with the same key."));
+	if (strcmp(outcome, "mismatched") == 0)
+		PG_RETURN_TEXT_P(ProblemDocument(STATUS_UNPROCESSABLE, "Unprocessable Content",
+										 "This idempotency key was used with another request. "
+										 "A new request needs a new key."));
+	PG_RETURN_NULL();
+}

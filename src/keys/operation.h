@@ -1,0 +1,36 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/operation.h
+ *	  The composite idempotency.operation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_KEYS_OPERATION_H
+#define IDEMPOTENCY_KEYS_OPERATION_H
+
+#include "fmgr.h"
+
+#include "store/store.h"
+
+/* The outcome of a claim.  SQL shows the last three as in_progress. */
+typedef enum Outcome
+{
+	OUTCOME_CLAIMED,
+	OUTCOME_TAKEN_OVER,
+	OUTCOME_REPLAYED,
+	OUTCOME_MISMATCHED,
+	OUTCOME_LEASED,		  /* another owner has a lease */
+	OUTCOME_CLAIMED_HERE, /* this transaction has claimed the key */
+	OUTCOME_LOCKED		  /* another transaction holds the key's lock */
+} Outcome;
+
+static inline bool
+OutcomeIsGranted(Outcome outcome)
+{
+	return outcome == OUTCOME_CLAIMED || outcome == OUTCOME_TAKEN_OVER;
+}
+
+extern Datum OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored);
+extern Oid ResultType(FunctionCallInfo fcinfo);
+
+#endif /* IDEMPOTENCY_KEYS_OPERATION_H */

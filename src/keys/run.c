@@ -1,0 +1,205 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/run.c
+ *	  run(): claim, call the handler, complete or replay.
+ *
+ * The handler runs with the caller's rights, in a subtransaction.  An error that is
+ * final (idempotency.final_errors) rolls back what the handler wrote, and is stored as
+ * the outcome; any other error propagates, and nothing is stored.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/syscache.h"
+
+#include "base/compat.h"
+#include "base/errors.h"
+#include "base/guc.h"
+#include "base/subtransaction.h"
+#include "keys/claim.h"
+#include "keys/finish.h"
+#include "keys/lease.h"
+#include "request/fingerprint.h"
+#include "request/http.h"
+
+PG_FUNCTION_INFO_V1(idempotency_run);
+
+#define FINAL_ERROR_STATUS 422
+
+/*
+ * DocumentType returns the OID of idempotency.document: the type of the calling
+ * function's third argument.
+ */
+static Oid
+DocumentType(FunctionCallInfo fcinfo)
+{
+	Oid *types;
+	int count;
+	Oid document;
+
+	get_func_signature(fcinfo->flinfo->fn_oid, &types, &count);
+	document = types[2];
+	pfree(types);
+	return document;
+}
+
+/*
+ * ErrorHandlerSignature reports a function that run() cannot call.
+ */
+pg_noreturn static void
+ErrorHandlerSignature(Oid handler)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+			 errmsg("function %s cannot be a handler", format_procedure(handler)),
+			 errhint("A handler takes one argument of type idempotency.document (or json) and "
+					 "returns json.")));
+}
+
+/*
+ * CheckHandler throws 42883 if there is no such function, 42P13 unless it takes one
+ * document and returns json, 22023 if it is strict and there is no request, and 42501
+ * unless the caller may execute it.
+ */
+static void
+CheckHandler(Oid handler, Oid document, bool hasRequest)
+{
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
+	Form_pg_proc proc;
+	AclResult acl;
+	bool fits;
+	bool strict;
+
+	if (!HeapTupleIsValid(tuple))
+		ErrorHandlerMissing(handler);
+
+	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset && proc->pronargs == 1 &&
+		   (proc->proargtypes.values[0] == document || proc->proargtypes.values[0] == JSONOID) &&
+		   (proc->prorettype == JSONOID || proc->prorettype == document);
+	strict = proc->proisstrict;
+	ReleaseSysCache(tuple);
+
+	if (!fits)
+		ErrorHandlerSignature(handler);
+
+	/* PostgreSQL would not call it, and a success would be stored. */
+	if (strict && !hasRequest)
+		ErrorBadArgument("request is missing, and the handler is strict",
+						 "Pass a request, or declare the handler CALLED ON NULL INPUT.");
+
+	acl = object_aclcheck(ProcedureRelationId, handler, GetUserId(), ACL_EXECUTE);
+	if (acl != ACLCHECK_OK)
+		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(handler));
+	InvokeFunctionExecuteHook(handler);
+}
+
+typedef struct HandlerCall
+{
+	Oid handler;
+	text *request;
+	text *response;
+} HandlerCall;
+
+/*
+ * CallHandler calls the handler; a NULL result gives NULL.
+ */
+static void
+CallHandler(void *argument)
+{
+	HandlerCall *handlerCall = argument;
+	LOCAL_FCINFO(call, 1);
+	FmgrInfo function;
+	PgStat_FunctionCallUsage usage;
+	Datum result;
+
+	fmgr_info(handlerCall->handler, &function);
+	InitFunctionCallInfoData(*call, &function, 1, InvalidOid, NULL, NULL);
+	call->args[0].value = PointerGetDatum(handlerCall->request);
+	call->args[0].isnull = handlerCall->request == NULL;
+	pgstat_init_function_usage(call, &usage);
+	result = FunctionCallInvoke(call);
+	pgstat_end_function_usage(&usage, true);
+
+	handlerCall->response = call->isnull ? NULL : DatumGetTextPP(result);
+}
+
+/*
+ * OutcomeOfCall calls the handler in a subtransaction and makes its result, or
+ * its final error, the operation's outcome.  Any other error is thrown on,
+ * when the subtransaction is gone.
+ */
+static StoredOutcome
+OutcomeOfCall(Oid handler, text *request)
+{
+	StoredOutcome outcome = {.hasStatus = true};
+	HandlerCall call = {.handler = handler, .request = request};
+	ErrorData *error = SubtransactionRun(CallHandler, &call);
+
+	if (error != NULL)
+	{
+		if (!IsFinalError(error->sqlerrcode))
+			ReThrowError(error);
+		outcome.failed = true;
+		outcome.status = FINAL_ERROR_STATUS;
+		outcome.headers = cstring_to_text("{\"Content-Type\": \"application/problem+json\"}");
+		outcome.response = ProblemDocument(FINAL_ERROR_STATUS, error->message, error->detail);
+		return outcome;
+	}
+
+	outcome.status = 200;
+	outcome.response = call.response;
+	return outcome;
+}
+
+/*
+ * run(scope, key, request, handler, wait, retention) RETURNS operation
+ */
+Datum
+idempotency_run(PG_FUNCTION_ARGS)
+{
+	text *document = PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2);
+	ClaimRequest request = {0};
+	StoredOutcome outcome;
+	Outcome claimed;
+	Ownership own;
+	int32 attempt;
+	Oid handler;
+
+	/* Check the arguments */
+	KeyNameFromArgs(fcinfo, &request.name);
+	RequireSetting(&FinalErrorsSetting);
+	request.waitMs = WaitFromArg(fcinfo, 4, DefaultWait);
+	request.retention = RetentionFromArg(fcinfo, 5);
+	request.fingerprint = document == NULL ? NULL : FingerprintOfDocument(document);
+	if (PG_ARGISNULL(3))
+		ErrorBadArgument("handler is missing", "Pass a function as regprocedure.");
+	handler = PG_GETARG_OID(3);
+	PreventCommandIfReadOnly("idempotency.run()");
+	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
+
+	/* Claim or replay */
+	claimed = ClaimOrThrow(&request, &outcome);
+	if (claimed == OUTCOME_REPLAYED)
+		return OperationDatum(ResultType(fcinfo), OUTCOME_REPLAYED, &outcome);
+
+	/* Call the handler, and store its outcome */
+	attempt = outcome.lease.attempt;
+	outcome = OutcomeOfCall(handler, document);
+	RequireOwnership(&request.name, NULL, &own);
+	ClaimFinish(&request.name, &own, &outcome);
+	outcome.lease.attempt = attempt;
+	return OperationDatum(ResultType(fcinfo), claimed, &outcome);
+}

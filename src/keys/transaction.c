@@ -1,0 +1,683 @@
+/*-------------------------------------------------------------------------
+ *
+ * keys/transaction.c
+ *	  What the current transaction has claimed, how that follows savepoints, and
+ *	  the commit guard.
+ *
+ * Three lists live in TopTransactionContext, newest first: open claims, results by
+ * scope, and passed tokens.  README says how each follows savepoints, and what the
+ * guard refuses.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "base/errors.h"
+#include "base/wakeup.h"
+#include "keys/transaction.h"
+
+/* The result of the latest call about a scope. */
+typedef struct ScopeResult
+{
+	dlist_node node;
+	text *scope;
+	text *key;	  /* NULL: a batch, or no claim was granted */
+	bool granted; /* the transaction may write to tables that require a claim */
+	SubTransactionId setIn;
+} ScopeResult;
+
+typedef struct PassedToken
+{
+	dlist_node node;
+	int64 token;
+	KeyName name;				/* scope NULL: the call failed before the name was read */
+	SubTransactionId grantedIn; /* invalid: granted to another transaction */
+	SubTransactionId provenIn;	/* invalid: unproven */
+} PassedToken;
+
+static dlist_head claims = DLIST_STATIC_INIT(claims);
+static dlist_head results = DLIST_STATIC_INIT(results);
+static dlist_head tokens = DLIST_STATIC_INIT(tokens);
+
+/* Why the transaction must abort: an operation it does not own (scope NULL: none). */
+static KeyName notOwned;
+static int notOwnedError; /* the SQLSTATE */
+
+/* ----------------------------------------------------------------
+ * Open claims
+ * ----------------------------------------------------------------
+ */
+
+static bool
+IsOpen(const OpenClaim *claim)
+{
+	return claim->closedIn == InvalidSubTransactionId;
+}
+
+/*
+ * OpenClaimFind returns the open claim of this transaction on "name", or NULL.
+ */
+OpenClaim *
+OpenClaimFind(const KeyName *name)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &claims)
+	{
+		OpenClaim *claim = dlist_container(OpenClaim, node, iter.cur);
+
+		if (IsOpen(claim) && KeyNameEquals(&claim->name, name))
+			return claim;
+	}
+	return NULL;
+}
+
+/*
+ * OpenClaimAdd adds a claim of the current subtransaction on "name", with the lease of
+ * "token", or without one.  All is copied.  The caller holds the key's lock.
+ */
+void
+OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *retention,
+			 const KeyVersion *seen, int64 token)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+	OpenClaim *claim = palloc0(sizeof(OpenClaim));
+
+	KeyNameCopy(name, &claim->name);
+	claim->fingerprint = TextCopy(fingerprint);
+	claim->retention = *retention;
+	claim->seen = *seen;
+	claim->token = token;
+	claim->openedIn = GetCurrentSubTransactionId();
+	claim->closedIn = InvalidSubTransactionId;
+	dlist_push_head(&claims, &claim->node);
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+DeleteClaim(OpenClaim *claim)
+{
+	dlist_delete(&claim->node);
+	pfree(claim->name.scope);
+	pfree(claim->name.key);
+	if (claim->fingerprint != NULL)
+		pfree(claim->fingerprint);
+	pfree(claim);
+}
+
+/*
+ * OpenClaimClose closes a completed, failed or released claim.  The pointer is invalid
+ * afterwards.
+ */
+void
+OpenClaimClose(OpenClaim *claim)
+{
+	claim->closedIn = GetCurrentSubTransactionId();
+	if (claim->closedIn == claim->openedIn)
+		DeleteClaim(claim);
+}
+
+/* ----------------------------------------------------------------
+ * Results by scope
+ * ----------------------------------------------------------------
+ */
+
+static void
+DeleteResult(ScopeResult *result)
+{
+	dlist_delete(&result->node);
+	pfree(result->scope);
+	if (result->key != NULL)
+		pfree(result->key);
+	pfree(result);
+}
+
+/*
+ * DeleteResultOf deletes the result of "scope" that a subtransaction set, from the
+ * node "from" on; there is one at most.
+ */
+static void
+DeleteResultOf(const text *scope, SubTransactionId setIn, dlist_node *from)
+{
+	for (dlist_node *node = from; node != &results.head; node = node->next)
+	{
+		ScopeResult *result = dlist_container(ScopeResult, node, node);
+
+		if (result->setIn == setIn && TextEquals(result->scope, scope))
+		{
+			DeleteResult(result);
+			return;
+		}
+	}
+}
+
+/*
+ * ScopeSetResult sets the result of the latest call about "scope": whether it granted
+ * a claim, and on which key.
+ */
+void
+ScopeSetResult(const text *scope, const text *key, bool granted)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+	ScopeResult *result = palloc(sizeof(ScopeResult));
+
+	result->scope = TextCopy(scope);
+	result->key = granted ? TextCopy(key) : NULL;
+	result->granted = granted;
+	result->setIn = GetCurrentSubTransactionId();
+	if (!dlist_is_empty(&results))
+		DeleteResultOf(scope, result->setIn, dlist_head_node(&results));
+	dlist_push_head(&results, &result->node);
+	MemoryContextSwitchTo(caller);
+}
+
+/*
+ * MatchesScope tells whether "scope" matches "pattern", which may end in "*".
+ */
+static bool
+MatchesScope(const char *pattern, const text *scope)
+{
+	size_t length = strlen(pattern);
+	size_t bytes = VARSIZE_ANY_EXHDR(scope);
+
+	if (length > 0 && pattern[length - 1] == '*')
+		return bytes >= length - 1 && memcmp(pattern, VARDATA_ANY(scope), length - 1) == 0;
+	return bytes == length && memcmp(pattern, VARDATA_ANY(scope), length) == 0;
+}
+
+/*
+ * ScopeGranted tells whether the latest call about a scope that matches "pattern"
+ * granted a claim.  "asked" is set to whether there was such a call.
+ */
+bool
+ScopeGranted(const char *pattern, bool *asked)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &results)
+	{
+		const ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
+
+		if (MatchesScope(pattern, result->scope))
+		{
+			*asked = true;
+			return result->granted;
+		}
+	}
+	*asked = false;
+	return false;
+}
+
+/*
+ * ScopeCurrentKey returns the key that this transaction claimed last in "scope", or
+ * NULL if the latest call there granted no claim.  It is not a copy.
+ */
+const text *
+ScopeCurrentKey(const text *scope)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &results)
+	{
+		const ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
+
+		if (TextEquals(result->scope, scope))
+			return result->key;
+	}
+	return NULL;
+}
+
+/*
+ * LastGrantedClaim sets scope and key of the claim that was granted last, in any scope,
+ * and returns whether there is one.  They are not copies.
+ */
+bool
+LastGrantedClaim(const text **scope, const text **key)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &results)
+	{
+		const ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
+
+		if (result->granted && result->key != NULL)
+		{
+			*scope = result->scope;
+			*key = result->key;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* ----------------------------------------------------------------
+ * Tokens
+ * ----------------------------------------------------------------
+ */
+
+static PassedToken *
+TokenFind(int64 token)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &tokens)
+	{
+		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->token == token)
+			return passed;
+	}
+	return NULL;
+}
+
+static PassedToken *
+TokenAdd(int64 token)
+{
+	PassedToken *passed = MemoryContextAllocZero(TopTransactionContext, sizeof(PassedToken));
+
+	passed->token = token;
+	dlist_push_head(&tokens, &passed->node);
+	return passed;
+}
+
+static void
+DeleteToken(PassedToken *passed)
+{
+	dlist_delete(&passed->node);
+	if (passed->name.scope != NULL)
+	{
+		pfree(passed->name.scope);
+		pfree(passed->name.key);
+	}
+	pfree(passed);
+}
+
+/*
+ * TokenGranted adds a new token, which the current subtransaction got: the lease is
+ * written, and the key locked.  A rollback of the claim deletes the token.
+ */
+void
+TokenGranted(int64 token)
+{
+	PassedToken *passed = TokenAdd(token);
+
+	passed->grantedIn = GetCurrentSubTransactionId();
+	passed->provenIn = passed->grantedIn;
+}
+
+/*
+ * TokenPassed adds a token that was passed to a function, for the operation "name", or
+ * NULL while that is unknown.  Until TokenProven(), the transaction cannot commit.
+ */
+void
+TokenPassed(int64 token, const KeyName *name)
+{
+	PassedToken *passed = TokenFind(token);
+
+	if (passed == NULL)
+		passed = TokenAdd(token);
+	if (name != NULL && passed->name.scope == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+
+		KeyNameCopy(name, &passed->name);
+		MemoryContextSwitchTo(caller);
+	}
+}
+
+/*
+ * TokenProven marks a token as current: the current subtransaction has locked and
+ * written its row.
+ */
+void
+TokenProven(int64 token)
+{
+	PassedToken *passed = TokenFind(token);
+
+	Assert(passed != NULL);
+	if (passed->provenIn == InvalidSubTransactionId)
+		passed->provenIn = GetCurrentSubTransactionId();
+}
+
+/*
+ * TokenIsHeld tells whether "token", of a lease in progress, is proven: this
+ * transaction owns the operation until it ends, or rolls back to a savepoint.
+ */
+bool
+TokenIsHeld(int64 token)
+{
+	const PassedToken *passed = TokenFind(token);
+
+	return passed != NULL && passed->provenIn != InvalidSubTransactionId;
+}
+
+/*
+ * AnyTokenPassed tells whether the transaction has used leases.
+ */
+bool
+AnyTokenPassed(void)
+{
+	return !dlist_is_empty(&tokens);
+}
+
+/*
+ * UnprovenToken returns a token that was passed and is not proven, or NULL.
+ */
+static const PassedToken *
+UnprovenToken(void)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &tokens)
+	{
+		const PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->provenIn == InvalidSubTransactionId)
+			return passed;
+	}
+	return NULL;
+}
+
+/* ----------------------------------------------------------------
+ * Savepoints
+ * ----------------------------------------------------------------
+ */
+
+static void
+AbortClaims(SubTransactionId aborted)
+{
+	dlist_mutable_iter iter;
+
+	dlist_foreach_modify (iter, &claims)
+	{
+		OpenClaim *claim = dlist_container(OpenClaim, node, iter.cur);
+
+		if (claim->openedIn == aborted)
+			DeleteClaim(claim);
+		else if (claim->closedIn == aborted)
+			claim->closedIn = InvalidSubTransactionId;
+	}
+}
+
+static void
+PromoteClaims(SubTransactionId child, SubTransactionId parent)
+{
+	dlist_mutable_iter iter;
+
+	dlist_foreach_modify (iter, &claims)
+	{
+		OpenClaim *claim = dlist_container(OpenClaim, node, iter.cur);
+
+		if (claim->openedIn == child)
+			claim->openedIn = parent;
+		if (claim->closedIn == child)
+			claim->closedIn = parent;
+		if (claim->closedIn == claim->openedIn)
+			DeleteClaim(claim);
+	}
+}
+
+/*
+ * AbortResults and PromoteResults visit the newest results only: those of the
+ * subtransaction that ends precede all others.
+ */
+static void
+AbortResults(SubTransactionId aborted)
+{
+	dlist_mutable_iter iter;
+
+	dlist_foreach_modify (iter, &results)
+	{
+		ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
+
+		if (result->setIn != aborted)
+			break;
+		DeleteResult(result);
+	}
+}
+
+static void
+PromoteResults(SubTransactionId child, SubTransactionId parent)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &results)
+	{
+		ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
+
+		if (result->setIn != child)
+			break;
+		/* no rollback can uncover the parent's own result any more */
+		DeleteResultOf(result->scope, parent, iter.cur->next);
+		result->setIn = parent;
+	}
+}
+
+static void
+AbortTokens(SubTransactionId aborted)
+{
+	dlist_mutable_iter iter;
+
+	dlist_foreach_modify (iter, &tokens)
+	{
+		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->grantedIn == aborted)
+			DeleteToken(passed);
+		else if (passed->provenIn == aborted)
+			passed->provenIn = passed->grantedIn;
+	}
+}
+
+static void
+PromoteTokens(SubTransactionId child, SubTransactionId parent)
+{
+	dlist_iter iter;
+
+	dlist_foreach (iter, &tokens)
+	{
+		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
+
+		if (passed->grantedIn == child)
+			passed->grantedIn = parent;
+		if (passed->provenIn == child)
+			passed->provenIn = parent;
+	}
+}
+
+static void
+SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactionId parent,
+					   void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+	{
+		AbortClaims(child);
+		AbortResults(child);
+		AbortTokens(child);
+	}
+	else if (event == SUBXACT_EVENT_COMMIT_SUB)
+	{
+		PromoteClaims(child, parent);
+		PromoteResults(child, parent);
+		PromoteTokens(child, parent);
+	}
+}
+
+/* ----------------------------------------------------------------
+ * The commit guard
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * PreventCommit makes the current transaction fail at commit, even if the error that
+ * the caller throws next, with the same SQLSTATE, is caught.
+ */
+void
+PreventCommit(const KeyName *name, int sqlstate)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+
+	if (notOwned.scope == NULL)
+	{
+		KeyNameCopy(name, &notOwned);
+		notOwnedError = sqlstate;
+	}
+	MemoryContextSwitchTo(caller);
+}
+
+/*
+ * ErrorTokenUnproven reports, at commit, that no call with the token has succeeded, or
+ * that the call was rolled back; "name" is NULL if the call passed no valid one.
+ */
+pg_noreturn static void
+ErrorTokenUnproven(const KeyName *name, int64 token)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
+			 errmsg("cannot commit without proof that the lease is current"),
+			 DetailToken(name, token),
+			 errhint("A call with this token failed and was caught, or was rolled back. Call "
+					 "idempotency.complete(), fail(), release(), renew() or checkpoint() with the "
+					 "token again, or roll back and begin the retry with idempotency.claim().")));
+}
+
+/*
+ * ErrorCommitPrevented reports, at commit, that an error with this SQLSTATE was caught;
+ * "name" is the operation it was about.
+ */
+pg_noreturn static void
+ErrorCommitPrevented(const KeyName *name, int sqlstate)
+{
+	ereport(ERROR,
+			(errcode(sqlstate),
+			 sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
+				 ? errmsg("cannot commit after a call without a claim")
+				 : errmsg("cannot commit after a lost lease"),
+			 DetailName(name),
+			 sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
+				 ? errhint("Roll back, and claim and complete in one transaction, or pass the "
+						   "token of the lease.")
+				 : errhint("An error of complete(), fail(), release(), renew() or checkpoint() "
+						   "was caught in this transaction. Roll back, and begin the retry with "
+						   "idempotency.claim().")));
+}
+
+/*
+ * ErrorNotCompleted reports, at commit or PREPARE TRANSACTION, that claims are open;
+ * "name" is the oldest of them.
+ */
+pg_noreturn static void
+ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing)
+{
+	ereport(
+		ERROR,
+		(errcode(ERRCODE_IDEMPOTENCY_NOT_COMPLETED),
+		 preparing ? errmsg("cannot prepare a transaction with an open idempotency claim")
+				   : errmsg("cannot commit a transaction with an open idempotency claim"),
+		 openClaims == 1
+			 ? DetailName(name)
+			 : errdetail("Scope \"%s\", key \"%s\", and %d more.", text_to_cstring(name->scope),
+						 text_to_cstring(name->key), openClaims - 1),
+		 IsTransactionBlock()
+			 ? errhint("Call idempotency.complete(), fail() or release() in the transaction "
+					   "that claimed.")
+			 : errhint("This statement was a transaction of its own (autocommit). Put BEGIN and "
+					   "COMMIT around idempotency.claim(), your writes and "
+					   "idempotency.complete(). A function that claims, and a procedure before "
+					   "its own COMMIT, must also complete, fail or release.")));
+}
+
+/*
+ * CheckMayCommit throws IK410, IK412 or IK428 if the transaction could not commit now;
+ * "preparing" is for PREPARE TRANSACTION.
+ */
+void
+CheckMayCommit(bool preparing)
+{
+	const PassedToken *unproven = UnprovenToken();
+	const KeyName *oldest = NULL;
+	int open = 0;
+	dlist_iter iter;
+
+	if (notOwned.scope != NULL)
+		ErrorCommitPrevented(&notOwned, notOwnedError);
+	if (unproven != NULL)
+		ErrorTokenUnproven(unproven->name.scope == NULL ? NULL : &unproven->name, unproven->token);
+
+	dlist_foreach (iter, &claims)
+	{
+		OpenClaim *claim = dlist_container(OpenClaim, node, iter.cur);
+
+		if (IsOpen(claim) && claim->token == 0)
+		{
+			oldest = &claim->name;
+			open++;
+		}
+	}
+	if (open > 0)
+		ErrorNotCompleted(oldest, open, preparing);
+}
+
+/*
+ * TransactionMustAbort tells whether the transaction must abort: a call found that it
+ * does not own an operation, or failed before it could tell.
+ */
+bool
+TransactionMustAbort(void)
+{
+	return notOwned.scope != NULL || UnprovenToken() != NULL;
+}
+
+/*
+ * Reset empties all lists; TopTransactionContext frees the memory.
+ */
+static void
+Reset(void)
+{
+	dlist_init(&claims);
+	dlist_init(&results);
+	dlist_init(&tokens);
+	notOwned.scope = NULL;
+}
+
+static void
+TransactionCallback(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+			CheckMayCommit(false);
+			break;
+		case XACT_EVENT_PRE_PREPARE:
+			CheckMayCommit(true);
+			break;
+		case XACT_EVENT_COMMIT:
+			WakeupAtCommit();
+			Reset();
+			break;
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			WakeupAtAbort();
+			Reset();
+			break;
+		case XACT_EVENT_PARALLEL_PRE_COMMIT:
+		case XACT_EVENT_PARALLEL_COMMIT:
+		case XACT_EVENT_PARALLEL_ABORT:
+			/* The functions are PARALLEL UNSAFE: parallel workers claim nothing. */
+			break;
+	}
+}
+
+/*
+ * TransactionStateInit registers the callbacks; called once per backend.
+ */
+void
+TransactionStateInit(void)
+{
+	RegisterXactCallback(TransactionCallback, NULL);
+	RegisterSubXactCallback(SubTransactionCallback, NULL);
+}

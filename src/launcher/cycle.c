@@ -1,0 +1,469 @@
+/*-------------------------------------------------------------------------
+ *
+ * launcher/cycle.c
+ *	  The cycles in which the launcher visits the databases.
+ *
+ * A cycle starts a worker for each database that is due, one at a time, without
+ * waiting for it.  The README has the states of a cycle and of a database.
+ *
+ * Locks: ACCESS SHARE on pg_database, while it is read, and ROW EXCLUSIVE on a
+ * database; neither is waited for.  An LWLock for the report of a worker.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+
+#include "base/bgworker.h"
+#include "base/compat.h"
+#include "base/database.h"
+#include "base/guc.h"
+#include "base/shmem.h"
+#include "base/stats.h"
+#include "base/visits.h"
+#include "launcher/cycle.h"
+#include "relay/registry.h"
+
+/*
+ * After how many milliseconds the worker of a visit gets SIGTERM, and after how many more
+ * it is late.
+ */
+#define VISIT_MS 4000
+
+/* How often there is a survey, if nothing is reaped, in milliseconds. */
+#define SURVEY_MS 10000
+
+/* DATABASE_RARE: visited every so many cycles. */
+#define RARE_CYCLES 10
+
+typedef enum DatabaseState
+{
+	DATABASE_NEW,
+	DATABASE_REAPED,
+	DATABASE_RARE
+} DatabaseState;
+
+/* What the launcher knows of a database. */
+typedef struct Database
+{
+	Oid oid; /* the hash key */
+	DatabaseState state;
+	bool refused;				  /* the last visit was, and the log says so */
+	bool listed;				  /* it is in pg_database, and may be visited */
+	bool due;					  /* for a visit in this cycle */
+	BackgroundWorkerHandle *late; /* a worker that did not end in time, or NULL */
+} Database;
+
+typedef enum CycleState
+{
+	CYCLE_RESTING,
+	CYCLE_CHOOSING,
+	CYCLE_VISITING,
+	CYCLE_TERMINATING
+} CycleState;
+
+typedef struct Cycle
+{
+	CycleState state;
+	bool ever; /* a cycle has begun */
+	instr_time began;
+	bool reap;
+	bool everReaped;
+	instr_time reaped; /* when the last cycle began that reaps */
+
+	List *due; /* of Database *, in the context "cycle" */
+	int next;  /* in that list */
+
+	Database *visited;
+	BackgroundWorkerHandle *worker;
+	instr_time since; /* when that was started, or terminated */
+} Cycle;
+
+/* What a worker reports of its visit. */
+typedef struct VisitReport
+{
+	LWLock *lock;
+	Oid database; /* that the last worker was started for */
+	VisitResult result;
+} VisitReport;
+
+/* NULL unless the library is preloaded. */
+static VisitReport *report = NULL;
+
+static WorkerKind reaper = {.type = REAPER_TYPE,
+							.function = "idempotency_reaper_main",
+							.waits = "Expired keys are removed when one is."};
+static HTAB *databases = NULL;
+static uint32 cycles = 0;
+static Cycle cycle;
+static MemoryContext cycleContext;
+
+/* ----------------------------------------------------------------
+ * Databases
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * ListDatabase records that a database is in pg_database, and whether it is due for a
+ * visit; "requested" says that a session there has requested one.
+ */
+static void
+ListDatabase(Oid oid, bool requested)
+{
+	bool found;
+	Database *database = hash_search(databases, &oid, HASH_ENTER, &found);
+
+	if (!found)
+	{
+		memset(database, 0, sizeof(Database));
+		database->oid = oid;
+	}
+	database->listed = true;
+
+	/* Spread the visits of rare databases over the cycles */
+	database->due =
+		database->state != DATABASE_RARE || requested || (cycles + oid) % RARE_CYCLES == 0;
+}
+
+/*
+ * ReadDatabases lists all databases that may be visited.  It removes those that exist,
+ * whether they may or not, from "known", and returns the rest.
+ */
+static List *
+ReadDatabases(List *known)
+{
+	List *requested = TakeVisitRequests();
+	List *wanted = WantedDatabases();
+	Relation table = table_open(DatabaseRelationId, AccessShareLock);
+	TableScanDesc scan = table_beginscan_catalog(table, 0, NULL);
+	HeapTuple tuple;
+
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
+
+		known = list_delete_oid(known, form->oid);
+		if (DatabaseMayBeVisited(form, wanted))
+			ListDatabase(form->oid, list_member_oid(requested, form->oid));
+	}
+	table_endscan(scan);
+	table_close(table, AccessShareLock);
+	return known;
+}
+
+/*
+ * ForgetUnlisted forgets a database that may not be visited any more.  A late worker is
+ * remembered until it has ended, so that no other one is started if the database is
+ * listed again.
+ */
+static void
+ForgetUnlisted(Database *database)
+{
+	if (database->late != NULL)
+	{
+		if (!WorkerHasEnded(database->late))
+			return;
+		pfree(database->late);
+	}
+	(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
+}
+
+/*
+ * UpdateDatabases reads pg_database, and forgets the counters and the subscriptions of
+ * databases that are gone.  Needs a transaction that has read nothing yet: what has
+ * counters must be looked up before pg_database is.
+ */
+static void
+UpdateDatabases(void)
+{
+	List *known = list_concat_unique_oid(StatsListDatabases(), RegistryDatabases());
+	HASH_SEQ_STATUS all;
+	Database *database;
+	ListCell *cell;
+
+	hash_seq_init(&all, databases);
+	while ((database = hash_seq_search(&all)) != NULL)
+		database->listed = database->due = false;
+
+	foreach (cell, ReadDatabases(known))
+	{
+		StatsForgetDatabase(lfirst_oid(cell));
+		RegistryForgetDatabase(lfirst_oid(cell));
+	}
+
+	hash_seq_init(&all, databases);
+	while ((database = hash_seq_search(&all)) != NULL)
+	{
+		if (!database->listed)
+			ForgetUnlisted(database);
+	}
+}
+
+/* ----------------------------------------------------------------
+ * Visits
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * CycleReport tells the launcher how the visit to a database ended.  The report of a
+ * late worker is lost.
+ */
+void
+CycleReport(Oid database, VisitResult result)
+{
+	LWLockAcquire(report->lock, LW_EXCLUSIVE);
+	if (report->database == database)
+		report->result = result;
+	LWLockRelease(report->lock);
+}
+
+/*
+ * StartVisit starts a worker for a database.  Returns whether it has: the database may
+ * be locked, have a late worker, or there may be no slot.
+ */
+static bool
+StartVisit(Database *database)
+{
+	VisitJob job = {database->oid, cycle.reap, database->refused};
+
+	database->due = false;
+	if (database->late != NULL)
+	{
+		if (!WorkerHasEnded(database->late))
+			return false;
+		pfree(database->late);
+		database->late = NULL;
+	}
+	if (!DatabaseProbe(database->oid))
+		return false;
+
+	LWLockAcquire(report->lock, LW_EXCLUSIVE);
+	report->database = database->oid;
+	report->result = VISIT_FAILED;
+	LWLockRelease(report->lock);
+
+	cycle.worker = WorkerStart(&reaper, database->oid, &job, sizeof(job));
+	cycle.visited = database;
+	INSTR_TIME_SET_CURRENT(cycle.since);
+	return cycle.worker != NULL;
+}
+
+/*
+ * EndVisit reads the report of a worker that has ended.  A database with more to do
+ * stays due.  A survey does not open the tables that a reaper was refused: what is known of
+ * them stays.
+ */
+static void
+EndVisit(void)
+{
+	Database *database = cycle.visited;
+	VisitResult result;
+	bool worked;
+
+	LWLockAcquire(report->lock, LW_SHARED);
+	result = report->result;
+	LWLockRelease(report->lock);
+
+	pfree(cycle.worker);
+	worked = result == VISIT_UNFINISHED || result == VISIT_ENDED;
+	database->due = result == VISIT_UNFINISHED;
+	if (worked && !cycle.reap && database->refused)
+		return;
+	database->refused = result == VISIT_REFUSED;
+	database->state = worked ? DATABASE_REAPED : DATABASE_RARE;
+}
+
+/* ----------------------------------------------------------------
+ * The cycle
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * TimeLeft returns the milliseconds until the next cycle of a kind: 0 if it is due, -1 for
+ * never.  Such cycles begin every "interval" milliseconds (0: never); "ever" says whether
+ * one has begun, and "began" when.
+ */
+static long
+TimeLeft(int interval, bool ever, instr_time began)
+{
+	long left = ever && interval > 0 ? interval - WorkerElapsed(began) : 0;
+
+	return interval == 0 ? -1 : Max(left, 0);
+}
+
+/*
+ * BeginCycle begins a cycle if it is time to, and returns in how many milliseconds it
+ * will be, or 0; -1: never.  The first cycle surveys only, which is quick, and the
+ * subscriptions that it finds wait for it.  Nothing is due while pg_database is locked.
+ */
+static long
+BeginCycle(void)
+{
+	long reapLeft = TimeLeft(ReaperNaptime, cycle.everReaped, cycle.reaped);
+	long surveyLeft = TimeLeft(RelayWorkers > 0 ? SURVEY_MS : 0, cycle.ever, cycle.began);
+	HASH_SEQ_STATUS all;
+	Database *database;
+
+	if (reapLeft != 0 && surveyLeft != 0)
+		return WorkerSooner(reapLeft, surveyLeft);
+
+	/* Begin */
+	cycles++;
+	cycle.reap = reapLeft == 0 && (cycle.ever || surveyLeft != 0);
+	INSTR_TIME_SET_CURRENT(cycle.began);
+	cycle.ever = true;
+	if (cycle.reap)
+	{
+		cycle.reaped = cycle.began;
+		cycle.everReaped = true;
+	}
+	cycle.due = NIL;
+	cycle.next = 0;
+	cycle.state = CYCLE_CHOOSING;
+
+	/* Read the databases */
+	StartTransactionCommand();
+	if (ConditionalLockRelationOid(DatabaseRelationId, AccessShareLock))
+	{
+		UpdateDatabases();
+		MemoryContextReset(cycleContext);
+		MemoryContextSwitchTo(cycleContext);
+		hash_seq_init(&all, databases);
+		while ((database = hash_seq_search(&all)) != NULL)
+		{
+			if (database->due)
+				cycle.due = lappend(cycle.due, database);
+		}
+	}
+	CommitTransactionCommand();
+	return 0;
+}
+
+/*
+ * StartNextVisit starts the next visit of the list, again and again until nothing is due or the
+ * next cycle must begin.  Returns whether it has started one.
+ */
+static bool
+StartNextVisit(void)
+{
+	for (;;)
+	{
+		bool unfinished = false;
+		ListCell *cell;
+
+		while (cycle.next < list_length(cycle.due))
+		{
+			Database *database = list_nth(cycle.due, cycle.next++);
+
+			if (cycle.reap && ReaperNaptime == 0)
+				return false;
+			if (database->due && StartVisit(database))
+				return true;
+		}
+
+		/* Return to those that have more to do */
+		foreach (cell, cycle.due)
+			unfinished |= ((Database *) lfirst(cell))->due;
+		if (!unfinished || !cycle.reap || WorkerElapsed(cycle.began) >= ReaperNaptime)
+			return false;
+		cycle.next = 0;
+	}
+}
+
+/*
+ * CycleRun makes all transitions that are possible now.  Returns in how many milliseconds
+ * it must be called again, unless a worker ends before; -1: never.
+ */
+long
+CycleRun(void)
+{
+	for (;;)
+	{
+		long left;
+
+		switch (cycle.state)
+		{
+			case CYCLE_RESTING:
+				left = BeginCycle();
+				if (left != 0)
+					return left;
+				break;
+
+			case CYCLE_CHOOSING:
+				cycle.state = StartNextVisit() ? CYCLE_VISITING : CYCLE_RESTING;
+				break;
+
+			case CYCLE_VISITING:
+			case CYCLE_TERMINATING:
+				left = VISIT_MS - WorkerElapsed(cycle.since);
+				if (WorkerHasEnded(cycle.worker))
+				{
+					EndVisit();
+					cycle.state = CYCLE_CHOOSING;
+				}
+				else if (left > 0)
+					return left;
+				else if (cycle.state == CYCLE_VISITING)
+				{
+					TerminateBackgroundWorker(cycle.worker);
+					INSTR_TIME_SET_CURRENT(cycle.since);
+					cycle.state = CYCLE_TERMINATING;
+				}
+				else
+				{
+					cycle.visited->late = cycle.worker;
+					cycle.state = CYCLE_CHOOSING;
+				}
+				break;
+		}
+	}
+}
+
+/* ----------------------------------------------------------------
+ * Initialization
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * CycleInit prepares for the first cycle; called once, by the launcher.
+ */
+void
+CycleInit(void)
+{
+	HASHCTL control = {.keysize = sizeof(Oid), .entrysize = sizeof(Database)};
+
+	databases = hash_create("idempotency databases", 64, &control, HASH_ELEM | HASH_BLOBS);
+	cycleContext =
+		AllocSetContextCreate(TopMemoryContext, "idempotency cycle", ALLOCSET_DEFAULT_SIZES);
+}
+
+static Size
+ReportBytes(void)
+{
+	return sizeof(VisitReport);
+}
+
+static void
+InitializeReport(void *memory, LWLock *lock)
+{
+	((VisitReport *) memory)->lock = lock;
+}
+
+/*
+ * CycleShmemInit requests the shared memory; called from _PG_init().
+ */
+void
+CycleShmemInit(void)
+{
+	SharedMemoryRegister(&(SharedPart){(void **) &report, ReportBytes, InitializeReport});
+}

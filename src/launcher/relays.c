@@ -1,0 +1,246 @@
+/*-------------------------------------------------------------------------
+ *
+ * launcher/relays.c
+ *	  Starting the relay's workers.
+ *
+ * Which subscriptions are due is in the registry (relay/registry.c), which outlives the
+ * launcher; the launcher itself has the handles of its workers only.  The README has
+ * the states of a subscription that cannot be run now.
+ *
+ * Locks: the registry's.  ROW EXCLUSIVE on a database, which is not waited for.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
+#include "postmaster/interrupt.h"
+#include "utils/acl.h"
+#include "utils/memutils.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "base/bgworker.h"
+#include "base/compat.h"
+#include "base/database.h"
+#include "base/guc.h"
+#include "launcher/relays.h"
+#include "relay/worker.h"
+
+/* The longest sleep, in milliseconds: WaitLatch() accepts less than 25 days. */
+#define LONGEST_MS (24L * 60 * 60 * 1000)
+
+/*
+ * How often it looks whether a session waits for a database, in milliseconds.  Workers
+ * have as long to leave by themselves.
+ */
+#define BLOCKED_MS 500
+
+StaticAssertDecl(sizeof(RelayJob) <= BGW_EXTRALEN, "a job must fit into bgw_extra");
+
+typedef struct Worker
+{
+	RelayJob job;
+	BackgroundWorkerHandle *handle;
+} Worker;
+
+static WorkerKind relay = {
+	.type = RELAY_TYPE, .function = "idempotency_relay_main", .waits = "Events wait until one is."};
+
+/* The workers that this launcher has started and that have not ended. */
+static List *workers = NIL;
+
+/* ----------------------------------------------------------------
+ * Which subscriptions can be run
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * OwnerProblem returns why no worker can run a subscription as its owner, in the
+ * current memory context, or NULL.
+ */
+static char *
+OwnerProblem(const RelayJob *job)
+{
+	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(job->owner));
+	char *problem = NULL;
+	Form_pg_authid role;
+
+	if (!HeapTupleIsValid(tuple))
+		return psprintf("role with OID %u does not exist", job->owner);
+
+	role = (Form_pg_authid) GETSTRUCT(tuple);
+	if (role->rolsuper)
+		problem = psprintf("owner \"%s\" is a superuser", NameStr(role->rolname));
+#ifndef SERVER_CONNECTS_WITHOUT_LOGIN
+	else if (!role->rolcanlogin)
+		problem = psprintf("role \"%s\" is not permitted to log in", NameStr(role->rolname));
+#endif
+	else if (database_aclcheck(job->database, job->owner, ACL_CONNECT) != ACLCHECK_OK)
+		problem = psprintf("role \"%s\" has no CONNECT privilege on the database",
+						   NameStr(role->rolname));
+	ReleaseSysCache(tuple);
+	return problem;
+}
+
+/*
+ * CanRun tells whether a worker can be started for a subscription that was chosen.  If
+ * not, the subscription backs off, or is forgotten.
+ */
+static bool
+CanRun(const RelayJob *job)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	char *problem = NULL;
+	char *database;
+	bool wanted;
+	bool open;
+
+	StartTransactionCommand();
+	MemoryContextSwitchTo(caller);
+	database = get_database_name(job->database);
+	wanted = database != NULL && DatabaseIsWanted(job->database);
+	open = wanted && DatabaseIsOpen(job->database);
+	if (open)
+		problem = OwnerProblem(job);
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(caller);
+
+	if (problem != NULL && RegistrySetProblem(job, problem, false))
+		LogRelayProblem(database, job->number, problem);
+	if (open && problem == NULL)
+		return true;
+
+	if (database == NULL)
+	{
+		SchedulerStartFailed(job, RELAY_GONE);
+		RegistryForgetDatabase(job->database);
+	}
+	else
+		SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
+	return false;
+}
+
+/* ----------------------------------------------------------------
+ * Workers
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * ForgetEnded forgets the workers that have ended, and tells the scheduler of those that
+ * have not attached.
+ */
+static void
+ForgetEnded(void)
+{
+	ListCell *cell;
+
+	foreach (cell, workers)
+	{
+		Worker *worker = lfirst(cell);
+
+		if (!WorkerHasEnded(worker->handle))
+			continue;
+		SchedulerStartFailed(&worker->job, RELAY_DIED);
+		workers = foreach_delete_current(workers, cell);
+		pfree(worker->handle);
+		pfree(worker);
+	}
+}
+
+/*
+ * LogRelayOverflow writes to the log that there are too many subscriptions.
+ */
+static void
+LogRelayOverflow(void)
+{
+	ereport(LOG, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				  errmsg("idempotency relay does not serve further subscriptions"),
+				  errdetail("It has %d slots, the value of idempotency.relay_subscriptions.",
+							RelaySubscriptions),
+				  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
+}
+
+/*
+ * StartWorkers starts a worker for each subscription that is chosen, up to
+ * idempotency.relay_workers.
+ */
+static void
+StartWorkers(void)
+{
+	RelayJob job;
+
+	while (!ShutdownRequestPending)
+	{
+		/* A worker that has left its subscription counts until it has ended. */
+		bool mayStart = list_length(workers) < RelayWorkers;
+		BackgroundWorkerHandle *handle;
+		MemoryContext caller;
+		Worker *started;
+
+		if (!SchedulerChoose(mayStart ? RelayWorkers : 0, &job))
+			break;
+		if (!CanRun(&job))
+			continue;
+		handle = WorkerStart(&relay, job.database, &job, sizeof(job));
+		if (handle == NULL)
+		{
+			SchedulerStartFailed(&job, RELAY_BUSY);
+			return;
+		}
+		caller = MemoryContextSwitchTo(TopMemoryContext);
+		started = palloc(sizeof(Worker));
+		*started = (Worker){job, handle};
+		workers = lappend(workers, started);
+		MemoryContextSwitchTo(caller);
+	}
+	if (RegistryTakeOverflow())
+		LogRelayOverflow();
+}
+
+/*
+ * TerminateBlocking looks every BLOCKED_MS whether a session waits to drop or copy a
+ * database in which workers are running, and terminates those that keep it waiting.
+ * Returns whether it must look again: nothing sets the latch when a worker that is
+ * starting attaches.
+ */
+static bool
+TerminateBlocking(void)
+{
+	static instr_time looked;
+	List *databases = SchedulerDatabases();
+	ListCell *cell;
+
+	if (databases != NIL && WorkerElapsed(looked) >= BLOCKED_MS)
+	{
+		INSTR_TIME_SET_CURRENT(looked);
+		foreach (cell, databases)
+			SchedulerSetBlocked(lfirst_oid(cell), !DatabaseProbe(lfirst_oid(cell)));
+	}
+	return databases != NIL || workers != NIL;
+}
+
+/*
+ * RelaysRun forgets workers that have ended and starts those that are needed.  Returns in
+ * how many milliseconds it must be called again, unless the latch is set before; -1: never.
+ */
+long
+RelaysRun(void)
+{
+	TimestampTz next;
+	bool running;
+	long ms = -1;
+
+	ForgetEnded();
+	StartWorkers();
+	running = TerminateBlocking();
+	next = RelayWorkers > 0 ? SchedulerNextTime() : 0;
+	if (next != 0)
+		ms = Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next), LONGEST_MS) + 1;
+	return WorkerSooner(ms, running ? BLOCKED_MS + 1 : -1);
+}

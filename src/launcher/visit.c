@@ -1,0 +1,404 @@
+/*-------------------------------------------------------------------------
+ *
+ * launcher/visit.c
+ *	  The reaper: SQL's reap(), and the background worker that the launcher starts
+ *	  for a visit to one database.
+ *
+ * A visit has four tasks: a survey of the subscriptions (relay/survey.c), alone where
+ * nothing is reaped; expired keys (reaper/keys.c); subscriptions that lag too far behind
+ * (reaper/lag.c); events that all subscriptions have passed (reaper/events.c).  It works
+ * in batches of a transaction each, and ends with the tasks, or after DURATION_MS: so it is
+ * never connected for as long as DROP DATABASE waits (5 seconds), and each batch has a
+ * bound to what it reads.  Between two batches it rests as long as the last one took.  Its
+ * commits are asynchronous: a deletion that a crash undoes is made again.
+ *
+ * Where logical replication fills the tables, reaper and relay rest until the logical
+ * subscription is dropped: a change that arrives later would miss what they removed.
+ *
+ * Where the tables or the reaper's lock are not free, or the extension is missing, a visit
+ * ends silently; where the tables are not as this library knows them, the log says so once.
+ *
+ * Locks: those of a batch (reaper/keys.c), to the end of its transaction; not waited for.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "base/bgworker.h"
+#include "base/compat.h"
+#include "base/errors.h"
+#include "base/relation.h"
+#include "launcher/cycle.h"
+#include "launcher/visit.h"
+#include "reaper/events.h"
+#include "reaper/keys.h"
+#include "reaper/lag.h"
+#include "relay/registry.h"
+#include "relay/survey.h"
+
+PG_FUNCTION_INFO_V1(idempotency_reap);
+
+/* How long a visit lasts, in milliseconds. */
+#define DURATION_MS 1000
+
+/* The tasks of a visit, which alternates between them after each batch. */
+typedef enum Task
+{
+	TASK_SURVEY,
+	TASK_KEYS,
+	TASK_LAG,
+	TASK_EVENTS,
+	TASKS
+} Task;
+
+/* SIGTERM must cancel the batch that runs. */
+static volatile sig_atomic_t atWork = false;
+
+static VisitJob job;
+
+typedef struct Visit
+{
+	ReaperRun keys;
+	LagRun lag;
+	bool refused; /* a task was, and the log says so */
+	bool ended[TASKS];
+} Visit;
+
+/* ----------------------------------------------------------------
+ * SQL
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * MoveLagging moves subscriptions past events that are older than their max_lag, for
+ * DURATION_MS at most: the transaction holds the locks of those that it has moved.
+ */
+static void
+MoveLagging(void)
+{
+	LagRun lag = {0};
+	instr_time began;
+
+	INSTR_TIME_SET_CURRENT(began);
+	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && WorkerElapsed(began) < DURATION_MS)
+		;
+}
+
+/*
+ * ReapEvents removes events, and adds how many to "*reaped", until those are
+ * "maxRows".
+ */
+static void
+ReapEvents(int64 maxRows, int64 *reaped)
+{
+	while (OutboxReapBatch(false, maxRows - *reaped, reaped) == RUN_GOES_ON)
+		;
+}
+
+/*
+ * reap(max_rows) RETURNS bigint: how many expired rows and events it removed.
+ * Reads the table once, in the caller's transaction.  Events are half of the rows at most,
+ * unless there are too few keys, so that neither keeps the other from being removed.
+ * Nothing is removed where logical replication fills the tables.
+ */
+Datum
+idempotency_reap(PG_FUNCTION_ARGS)
+{
+	ReaperRunPlan plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true};
+	int64 events = 0;
+	int64 maxRows;
+	ReaperRun run;
+
+	if (!PG_ARGISNULL(0))
+	{
+		if (PG_GETARG_INT32(0) < 0)
+			ErrorBadArgument("max_rows must not be negative",
+							 "Pass NULL for as many as one transaction may.");
+		plan.maxRows = Min(plan.maxRows, PG_GETARG_INT32(0));
+	}
+	PreventCommandIfReadOnly("idempotency.reap()");
+	if (ExtensionIsSubscriber())
+		PG_RETURN_INT64(0);
+
+	MoveLagging();
+	maxRows = plan.maxRows;
+	ReapEvents(maxRows / 2, &events);
+	plan.maxRows -= events;
+	ReaperRunBegin(&run, &plan);
+	while (ReaperRunBatch(&run) == RUN_GOES_ON)
+		;
+	ReaperRunSave(&run);
+	ReapEvents(maxRows - run.reaped.rowsOfRun, &events);
+	PG_RETURN_INT64(run.reaped.rowsOfRun + events);
+}
+
+/* ----------------------------------------------------------------
+ * The worker
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * KeysBatch does one batch of the run over the keys.  "last" says that the
+ * visit ends after it.
+ */
+static RunState
+KeysBatch(ReaperRun *run, bool last)
+{
+	RunState state = ReaperRunBatch(run);
+
+	if (state == RUN_ENDED || (state == RUN_GOES_ON && (last || run->reaped.rows > 0)))
+		ReaperRunSave(run);
+	return state;
+}
+
+/*
+ * Batch does one batch of a task in the current transaction.
+ */
+static VisitResult
+Batch(Visit *visit, Task task, bool last)
+{
+	RunState state = RUN_ENDED;
+	int64 reaped = 0;
+
+	if (!OidIsValid(get_extension_oid("idempotency", true)))
+	{
+		RegistryForgetDatabase(MyDatabaseId);
+		return VISIT_NOT_INSTALLED;
+	}
+	if (ExtensionIsSubscriber())
+	{
+		RegistryForgetDatabase(MyDatabaseId);
+		return VISIT_ENDED;
+	}
+
+	if (task == TASK_SURVEY)
+		state = RelaySurvey();
+	else if (task == TASK_KEYS)
+		state = KeysBatch(&visit->keys, last);
+	else if (task == TASK_LAG)
+		state = OutboxLagBatch(true, &visit->lag);
+	else
+		state = OutboxReapBatch(true, PG_INT64_MAX, &reaped);
+	return state == RUN_GOES_ON ? VISIT_UNFINISHED : VISIT_ENDED;
+}
+
+/*
+ * ResultOfError returns the result of a visit in which a batch threw an error: VISIT_FAILED
+ * if the log must have an ERROR.
+ */
+static VisitResult
+ResultOfError(int sqlstate)
+{
+	/* SIGTERM has cancelled the batch. */
+	if (sqlstate == ERRCODE_QUERY_CANCELED && ShutdownRequestPending)
+		return VISIT_UNFINISHED;
+
+	/* Another session changes the tables. */
+	if (sqlstate == ERRCODE_LOCK_NOT_AVAILABLE ||
+		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_TRANSACTION_ROLLBACK)
+		return VISIT_ENDED;
+
+	/* The tables or a row were altered, or are those of another version. */
+	if (sqlstate == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE ||
+		sqlstate == ERRCODE_FEATURE_NOT_SUPPORTED ||
+		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_DATA_EXCEPTION ||
+		ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION)
+		return VISIT_REFUSED;
+
+	return VISIT_FAILED;
+}
+
+/*
+ * LogReaperRefused writes to the log that the tables of a database are not as the library
+ * knows them.  "why" is the error that they raised.
+ */
+static void
+LogReaperRefused(int level, const char *database, const ErrorData *why)
+{
+	ereport(level, (errcode(why->sqlerrcode),
+					errmsg("idempotency reaper leaves database \"%s\" alone", database),
+					why->detail == NULL ? errdetail_internal("%s", why->message)
+										: errdetail_internal("%s: %s", why->message, why->detail),
+					why->hint == NULL ? 0 : errhint("%s", why->hint)));
+}
+
+/*
+ * AfterRefusal writes to the log why the database is left alone, unless the extension is
+ * gone, or the log says so already, since this visit or the last one.
+ */
+static VisitResult
+AfterRefusal(Visit *visit, const ErrorData *error)
+{
+	VisitResult result = VISIT_NOT_INSTALLED;
+
+	StartTransactionCommand();
+	if (OidIsValid(get_extension_oid("idempotency", true)))
+	{
+		int level = job.refused || visit->refused ? DEBUG1 : LOG;
+
+		LogReaperRefused(level, get_database_name(MyDatabaseId), error);
+		visit->refused = true;
+		result = VISIT_REFUSED;
+	}
+	CommitTransactionCommand();
+	return result;
+}
+
+/*
+ * Terminate is the handler of SIGTERM: the batch that runs is cancelled, so that the visit
+ * ends as any other does, without a message in the log.
+ */
+static void
+Terminate(SIGNAL_ARGS)
+{
+	SignalHandlerForShutdownRequest(postgres_signal_arg);
+	if (atWork)
+		QueryCancelPending = InterruptPending = true;
+}
+
+/*
+ * EndWork ends a batch.  A cancel that came with SIGTERM, and too late for it, is
+ * forgotten.
+ */
+static void
+EndWork(void)
+{
+	atWork = false;
+	if (ShutdownRequestPending)
+		QueryCancelPending = false;
+}
+
+/*
+ * TryBatch does one batch in a transaction of its own, and returns the result.  Throws the
+ * errors for which ResultOfError() returns VISIT_FAILED.
+ */
+static VisitResult
+TryBatch(Visit *visit, Task task, bool last)
+{
+	volatile VisitResult result = VISIT_FAILED;
+	MemoryContext context = CurrentMemoryContext;
+
+	PG_TRY();
+	{
+		atWork = true;
+		if (ShutdownRequestPending)
+			QueryCancelPending = InterruptPending = true;
+		SetCurrentStatementStartTimestamp();
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		result = Batch(visit, task, last);
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		EndWork();
+	}
+	PG_CATCH();
+	{
+		ErrorData *error;
+
+		EndWork();
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		result = ResultOfError(error->sqlerrcode);
+		if (result == VISIT_FAILED)
+			PG_RE_THROW();
+		FlushErrorState();
+		AbortCurrentTransaction();
+		if (result == VISIT_REFUSED)
+			result = AfterRefusal(visit, error);
+		FreeErrorData(error);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	return result;
+}
+
+/*
+ * NextTask returns the task that follows "task", or TASKS if all have ended.
+ */
+static Task
+NextTask(const Visit *visit, Task task)
+{
+	for (int i = 1; i <= TASKS; i++)
+	{
+		Task next = (task + i) % TASKS;
+
+		if (!visit->ended[next])
+			return next;
+	}
+	return TASKS;
+}
+
+/*
+ * DoVisit works until there is nothing more to do, or the time is up.
+ */
+static VisitResult
+DoVisit(void)
+{
+	ReaperRunPlan plan = {.maxRows = PG_INT64_MAX, .dontWait = true};
+	uint32 event = WaitEventExtensionNew("IdempotencyReaperRest");
+	Visit visit = {0};
+	Task task = TASK_SURVEY;
+	instr_time visitBegan;
+
+	for (Task other = TASK_SURVEY + 1; other < TASKS; other++)
+		visit.ended[other] = !job.reap;
+	ReaperRunBegin(&visit.keys, &plan);
+	INSTR_TIME_SET_CURRENT(visitBegan);
+	for (;; task = NextTask(&visit, task))
+	{
+		bool last = WorkerElapsed(visitBegan) >= DURATION_MS;
+		VisitResult result = VISIT_ENDED;
+		instr_time began;
+
+		/* At the end the keys may have progress to save. */
+		if (last && !visit.ended[TASK_KEYS])
+			task = TASK_KEYS;
+		if (task == TASKS)
+			return visit.refused ? VISIT_REFUSED : VISIT_ENDED;
+		if (ShutdownRequestPending)
+			return VISIT_UNFINISHED;
+
+		INSTR_TIME_SET_CURRENT(began);
+		result = TryBatch(&visit, task, last);
+		if (result == VISIT_NOT_INSTALLED)
+			return result;
+		visit.ended[task] = result != VISIT_UNFINISHED;
+		if (last && NextTask(&visit, task) != TASKS)
+			return visit.refused ? VISIT_REFUSED : VISIT_UNFINISHED;
+
+		/* Rest as long as the batch took, but not beyond the end of the visit */
+		if (!ShutdownRequestPending)
+		{
+			long left = DURATION_MS - WorkerElapsed(visitBegan);
+
+			(void) WorkerSleep(Max(Min(WorkerElapsed(began) + 1, left), 0), event);
+		}
+	}
+}
+
+/*
+ * idempotency_reaper_main is the worker: it visits one database.
+ */
+void
+idempotency_reaper_main(Datum unused)
+{
+	memcpy(&job, MyBgworkerEntry->bgw_extra, sizeof(VisitJob));
+	WorkerConnect(job.database);
+	pqsignal(SIGTERM, Terminate);
+	pgstat_report_activity(STATE_RUNNING, "removing expired idempotency keys");
+	CycleReport(job.database, DoVisit());
+	proc_exit(0);
+}

@@ -1,0 +1,260 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox/cursor.c
+ *	  The cursor of a subscription: a number, and what was in flight below it.
+ *
+ * Numbers are assigned before commits, so a number alone would lose events that commit
+ * late.  The cursor therefore has a list of what was passed and not delivered: for a
+ * transaction, a range of numbers in which it published; for a hole, numbers that had no
+ * row.  A transaction has one range, and more only where its events lie far apart.
+ *
+ * A table stores the list as an array of triples: the transaction, from, up to.  For a
+ * hole the first is the stamp, negative; for numbers to deliver later it is 0.  A transaction of
+ *another cluster is marked as ended, since its id can occur in this cluster as well.
+ *
+ * Takes no locks, reads no tables.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/array.h"
+
+#include "outbox/cursor.h"
+
+#define TRIPLE 3
+
+/* A part of the list covers a gap of so many numbers, which are read again for it. */
+#define MAX_GAP 10000
+
+/* Marks a transaction as ended; no transaction id is that large. */
+#define ENDED (UINT64CONST(1) << 62)
+
+/*
+ * CursorInit makes a cursor after a number, with nothing in flight.
+ */
+void
+CursorInit(OutboxCursor *cursor, int64 passed)
+{
+	memset(cursor, 0, sizeof(OutboxCursor));
+	cursor->passed = passed;
+}
+
+/*
+ * CursorAdd adds a part to the list, in the current memory context.
+ */
+void
+CursorAdd(OutboxCursor *cursor, const InFlight *part)
+{
+	if (cursor->count == cursor->capacity)
+	{
+		cursor->capacity = Max(8, 2 * cursor->capacity);
+		cursor->inFlight = cursor->inFlight == NULL
+							   ? palloc(cursor->capacity * sizeof(InFlight))
+							   : repalloc(cursor->inFlight, cursor->capacity * sizeof(InFlight));
+	}
+	cursor->inFlight[cursor->count++] = *part;
+}
+
+/*
+ * CursorAddRange adds a part that begins at "from" instead, if anything is left of it.
+ */
+void
+CursorAddRange(OutboxCursor *cursor, const InFlight *part, int64 from)
+{
+	InFlight rest = *part;
+
+	rest.from = from;
+	if (rest.from <= rest.upto)
+		CursorAdd(cursor, &rest);
+}
+
+/*
+ * CursorAddRow adds a row of a transaction that is not visible yet.  Rows that lie far
+ * apart get a part each, so that the numbers between them are not read again.
+ */
+void
+CursorAddRow(OutboxCursor *cursor, uint64 txid, int64 seq)
+{
+	InFlight part = {.txid = txid, .from = seq, .upto = seq};
+
+	for (int i = 0; i < cursor->count; i++)
+	{
+		InFlight *known = &cursor->inFlight[i];
+
+		if (known->txid == txid && !known->ended && seq >= known->from - MAX_GAP &&
+			seq <= known->upto + MAX_GAP)
+		{
+			known->from = Min(known->from, seq);
+			known->upto = Max(known->upto, seq);
+			return;
+		}
+	}
+	CursorAdd(cursor, &part);
+}
+
+/*
+ * CursorAddNumber adds a number to deliver later, whichever transaction published it.
+ */
+void
+CursorAddNumber(OutboxCursor *cursor, int64 seq)
+{
+	InFlight part = {.from = seq, .upto = seq};
+	InFlight *last = cursor->count > 0 ? &cursor->inFlight[cursor->count - 1] : NULL;
+
+	if (last != NULL && last->txid == 0 && last->stamp == 0 && last->upto == seq - 1)
+		last->upto = seq;
+	else
+		CursorAdd(cursor, &part);
+}
+
+static int
+CompareParts(const void *a, const void *b)
+{
+	int64 left = ((const InFlight *) a)->from;
+	int64 right = ((const InFlight *) b)->from;
+
+	return left < right ? -1 : left > right;
+}
+
+/*
+ * CursorSweepBegin prepares to look up rising numbers in a cursor, in the current memory
+ * context.  Sorts the parts of the cursor by "from"; until the sweep ends, only "from"
+ * can change, and only upwards.
+ */
+void
+CursorSweepBegin(CursorSweep *sweep, OutboxCursor *cursor)
+{
+	memset(sweep, 0, sizeof(CursorSweep));
+	sweep->cursor = cursor;
+	sweep->open = palloc(Max(1, cursor->count) * sizeof(int));
+	if (cursor->count > 0)
+		qsort(cursor->inFlight, cursor->count, sizeof(InFlight), CompareParts);
+}
+
+/*
+ * CursorSweepTo moves a sweep to a number that is not below the one before.  Its open
+ * parts are those around that number.
+ */
+void
+CursorSweepTo(CursorSweep *sweep, int64 seq)
+{
+	const InFlight *parts = sweep->cursor->inFlight;
+	int kept = 0;
+
+	for (int i = 0; i < sweep->openCount; i++)
+	{
+		if (parts[sweep->open[i]].upto >= seq)
+			sweep->open[kept++] = sweep->open[i];
+	}
+	for (; sweep->next < sweep->cursor->count && parts[sweep->next].from <= seq; sweep->next++)
+	{
+		if (parts[sweep->next].upto >= seq)
+			sweep->open[kept++] = sweep->next;
+	}
+	sweep->openCount = kept;
+}
+
+/*
+ * CursorSweepHas tells whether the row that "txid" published under the number of the
+ * sweep was passed and not delivered.
+ */
+bool
+CursorSweepHas(const CursorSweep *sweep, uint64 txid, int64 seq)
+{
+	for (int i = 0; i < sweep->openCount; i++)
+	{
+		const InFlight *part = &sweep->cursor->inFlight[sweep->open[i]];
+
+		if (part->from <= seq && (part->txid == txid || part->txid == 0))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * CursorAdopt turns a cursor of another cluster into one of this cluster, in which all
+ * that was in flight has ended.
+ */
+void
+CursorAdopt(OutboxCursor *cursor)
+{
+	for (int i = 0; i < cursor->count; i++)
+	{
+		cursor->inFlight[i].ended = true;
+		cursor->inFlight[i].stamp = 0;
+	}
+}
+
+/*
+ * CursorSafe returns the number up to which every event was delivered.
+ */
+int64
+CursorSafe(const OutboxCursor *cursor)
+{
+	int64 safe = cursor->passed;
+
+	for (int i = 0; i < cursor->count; i++)
+		safe = Min(safe, cursor->inFlight[i].from - 1);
+	return safe;
+}
+
+/*
+ * CursorToArray returns the list in its stored form.
+ */
+ArrayType *
+CursorToArray(const OutboxCursor *cursor)
+{
+	Datum *values = palloc(Max(1, cursor->count * TRIPLE) * sizeof(Datum));
+
+	for (int i = 0; i < cursor->count; i++)
+	{
+		const InFlight *part = &cursor->inFlight[i];
+		int64 owner = part->txid != 0 ? (int64) part->txid : -(int64) part->stamp;
+
+		if (part->txid != 0 && part->ended)
+			owner |= ENDED;
+		values[i * TRIPLE] = Int64GetDatum(owner);
+		values[i * TRIPLE + 1] = Int64GetDatum(part->from);
+		values[i * TRIPLE + 2] = Int64GetDatum(part->upto);
+	}
+	return construct_array(values, cursor->count * TRIPLE, INT8OID, sizeof(int64), FLOAT8PASSBYVAL,
+						   TYPALIGN_DOUBLE);
+}
+
+/*
+ * CursorFromArray fills a cursor from its stored form.  Throws 22023 for a malformed
+ * list, which only an administrator can have written.
+ */
+void
+CursorFromArray(OutboxCursor *cursor, int64 passed, ArrayType *array)
+{
+	Datum *values;
+	bool *nulls;
+	int count;
+
+	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values,
+					  &nulls, &count);
+	if (count % TRIPLE != 0 || array_contains_nulls(array))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("list of events in flight in idempotency.position is malformed"),
+						errhint("Restore the row from a backup.")));
+
+	CursorInit(cursor, passed);
+	for (int i = 0; i < count; i += TRIPLE)
+	{
+		int64 owner = DatumGetInt64(values[i]);
+		InFlight part = {.from = DatumGetInt64(values[i + 1]),
+						 .upto = DatumGetInt64(values[i + 2])};
+
+		if (owner > 0)
+		{
+			part.txid = (uint64) owner & ~ENDED;
+			part.ended = ((uint64) owner & ENDED) != 0;
+		}
+		else
+			part.stamp = (uint64) -owner;
+		CursorAdd(cursor, &part);
+	}
+}

@@ -1,0 +1,59 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox/cursor.h
+ *	  How far a subscription has read the outbox.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_OUTBOX_CURSOR_H
+#define IDEMPOTENCY_OUTBOX_CURSOR_H
+
+#include "utils/array.h"
+
+/*
+ * Numbers that were passed and not delivered.  For a transaction: the rows between them
+ * that it published.  For a hole: no row existed, and a publisher that has drawn one of
+ * the numbers has a transaction older than the stamp.
+ */
+typedef struct InFlight
+{
+	uint64 txid;  /* 0: a hole or, without a stamp, numbers to deliver later */
+	uint64 stamp; /* of a hole */
+	bool ended;	  /* a transaction of another cluster, which has ended whatever its id */
+	int64 from;
+	int64 upto;
+} InFlight;
+
+typedef struct OutboxCursor
+{
+	int64 passed; /* every number up to here was delivered, or is in the list */
+	int count;
+	int capacity;
+	InFlight *inFlight;
+} OutboxCursor;
+
+/*
+ * Looks up rising numbers in a cursor, in about one step each, however many parts it has.
+ */
+typedef struct CursorSweep
+{
+	OutboxCursor *cursor;
+	int next;  /* the parts from here on begin after the current number */
+	int *open; /* of those before, the ones that do not end before it */
+	int openCount;
+} CursorSweep;
+
+extern void CursorInit(OutboxCursor *cursor, int64 passed);
+extern void CursorAdd(OutboxCursor *cursor, const InFlight *part);
+extern void CursorAddRange(OutboxCursor *cursor, const InFlight *part, int64 from);
+extern void CursorAddRow(OutboxCursor *cursor, uint64 txid, int64 seq);
+extern void CursorAddNumber(OutboxCursor *cursor, int64 seq);
+extern void CursorSweepBegin(CursorSweep *sweep, OutboxCursor *cursor);
+extern void CursorSweepTo(CursorSweep *sweep, int64 seq);
+extern bool CursorSweepHas(const CursorSweep *sweep, uint64 txid, int64 seq);
+extern void CursorAdopt(OutboxCursor *cursor);
+extern int64 CursorSafe(const OutboxCursor *cursor);
+extern ArrayType *CursorToArray(const OutboxCursor *cursor);
+extern void CursorFromArray(OutboxCursor *cursor, int64 passed, ArrayType *array);
+
+#endif /* IDEMPOTENCY_OUTBOX_CURSOR_H */

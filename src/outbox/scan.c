@@ -1,0 +1,446 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox/scan.c
+ *	  Reading the outbox from a cursor on, in the order of publishing.
+ *
+ * A scan returns the events that its one snapshot shows and that were not delivered yet:
+ * first those that were in flight when the cursor was made, then those after it.  It
+ * makes the cursor after them, which has what the scan met in flight.  README.md
+ * describes the algorithm.
+ *
+ * Locks: ACCESS SHARE on the table and its index, to the end of the scan.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/transam.h"
+#include "miscadmin.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "base/compat.h"
+#include "outbox/scan.h"
+#include "outbox/table.h"
+#include "outbox/visibility.h"
+
+/* Numbers to read. */
+typedef struct Stretch
+{
+	int64 from;
+	int64 upto;
+} Stretch;
+
+struct OutboxScan
+{
+	Relation table;
+	Snapshot snapshot;
+	OutboxHorizon horizon;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+	MemoryContext context; /* of the cursor that the scan makes */
+
+	OutboxCursor from;	  /* where the scan begins, without what is in "running" */
+	OutboxCursor running; /* transactions in flight: known before, and met by the scan */
+	OutboxCursor holes; /* holes that the scan met or keeps, apart, so that "running" stays short */
+	OutboxCursor upto;	/* if bounded */
+	bool bounded;		/* false: to the last row */
+	CursorSweep fromSweep;	/* over "from" */
+	CursorSweep uptoSweep;	/* over "upto" */
+	uint64 oldestPublisher; /* no older transaction is in publish() */
+
+	Stretch *stretches; /* the last one is everything after the cursor */
+	int stretchCount;
+	int stretch;	 /* the one being read */
+	int64 behind;	 /* numbers of the stretch before this one have been read */
+	int64 rowsRead;	 /* visible or not */
+	int64 effort;	 /* index entries and stretches */
+	int64 limit;	 /* of effort */
+	bool keepsHoles; /* stretches do not count as effort: reading a hole again is no progress */
+	bool exhausted;
+	bool wanted;  /* the number before "behind" is to be delivered */
+	bool given;	  /* it was returned */
+	bool pending; /* a row of it is in flight */
+	uint64 txid;  /* of that row; 0, which has ended, if there are several */
+};
+
+/* ----------------------------------------------------------------
+ * Beginning
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * CompareByTransaction orders the parts of a cursor by transaction, and by where they
+ * begin.
+ */
+static int
+CompareByTransaction(const void *a, const void *b)
+{
+	const InFlight *left = a;
+	const InFlight *right = b;
+
+	if (left->txid != right->txid)
+		return left->txid < right->txid ? -1 : 1;
+	return left->from < right->from ? -1 : left->from > right->from;
+}
+
+/*
+ * EndOf returns the last number of a part that a bounded scan reads.  The end of a part
+ * can still be in flight where the scan ends, as "left" says, whose parts are ordered by
+ * transaction: nothing in there was delivered.
+ */
+static int64
+EndOf(const InFlight *part, const OutboxCursor *left)
+{
+	const InFlight key = {.txid = part->txid, .from = part->upto};
+	int low = 0;
+	int high = left->count;
+
+	while (low < high)
+	{
+		int middle = low + (high - low) / 2;
+
+		if (CompareByTransaction(&left->inFlight[middle], &key) <= 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	if (low > 0 && left->inFlight[low - 1].txid == part->txid &&
+		left->inFlight[low - 1].upto >= part->upto)
+		return left->inFlight[low - 1].from - 1;
+	return part->upto;
+}
+
+/*
+ * MakeStretches makes the list of numbers to read: those of the parts of scan->from, in
+ * order and without overlaps, and all after the cursor.
+ */
+static void
+MakeStretches(OutboxScan *scan)
+{
+	const OutboxCursor *from = &scan->from;
+	OutboxCursor left = {0};
+	Stretch *all = palloc((from->count + 1) * sizeof(Stretch));
+	int count = 0;
+
+	for (int i = 0; i < scan->upto.count; i++)
+		CursorAdd(&left, &scan->upto.inFlight[i]);
+	if (left.count > 0)
+		qsort(left.inFlight, left.count, sizeof(InFlight), CompareByTransaction);
+	for (int i = 0; i < from->count; i++)
+	{
+		Stretch it = {from->inFlight[i].from, EndOf(&from->inFlight[i], &left)};
+
+		if (it.from > it.upto)
+			continue;
+		if (count > 0 && it.from <= all[count - 1].upto)
+			all[count - 1].upto = Max(all[count - 1].upto, it.upto);
+		else
+			all[count++] = it;
+	}
+	all[count++] = (Stretch){from->passed + 1, scan->bounded ? scan->upto.passed : PG_INT64_MAX};
+	scan->stretches = all;
+	scan->stretchCount = count;
+}
+
+/*
+ * HoleIsOpen tells whether a publisher can still insert rows into a hole: not if every
+ * publisher is too young to have drawn its numbers.
+ */
+static bool
+HoleIsOpen(const OutboxScan *scan, const InFlight *hole)
+{
+	return scan->oldestPublisher < hole->stamp;
+}
+
+/*
+ * BeginStretch begins to read the current stretch.
+ */
+static void
+BeginStretch(OutboxScan *scan)
+{
+	const Stretch *stretch = &scan->stretches[scan->stretch];
+
+	OutboxIndexRescan(scan->scan, stretch->from, stretch->upto);
+	scan->behind = stretch->from;
+	if (!scan->keepsHoles)
+		scan->effort++;
+}
+
+static bool
+IsLastStretch(const OutboxScan *scan)
+{
+	return scan->stretch == scan->stretchCount - 1;
+}
+
+/*
+ * CopyParts adds to the cursors of the scan what was in flight where it begins.  What has
+ * ended by now is to be read.
+ */
+static void
+CopyParts(OutboxScan *scan, const OutboxCursor *from)
+{
+	for (int i = 0; i < from->count; i++)
+	{
+		const InFlight *part = &from->inFlight[i];
+		bool ended = scan->bounded || part->ended || part->txid == 0 ||
+					 OutboxHasEnded(&scan->horizon, part->txid);
+
+		CursorAdd(ended ? &scan->from : &scan->running, part);
+		scan->keepsHoles |= part->txid == 0 && HoleIsOpen(scan, part);
+	}
+}
+
+/*
+ * OutboxScanBegin begins a scan after the cursor "from", in the current memory context.
+ * With "upto" it returns what the scan returned that ended there.  It ends when it has
+ * read about "limit" rows.
+ */
+OutboxScan *
+OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
+{
+	OutboxScan *scan = palloc0(sizeof(OutboxScan));
+	bool holes = false;
+
+	/* Open the table and copy the cursors */
+	scan->table = OutboxTableOpen(AccessShareLock);
+	scan->slot = table_slot_create(scan->table, NULL);
+	scan->context = CurrentMemoryContext;
+	scan->limit = limit;
+	CursorInit(&scan->from, from->passed);
+	CursorInit(&scan->running, from->passed);
+	scan->bounded = upto != NULL;
+	CursorInit(&scan->upto, scan->bounded ? upto->passed : 0);
+	for (int i = 0; scan->bounded && i < upto->count; i++)
+		CursorAdd(&scan->upto, &upto->inFlight[i]);
+
+	/* Find the oldest publisher before taking the snapshot */
+	for (int i = 0; i < from->count; i++)
+		holes |= from->inFlight[i].txid == 0;
+	scan->oldestPublisher = holes ? OutboxOldestPublisher(scan->table) : PG_UINT64_MAX;
+
+	/* Sort what was in flight under the snapshot */
+	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	OutboxHorizonInit(&scan->horizon, scan->snapshot);
+	CopyParts(scan, from);
+	CursorSweepBegin(&scan->fromSweep, &scan->from);
+	CursorSweepBegin(&scan->uptoSweep, &scan->upto);
+
+	/* Begin the first stretch */
+	MakeStretches(scan);
+	scan->scan = OutboxIndexBegin(scan->table);
+	BeginStretch(scan);
+	return scan;
+}
+
+/* ----------------------------------------------------------------
+ * Reading
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * AddHole adds a hole: numbers that have no row.  A publisher that has drawn one of them
+ * is older than any transaction to come.
+ */
+static void
+AddHole(OutboxScan *scan, int64 from, int64 upto)
+{
+	InFlight hole = {
+		.stamp = U64FromFullTransactionId(ReadNextFullTransactionId()), .from = from, .upto = upto};
+
+	if (from <= upto && !scan->bounded)
+		CursorAdd(&scan->holes, &hole);
+}
+
+/*
+ * IsWanted tells whether the row of that number is to be delivered by this scan.  A hole
+ * in which there is a row by now is split there.
+ */
+static bool
+IsWanted(OutboxScan *scan, int64 seq)
+{
+	uint64 txid = OutboxTxid(scan->slot);
+	bool wanted = IsLastStretch(scan);
+
+	CursorSweepTo(&scan->fromSweep, seq);
+	wanted |= CursorSweepHas(&scan->fromSweep, txid, seq);
+	if (scan->bounded)
+	{
+		CursorSweepTo(&scan->uptoSweep, seq);
+		return wanted && !CursorSweepHas(&scan->uptoSweep, txid, seq);
+	}
+
+	for (int i = 0; i < scan->fromSweep.openCount; i++)
+	{
+		InFlight *part = &scan->from.inFlight[scan->fromSweep.open[i]];
+
+		if (part->txid == 0 && part->from <= seq)
+		{
+			InFlight before = *part;
+
+			before.upto = seq - 1;
+			if (HoleIsOpen(scan, part))
+				CursorAddRange(&scan->holes, &before, before.from);
+			part->from = seq + 1;
+		}
+	}
+	return wanted;
+}
+
+/*
+ * EndNumber adds the number before "behind" to the new cursor if a row of it is in flight,
+ * unless it was returned: a transaction that deletes a row and inserts it again is open.
+ */
+static void
+EndNumber(OutboxScan *scan)
+{
+	if (scan->pending && !scan->given && !scan->bounded)
+		CursorAddPending(&scan->running, &scan->horizon, scan->txid, scan->behind - 1);
+	scan->pending = false;
+}
+
+/*
+ * MoveTo moves the scan after a number, unless the row in the slot is another one of the
+ * number before.
+ */
+static void
+MoveTo(OutboxScan *scan, int64 seq)
+{
+	if (seq < scan->behind)
+		return;
+	EndNumber(scan);
+	if (IsLastStretch(scan))
+		AddHole(scan, scan->behind, seq - 1);
+	scan->behind = seq + 1;
+	scan->wanted = false;
+	scan->given = false;
+}
+
+/*
+ * NextEntry reads the next index entry of any stretch, and puts its row into the slot.
+ * Returns false if there is none, or at the limit of the scan: between two numbers, since
+ * a number can have several entries.
+ */
+static bool
+NextEntry(OutboxScan *scan, int64 *seq)
+{
+	while (!scan->exhausted)
+	{
+		bool found = OutboxIndexNext(scan->scan, ForwardScanDirection, scan->slot, seq);
+
+		scan->effort += found;
+		scan->exhausted = scan->effort > scan->limit && (!found || *seq >= scan->behind);
+		if (found && !scan->exhausted)
+			return true;
+		if (found || IsLastStretch(scan))
+			return false;
+		EndNumber(scan);
+		scan->stretch++;
+		BeginStretch(scan);
+	}
+	return false;
+}
+
+/*
+ * NextEvent puts the next event into the slot.  Returns false if there is none, or at the
+ * limit of the scan.
+ */
+static bool
+NextEvent(OutboxScan *scan)
+{
+	int64 seq;
+
+	while (NextEntry(scan, &seq))
+	{
+		OutboxRowState state;
+
+		MoveTo(scan, seq);
+		if (TupIsNull(scan->slot))
+			continue;
+		scan->rowsRead++;
+		scan->wanted |= IsWanted(scan, seq);
+		if (!scan->wanted)
+			continue;
+		InjectionPoint("scan-row");
+		state = OutboxStateOf(scan->slot, scan->snapshot);
+		if (state == ROW_VISIBLE)
+		{
+			scan->given = true;
+			return true;
+		}
+		if (state == ROW_PENDING)
+		{
+			uint64 txid = OutboxTxid(scan->slot);
+
+			scan->txid = scan->pending && scan->txid != txid ? 0 : txid;
+			scan->pending = true;
+		}
+	}
+	EndNumber(scan);
+	return false;
+}
+
+/*
+ * OutboxScanNext returns the next event, or NULL if there is none.  The slot is valid
+ * until the next call.
+ */
+TupleTableSlot *
+OutboxScanNext(OutboxScan *scan)
+{
+	MemoryContext caller = MemoryContextSwitchTo(scan->context);
+	bool found = NextEvent(scan);
+
+	MemoryContextSwitchTo(caller);
+	return found ? scan->slot : NULL;
+}
+
+/* ----------------------------------------------------------------
+ * Ending
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * OutboxScanExhausted tells whether the scan has ended at its limit.
+ */
+bool
+OutboxScanExhausted(const OutboxScan *scan)
+{
+	return scan->exhausted;
+}
+
+/*
+ * OutboxScanEnd ends the scan, and sets "reached", unless that is NULL, to the cursor
+ * after the last event that was returned.  Returns how many rows it has read.
+ */
+int64
+OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
+{
+	if (reached != NULL)
+	{
+		bool all = IsLastStretch(scan);
+		int64 behind = all ? PG_INT64_MAX : scan->behind;
+
+		if (all)
+			scan->running.passed = Max(scan->running.passed, scan->behind - 1);
+		for (int i = 0; i < scan->from.count; i++)
+		{
+			InFlight part = scan->from.inFlight[i];
+
+			if (part.txid == 0 && HoleIsOpen(scan, &part))
+				CursorAddRange(&scan->holes, &part, part.from);
+			else
+				CursorAddRange(&scan->holes, &part, Max(part.from, behind));
+		}
+		for (int i = 0; i < scan->holes.count; i++)
+			CursorAdd(&scan->running, &scan->holes.inFlight[i]);
+		*reached = scan->running;
+	}
+	OutboxIndexEnd(scan->scan);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	UnregisterSnapshot(scan->snapshot);
+	table_close(scan->table, AccessShareLock);
+	return scan->rowsRead;
+}

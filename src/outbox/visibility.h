@@ -1,0 +1,44 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox/visibility.h
+ *	  Which transactions have ended, and which rows are visible, as of a snapshot.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_OUTBOX_VISIBILITY_H
+#define IDEMPOTENCY_OUTBOX_VISIBILITY_H
+
+#include "access/htup.h"
+#include "executor/tuptable.h"
+#include "storage/buf.h"
+#include "utils/relcache.h"
+#include "utils/snapshot.h"
+
+#include "outbox/cursor.h"
+
+/* What a row is to a snapshot. */
+typedef enum OutboxRowState
+{
+	ROW_VISIBLE,
+	ROW_PENDING, /* its transaction is open, or was when the snapshot was taken */
+	ROW_GONE
+} OutboxRowState;
+
+/* Which transactions had ended when a snapshot was taken, by their 64-bit ids. */
+typedef struct OutboxHorizon
+{
+	Snapshot snapshot;
+	uint64 xmin;
+	uint64 xmax;
+	uint64 next; /* ids below have been assigned */
+} OutboxHorizon;
+
+extern void OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot);
+extern bool OutboxHasEnded(const OutboxHorizon *horizon, uint64 txid);
+extern uint64 OutboxOldestPublisher(Relation table);
+extern bool OutboxPublishersDone(Relation table);
+extern OutboxRowState OutboxTupleState(HeapTuple tuple, Buffer buffer, Snapshot snapshot);
+extern OutboxRowState OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot);
+extern void CursorAddPending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq);
+
+#endif /* IDEMPOTENCY_OUTBOX_VISIBILITY_H */

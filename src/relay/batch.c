@@ -1,0 +1,395 @@
+/*-------------------------------------------------------------------------
+ *
+ * relay/batch.c
+ *	  The batch in flight: the events that a worker of the relay has fetched, and
+ *	  calls the handler with.
+ *
+ * That a batch is in flight is committed before the handler is called with any event
+ * of it.  The README says how an event that ends its worker is found.
+ *
+ * Locks: the subscription's, which the caller has.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+
+#include "base/name.h"
+#include "delivery/parked.h"
+#include "keys/transaction.h"
+#include "relay/wakeup.h"
+#include "relay/worker.h"
+
+/*
+ * The most events of a batch: each is a subtransaction, and the server caches 64 of
+ * those, which keeps the snapshots of other sessions cheap.
+ */
+#define BATCH_EVENTS 60
+
+/* How many events the next fetch asks for: not many more than fit into a transaction. */
+static int wanted = BATCH_EVENTS;
+
+/* How long a consumer does not get a batch that a worker has left in flight. */
+static const Interval lease = {.time = 30 * USECS_PER_SEC};
+
+/* The error of an event that ends its worker. */
+#define KILLED "the worker ended while it handled this event"
+
+static Batch current;	 /* number 0: none is in flight */
+static bool called;		 /* the handler, with an event of it */
+static bool commitFails; /* from now on, an error counts as a failure of one of its events */
+static MemoryContext currentContext;
+static MemoryContext nextContext; /* of a batch that is fetched before the current one is done */
+
+/* No other batch is in flight: a worker or a consumer has left none. */
+static bool recovered = false;
+
+/* Why the last batch could not be committed, or NULL. */
+static text *failure = NULL;
+
+/*
+ * RelayBatchInit prepares for batches; called once.
+ */
+void
+RelayBatchInit(void)
+{
+	currentContext =
+		AllocSetContextCreate(TopMemoryContext, "idempotency batch", ALLOCSET_DEFAULT_SIZES);
+	nextContext =
+		AllocSetContextCreate(TopMemoryContext, "idempotency batch", ALLOCSET_DEFAULT_SIZES);
+}
+
+/*
+ * RelayBatchIsInFlight tells whether a batch is in flight.
+ */
+bool
+RelayBatchIsInFlight(void)
+{
+	return current.number != 0;
+}
+
+/*
+ * KeepFailure keeps why the batch cannot be committed, for the step that recovers it.
+ */
+static void
+KeepFailure(const text *why)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
+
+	if (failure == NULL)
+		failure = TextCopy(why);
+	MemoryContextSwitchTo(caller);
+}
+
+static void
+ForgetFailure(void)
+{
+	if (failure != NULL)
+		pfree(failure);
+	failure = NULL;
+}
+
+/* ----------------------------------------------------------------
+ * The life of a batch
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * RelayBatchFetch fills "next" with the next batch.  If one of its events has ended a
+ * worker before, each event becomes a batch of its own.
+ */
+void
+RelayBatchFetch(const Subscription *subscription, bool last, Batch *next)
+{
+	FetchPlan plan = {.max = wanted, .lease = &lease, .last = last};
+	MemoryContext caller = MemoryContextSwitchTo(nextContext);
+
+	DeliveryFetch(subscription, &plan, next);
+	if (list_length(next->events) > 1 &&
+		ParkedHasError(subscription->name, next->events, cstring_to_text(KILLED)))
+	{
+		DeliveryGiveBack(subscription, next->number, true);
+		DeliveryFetch(subscription, &plan, next);
+	}
+	if (next->events == NIL)
+		next->number = 0;
+	MemoryContextSwitchTo(caller);
+}
+
+/*
+ * RelayBatchSet sets, when a step has committed, the batch that is in flight now.
+ */
+void
+RelayBatchSet(const RelayJob *job, const Batch *next)
+{
+	MemoryContext old = currentContext;
+
+	if (called)
+		SchedulerProgress(job);
+	current = *next;
+	called = commitFails = false;
+	currentContext = nextContext;
+	nextContext = old;
+	MemoryContextReset(nextContext);
+
+	if (current.number != 0)
+		SchedulerSetUnhandled(job, 0);
+	recovered = true;
+	ForgetFailure();
+}
+
+/*
+ * RelayBatchBeginCommit makes any error from now on count as a failure of the batch: its
+ * commit begins.
+ */
+void
+RelayBatchBeginCommit(void)
+{
+	commitFails = called;
+}
+
+/*
+ * RelayBatchRolledBack records that the step failed, and returns whether the batch has
+ * caused that; then the next step recovers it.  If not, the batch counts as one that
+ * no handler was called with.
+ */
+bool
+RelayBatchRolledBack(const RelayJob *job, const ErrorData *error)
+{
+	bool failed = commitFails;
+
+	if (failed)
+		KeepFailure(ErrorAsText(error));
+	else if (current.number != 0)
+		SchedulerSetUnhandled(job, current.number);
+	MemoryContextReset(nextContext);
+	current.number = 0;
+	recovered = called = commitFails = false;
+	return failed;
+}
+
+/*
+ * RelayBatchGiveBack gives the batch back as it is.
+ */
+void
+RelayBatchGiveBack(const Subscription *subscription)
+{
+	DeliveryGiveBack(subscription, current.number, false);
+}
+
+/*
+ * RelayBatchSetUnhandled records in the registry that no event of the batch has caused the
+ * end of this worker.
+ */
+void
+RelayBatchSetUnhandled(const RelayJob *job)
+{
+	SchedulerSetUnhandled(job, current.number);
+}
+
+/*
+ * RelayBatchLeave leaves the subscription, and the batch in flight, if any.
+ */
+void
+RelayBatchLeave(const RelayJob *job)
+{
+	if (current.number != 0 && !called)
+		SchedulerSetUnhandled(job, current.number);
+	current.number = 0;
+	recovered = false;
+	wanted = BATCH_EVENTS;
+	ForgetFailure();
+}
+
+/* ----------------------------------------------------------------
+ * Events
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * LogDeadLetter writes to the log that the handler is not called with an event any more.
+ */
+static void
+LogDeadLetter(const text *subscription, const Event *event, const text *error)
+{
+	const char *id = DatumGetCString(DirectFunctionCall1(uuid_out, event->values[EVENT_ID]));
+
+	ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now", id,
+						 text_to_cstring(subscription)),
+				  errdetail_internal("%s", text_to_cstring(error)),
+				  errhint("idempotency.redrive() gives it once more.")));
+}
+
+/*
+ * Fail parks an event of a batch that has failed.  Returns whether the later events of
+ * its aggregate must wait.
+ */
+static bool
+Fail(const Subscription *subscription, const Batch *batch, const ListCell *event, const text *error)
+{
+	if (DeliveryFail(subscription, batch->number, batch->events, event, error) != 0)
+		return true;
+	LogDeadLetter(subscription->name, lfirst(event), error);
+	return false;
+}
+
+/*
+ * RelayBatchRecover recovers a batch that a worker or a consumer has left in flight.
+ */
+void
+RelayBatchRecover(const RelayJob *job, const Subscription *subscription)
+{
+	Batch left;
+
+	if (recovered || !DeliveryOutstanding(subscription, &left))
+		return;
+	if (left.events == NIL || SchedulerIsUnhandled(job, left.number))
+		DeliveryGiveBack(subscription, left.number, false);
+	else if (list_length(left.events) > 1)
+		DeliveryGiveBack(subscription, left.number, true);
+	else
+	{
+		const text *why = failure != NULL ? failure : cstring_to_text(KILLED);
+
+		(void) Fail(subscription, &left, list_head(left.events), why);
+		DeliveryAck(subscription, left.number);
+	}
+}
+
+/*
+ * IsHeld tells whether an event waits behind one of its aggregate that has failed
+ * in this batch.
+ */
+static bool
+IsHeld(const Event *event, const List *failed)
+{
+	ListCell *cell;
+
+	foreach (cell, failed)
+	{
+		if (EventsShareAggregate(event, lfirst(cell)))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * ThrowUnlessEventFailed throws, to roll the batch back, if it was not the event that
+ * made the handler fail: the transaction cannot commit any more, or the handler was
+ * dropped, or another function has replaced it.
+ */
+static void
+ThrowUnlessEventFailed(const Subscription *subscription, EventHandler *handler, const text *error)
+{
+	EventHandler now;
+
+	if (TransactionMustAbort())
+	{
+		commitFails = true;
+		KeepFailure(error);
+		CheckMayCommit(false);
+	}
+	AcceptInvalidationMessages();
+	EventHandlerFind(subscription, handler->owner, &now);
+	if (handler->function.fn_oid != now.function.fn_oid ||
+		handler->function.fn_addr != now.function.fn_addr)
+		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+						errmsg("handler %s was replaced by a concurrent transaction",
+							   subscription->handler)));
+}
+
+/*
+ * HandleEvent calls the handler with an event of the batch.  If that fails, and the
+ * later events of its aggregate must wait, it is added to "failed".
+ */
+static void
+HandleEvent(const Subscription *subscription, EventHandler *handler, ListCell *cell, List **failed)
+{
+	text *error;
+
+	if (IsHeld(lfirst(cell), *failed) || EventHandle(handler, lfirst(cell), &error))
+		return;
+	ThrowUnlessEventFailed(subscription, handler, error);
+	if (Fail(subscription, &current, cell, error))
+		*failed = lappend(*failed, lfirst(cell));
+}
+
+/*
+ * Rest returns the events of the batch after one, without those that wait for an event
+ * that failed.
+ */
+static List *
+Rest(const ListCell *cell, const List *failed)
+{
+	List *rest = NIL;
+
+	for_each_cell(cell, current.events, lnext(current.events, cell))
+	{
+		if (!IsHeld(lfirst(cell), failed))
+			rest = lappend(rest, lfirst(cell));
+	}
+	return rest;
+}
+
+/*
+ * SetNextSize sets the size of the next batch: after one that was handled in part, that
+ * part; after any other, twice as many.
+ */
+static void
+SetNextSize(int handled)
+{
+	bool whole = handled == list_length(current.events);
+
+	if (!whole)
+		wanted = handled;
+	else if (handled >= wanted)
+		wanted = Min(2 * wanted, BATCH_EVENTS);
+}
+
+/*
+ * IsUnsubscribed tells whether a handler has removed the subscription.
+ */
+static bool
+IsUnsubscribed(const RelayJob *job)
+{
+	return RelayHasChanges() && SubscriptionFindNumber(job->number) == NULL;
+}
+
+/*
+ * RelayBatchHandle calls the handler with the events of the batch, and acknowledges
+ * them; but not those that are left when the step must commit, or the worker leave.
+ * Returns false if the handler has removed the subscription.
+ */
+bool
+RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHandler *handler)
+{
+	List *failed = NIL;
+	List *rest = NIL;
+	int handled = 0;
+	ListCell *cell;
+
+	called = true;
+	InjectionPoint("relay-handle");
+	foreach (cell, current.events)
+	{
+		HandleEvent(subscription, handler, cell, &failed);
+		if (IsUnsubscribed(job))
+			return false;
+		handled++;
+		if (RelayMustCommit() || RelayMustLeave())
+		{
+			rest = Rest(cell, failed);
+			break;
+		}
+	}
+	SetNextSize(handled);
+	InjectionPoint("relay-acknowledge");
+	if (rest != NIL)
+		DeliveryAckPart(subscription, current.number, rest);
+	else
+		DeliveryAck(subscription, current.number);
+	return true;
+}

@@ -1,0 +1,278 @@
+/*-------------------------------------------------------------------------
+ *
+ * relay/handler.c
+ *	  Calling the handler of a subscription with one event.
+ *
+ * Each call runs in a subtransaction, so that an error undoes what the handler wrote and
+ * nothing else.  What would wait for the end of the transaction happens before that of the
+ * subtransaction, so that its error is that of the event: deferred triggers and
+ * constraints, and the check of open claims.
+ *
+ * The handler has the rights of the subscription's owner, as which the worker is
+ * connected, and can get no other role's: it runs as a SECURITY DEFINER function does, in
+ * which the server refuses SET ROLE and SET SESSION AUTHORIZATION.  None of its code runs
+ * later: the end of the transaction finds no trigger and no cursor.  The owner of its
+ * function, who can replace its body at any time, must be able to act as the subscription's
+ * owner: EventHandlerFind() checks that, once a transaction.
+ *
+ * What it leaves in the session does not reach the next event: settings, temporary tables,
+ * cursors and prepared statements go with the event; session locks and the values of
+ * sequences, with the transaction.
+ *
+ * A handler that takes longer than idempotency.handler_timeout is cancelled, which is its
+ * error.  If it continues, its worker is ended GRACE_MS later.
+ *
+ * Locks: what the handler takes, to the end of the transaction.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaccess.h"
+#include "commands/prepare.h"
+#include "commands/sequence.h"
+#include "commands/trigger.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/lock.h"
+#include "tcop/tcopprot.h"
+#include "tcop/utility.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
+#include "utils/timeout.h"
+
+#include "base/compat.h"
+#include "base/errors.h"
+#include "base/guc.h"
+#include "base/subtransaction.h"
+#include "keys/transaction.h"
+#include "relay/handler.h"
+
+/* How long a handler that was cancelled can continue, in milliseconds. */
+#define GRACE_MS 5000
+
+/* How much of an error is kept, in bytes. */
+#define ERROR_BYTES 8192
+
+static TimeoutId graceTimeout = MAX_TIMEOUTS;
+static ProcessUtility_hook_type previousHook = NULL;
+
+/* ----------------------------------------------------------------
+ * The handler
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * EventHandlerFind looks up the handler of a subscription, which runs as "owner", in the
+ * current memory context.  Throws 42883, 42P13, 42501 and 42804.
+ */
+void
+EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *handler)
+{
+	Oid function = EventHandlerOid(subscription->handler);
+
+	if (!OidIsValid(function))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("handler %s does not exist", subscription->handler),
+				 errhint("Create it again, or call idempotency.subscribe() with another one.")));
+	EventHandlerCheck(function, owner);
+	EventTypeCheck();
+	InvokeFunctionExecuteHook(function);
+	fmgr_info(function, &handler->function);
+	handler->owner = owner;
+}
+
+/*
+ * SetConstraintsRefused throws for SET CONSTRAINTS.  Its effect would last until the end
+ * of the transaction, which many events share, and the server can undo it only by a
+ * rollback.
+ */
+static void
+SetConstraintsRefused(PlannedStmt *statement, const char *source, bool readOnlyTree,
+					  ProcessUtilityContext context, ParamListInfo parameters,
+					  QueryEnvironment *environment, DestReceiver *receiver,
+					  QueryCompletion *completion)
+{
+	ProcessUtility_hook_type next = previousHook != NULL ? previousHook : standard_ProcessUtility;
+
+	if (IsA(statement->utilityStmt, ConstraintsSetStmt))
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("SET CONSTRAINTS is not supported in the handler of a subscription"),
+						errhint("Declare the constraint as INITIALLY IMMEDIATE or INITIALLY "
+								"DEFERRED instead.")));
+	next(statement, source, readOnlyTree, context, parameters, environment, receiver, completion);
+}
+
+/*
+ * RefuseSetConstraints makes SET CONSTRAINTS fail from now on; called once, by a worker.
+ */
+void
+RefuseSetConstraints(void)
+{
+	previousHook = ProcessUtility_hook;
+	ProcessUtility_hook = SetConstraintsRefused;
+}
+
+/*
+ * GraceIsOver ends the worker as SIGTERM does; but the event counts as failed.  Runs in a
+ * signal handler.
+ */
+static void
+GraceIsOver(void)
+{
+	die(SIGTERM);
+}
+
+static void
+StartTimeouts(void)
+{
+	if (HandlerTimeout == 0)
+		return;
+	if (graceTimeout == MAX_TIMEOUTS)
+		graceTimeout = RegisterTimeout(USER_TIMEOUT, GraceIsOver);
+	enable_timeout_after(STATEMENT_TIMEOUT, HandlerTimeout);
+	enable_timeout_after(graceTimeout, (int) Min((int64) HandlerTimeout + GRACE_MS, PG_INT32_MAX));
+}
+
+/*
+ * StopTimeouts disables the timeouts, and forgets a cancel that came too late for the
+ * event: it is not meant for what follows.
+ */
+static void
+StopTimeouts(void)
+{
+	disable_timeout(STATEMENT_TIMEOUT, false);
+	if (graceTimeout != MAX_TIMEOUTS)
+		disable_timeout(graceTimeout, false);
+	QueryCancelPending = false;
+}
+
+/*
+ * Call calls the handler with an event.
+ */
+static void
+Call(EventHandler *handler, const Event *event)
+{
+	LOCAL_FCINFO(call, 1);
+	PgStat_FunctionCallUsage usage;
+
+	InitFunctionCallInfoData(*call, &handler->function, 1, InvalidOid, NULL, NULL);
+	call->args[0].value = EventDatum(event);
+	call->args[0].isnull = false;
+	pgstat_init_function_usage(call, &usage);
+	(void) FunctionCallInvoke(call);
+	pgstat_end_function_usage(&usage, true);
+}
+
+typedef struct EventCall
+{
+	EventHandler *handler;
+	const Event *event;
+} EventCall;
+
+/*
+ * CallAndCheck calls the handler as its owner, and does then what a transaction does
+ * before it commits.
+ */
+static void
+CallAndCheck(void *argument)
+{
+	const EventCall *call = argument;
+	Oid caller;
+	int context;
+
+	GetUserIdAndSecContext(&caller, &context);
+	SetUserIdAndSecContext(call->handler->owner, context | SECURITY_LOCAL_USERID_CHANGE);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	SetCurrentStatementStartTimestamp();
+	StartTimeouts();
+
+	InjectionPoint("event-call");
+	Call(call->handler, call->event);
+	InjectionPoint("event-check");
+	AfterTriggerFireDeferred();
+	CheckMayCommit(false);
+	PortalHashTableDeleteAll();
+	ResetTempTableNamespace();
+
+	StopTimeouts();
+	PopActiveSnapshot();
+	SetUserIdAndSecContext(caller, context);
+	InjectionPoint("event-keep");
+}
+
+/* ----------------------------------------------------------------
+ * Errors
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * ErrorAsText returns what is kept of an error: the SQLSTATE, the message, and
+ * the detail, in the current memory context.
+ */
+text *
+ErrorAsText(const ErrorData *error)
+{
+	StringInfoData out;
+
+	initStringInfo(&out);
+	appendStringInfo(&out, "%s: %s", unpack_sql_state(error->sqlerrcode),
+					 error->message != NULL ? error->message : "missing error text");
+	if (error->detail != NULL)
+		appendStringInfo(&out, "\nDETAIL:  %s", error->detail);
+	return cstring_to_text_with_len(out.data, pg_mbcliplen(out.data, out.len, ERROR_BYTES));
+}
+
+/* ----------------------------------------------------------------
+ * One event
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * EventHandle calls the handler with an event.  Returns whether that succeeded; if not,
+ * the call has left nothing but "error", in the current memory context.  The caller
+ * checks TransactionMustAbort() then, and whether the handler was replaced.
+ */
+bool
+EventHandle(EventHandler *handler, const Event *event, text **error)
+{
+	MemoryContext callerContext = CurrentMemoryContext;
+	MemoryContext callContext =
+		AllocSetContextCreate(callerContext, "idempotency event", ALLOCSET_DEFAULT_SIZES);
+	EventCall call = {handler, event};
+	int nest = NewGUCNestLevel();
+	ErrorData *caught;
+
+	/* A rollback could not bring back the triggers that the call fires of other events */
+	AfterTriggerFireDeferred();
+
+	MemoryContextSwitchTo(callContext);
+	caught = SubtransactionRun(CallAndCheck, &call);
+	if (caught != NULL)
+		StopTimeouts();
+	DropAllPreparedStatements();
+	AtEOXact_GUC(false, nest);
+
+	MemoryContextSwitchTo(callerContext);
+	*error = caught == NULL ? NULL : ErrorAsText(caught);
+	MemoryContextDelete(callContext);
+	return caught == NULL;
+}
+
+/*
+ * ForgetSession forgets what handlers have left in the session beyond their events.
+ * Called between two transactions.
+ */
+void
+ForgetSession(void)
+{
+	LockReleaseAll(USER_LOCKMETHOD, true);
+	ResetSequenceCaches();
+}

@@ -1,0 +1,528 @@
+/*-------------------------------------------------------------------------
+ *
+ * relay/scheduler.c
+ *	  Which subscription of the registry gets a worker next, and what follows
+ *	  when the worker leaves.
+ *
+ * The README has the states of a subscription, the order of the choice, and the
+ * back-off after each RelayEnd.
+ *
+ * Locks: the registry's LWLock, in each function that is not static.  Nothing under
+ * the lock can fail.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
+#include "base/guc.h"
+#include "relay/registry.h"
+#include "relay/wakeup.h"
+
+/* The back-off, at first and at most, in milliseconds. */
+#define BUSY_MS 50
+#define BUSY_MOST_MS 10000
+#define NOT_STARTED_MOST_MS 1000
+#define DIED_MS 100
+#define UNFIT_MS 1000
+
+/* ----------------------------------------------------------------
+ * The choice
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * TakeWakeups makes the subscriptions due that a wakeup was requested for.
+ */
+static void
+TakeWakeups(void)
+{
+	RelayRegistry *registry = Registry;
+	TopicSet topics;
+
+	for (int slot = 0; slot < registry->size; slot++)
+	{
+		if (!RelayWakeupTake(&registry->databases[slot], &topics))
+			continue;
+		for (int i = 0; i < registry->used; i++)
+		{
+			RelaySubscription *it = &registry->subscriptions[i];
+
+			if (OidIsValid(it->database) && it->databaseSlot == slot && !it->due)
+				it->due = TopicSetsMeet(&it->wants, &topics);
+		}
+	}
+}
+
+/*
+ * BacksOff tells whether the back-off of a subscription is not over.  If the rest is longer
+ * than the longest back-off, the clock was set back, and the back-off counts as over.
+ */
+static bool
+BacksOff(const RelaySubscription *it, TimestampTz now)
+{
+	return it->notBefore > now && it->notBefore <= now + RELAY_BACK_OFF_MOST_MS * INT64CONST(1000);
+}
+
+/*
+ * SumUpDatabases sets the workers of each database, and when it was chosen last.
+ */
+static void
+SumUpDatabases(void)
+{
+	RelayRegistry *registry = Registry;
+
+	for (int slot = 0; slot < registry->used; slot++)
+	{
+		RelayDatabase *database = &registry->databases[registry->subscriptions[slot].databaseSlot];
+
+		database->workers = 0;
+		database->ranAt = 0;
+	}
+	for (int slot = 0; slot < registry->used; slot++)
+	{
+		const RelaySubscription *it = &registry->subscriptions[slot];
+		RelayDatabase *database = &registry->databases[it->databaseSlot];
+
+		if (!OidIsValid(it->database))
+			continue;
+		database->workers += it->state != RELAY_STATE_IDLE;
+		database->ranAt = Max(database->ranAt, it->ranAt);
+	}
+}
+
+/*
+ * ComesBefore tells whether "a" is chosen before "b": its database has fewer workers,
+ * or was chosen longer ago; in one database, itself was.
+ */
+static bool
+ComesBefore(const RelaySubscription *a, const RelaySubscription *b)
+{
+	const RelayDatabase *aDatabase = &Registry->databases[a->databaseSlot];
+	const RelayDatabase *bDatabase = &Registry->databases[b->databaseSlot];
+
+	if (aDatabase == bDatabase)
+		return a->ranAt < b->ranAt;
+	if (aDatabase->workers != bDatabase->workers)
+		return aDatabase->workers < bDatabase->workers;
+	return aDatabase->ranAt < bDatabase->ranAt;
+}
+
+/*
+ * Best returns the subscription to choose, or NULL, and sets how many are ready and
+ * how many have a worker.  Its time is linear in the slots: commits and workers wait
+ * for the lock.
+ */
+static RelaySubscription *
+Best(int *ready, int *working)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	RelaySubscription *best = NULL;
+
+	TakeWakeups();
+	SumUpDatabases();
+	*ready = *working = 0;
+	for (int slot = 0; slot < Registry->used; slot++)
+	{
+		RelaySubscription *it = &Registry->subscriptions[slot];
+
+		if (it->dueAt != 0 && it->dueAt <= now)
+		{
+			it->due = true;
+			it->dueAt = 0;
+		}
+		*working += it->state != RELAY_STATE_IDLE;
+		if (!OidIsValid(it->database) || it->state != RELAY_STATE_IDLE || !it->due ||
+			BacksOff(it, now))
+			continue;
+		(*ready)++;
+		if (best == NULL || ComesBefore(it, best))
+			best = it;
+	}
+	return best;
+}
+
+/*
+ * Take chooses the next subscription, if fewer than "workers" are at work, and gives it
+ * that state.  Unless "like" is NULL, it must be of that one's database and owner.
+ * Returns NULL if there is none.  Needs the lock.
+ */
+static RelaySubscription *
+Take(int workers, RelayState state, const RelayJob *like, RelayJob *job)
+{
+	RelayRegistry *registry = Registry;
+	RelaySubscription *best;
+	int ready;
+	int working;
+
+	best = Best(&ready, &working);
+	if (best != NULL && (working >= workers || (like != NULL && (best->database != like->database ||
+																 best->owner != like->owner))))
+		best = NULL;
+	if (best != NULL)
+	{
+		best->state = state;
+		best->ranAt = ++registry->clock;
+		*job =
+			(RelayJob){best - registry->subscriptions, best->database, best->owner, best->number};
+		ready--;
+		working++;
+	}
+	pg_atomic_write_u32(&registry->waiting, ready);
+	pg_atomic_write_u32(&registry->working, working);
+	return best;
+}
+
+/*
+ * SchedulerChoose chooses the subscription that a worker is started for, if fewer than
+ * "workers" are at work.  Returns false if there is none.
+ */
+bool
+SchedulerChoose(int workers, RelayJob *job)
+{
+	bool found;
+
+	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
+	found = Take(workers, RELAY_STATE_STARTING, NULL, job) != NULL;
+	LWLockRelease(Registry->lock);
+	return found;
+}
+
+/*
+ * SchedulerNextTime returns when SchedulerChoose() can choose what it would not now,
+ * without a wakeup; 0 for never.
+ */
+TimestampTz
+SchedulerNextTime(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz next = 0;
+
+	LWLockAcquire(Registry->lock, LW_SHARED);
+	for (int slot = 0; slot < Registry->used; slot++)
+	{
+		const RelaySubscription *it = &Registry->subscriptions[slot];
+		TimestampTz at = it->due ? it->notBefore : it->dueAt;
+
+		if (it->state != RELAY_STATE_IDLE || at == 0 || (it->due && !BacksOff(it, now)))
+			continue;
+		next = next == 0 ? at : Min(next, at);
+	}
+	LWLockRelease(Registry->lock);
+	return next;
+}
+
+/*
+ * SchedulerRetryAll ends all back-offs.
+ */
+void
+SchedulerRetryAll(void)
+{
+	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
+	for (int slot = 0; slot < Registry->used; slot++)
+		Registry->subscriptions[slot].notBefore = 0;
+	LWLockRelease(Registry->lock);
+}
+
+/*
+ * SchedulerReset prepares for a new launcher: workers that the previous one has
+ * requested may never start.
+ */
+void
+SchedulerReset(void)
+{
+	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
+	for (int slot = 0; slot < Registry->used; slot++)
+	{
+		RelaySubscription *it = &Registry->subscriptions[slot];
+
+		if (it->state == RELAY_STATE_STARTING)
+		{
+			it->state = RELAY_STATE_IDLE;
+			it->due = true;
+		}
+	}
+	LWLockRelease(Registry->lock);
+}
+
+/* ----------------------------------------------------------------
+ * A running subscription
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Attach makes the caller the worker of a subscription; "pid" is its own if it may be
+ * terminated, or 0.
+ */
+static void
+Attach(RelaySubscription *it, int pid)
+{
+	it->state = RELAY_STATE_RUNNING;
+	it->pid = pid;
+	it->blocked = 0;
+}
+
+/*
+ * SchedulerAttach makes the caller the worker of the subscription.  Returns false if
+ * the subscription is gone, or has a worker.
+ */
+bool
+SchedulerAttach(const RelayJob *job)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+	bool attached = it != NULL && it->state != RELAY_STATE_RUNNING;
+
+	if (attached)
+		Attach(it, 0);
+	LWLockRelease(Registry->lock);
+	return attached;
+}
+
+/*
+ * SchedulerAllowTermination allows SchedulerSetBlocked() to terminate the caller, which
+ * has attached: from now on it can give its batch back.
+ */
+void
+SchedulerAllowTermination(const RelayJob *job)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+
+	if (it != NULL)
+		it->pid = MyProcPid;
+	LWLockRelease(Registry->lock);
+}
+
+/*
+ * SchedulerBeginPoll is called before the snapshot is taken under which a worker polls.
+ * If it exits when that poll finds nothing, the "last" one, wakeups are armed.
+ */
+void
+SchedulerBeginPoll(const RelayJob *job, bool last)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+
+	if (it != NULL)
+	{
+		it->due = false;
+		it->dueAt = 0;
+		if (last)
+			RelayWakeupArm(&Registry->databases[it->databaseSlot], &it->wants);
+	}
+	LWLockRelease(Registry->lock);
+}
+
+/*
+ * SchedulerDatabases returns the databases in which workers are running, each once, and
+ * perhaps InvalidOid.
+ */
+List *
+SchedulerDatabases(void)
+{
+	bool *running = palloc0(Registry->size * sizeof(bool)); /* nothing under the lock can fail */
+	List *databases = NIL;
+
+	LWLockAcquire(Registry->lock, LW_SHARED);
+	for (int slot = 0; slot < Registry->used; slot++)
+	{
+		const RelaySubscription *it = &Registry->subscriptions[slot];
+
+		running[it->databaseSlot] |= it->state == RELAY_STATE_RUNNING;
+	}
+	LWLockRelease(Registry->lock);
+	for (int slot = 0; slot < Registry->size; slot++)
+	{
+		if (running[slot])
+			databases = lappend_oid(databases, pg_atomic_read_u32(&Registry->databases[slot].oid));
+	}
+	pfree(running);
+	return databases;
+}
+
+/*
+ * SchedulerSetBlocked records whether a session waits to drop or copy a database, and
+ * terminates the workers there if it was so the last time: they have not left.
+ */
+void
+SchedulerSetBlocked(Oid database, bool blocked)
+{
+	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
+	for (int slot = 0; slot < Registry->used; slot++)
+	{
+		RelaySubscription *it = &Registry->subscriptions[slot];
+
+		if (it->database != database || it->state != RELAY_STATE_RUNNING)
+			continue;
+		it->blocked = blocked ? it->blocked + 1 : 0;
+		if (it->blocked > 1 && it->pid != 0)
+			kill(it->pid, SIGTERM);
+	}
+	LWLockRelease(Registry->lock);
+}
+
+/*
+ * SchedulerIsCrowded tells whether a subscription waits for a worker, or there are more
+ * workers than may be.  Takes no lock.
+ */
+bool
+SchedulerIsCrowded(void)
+{
+	return pg_atomic_read_u32(&Registry->waiting) > 0 ||
+		   pg_atomic_read_u32(&Registry->working) > (uint32) RelayWorkers;
+}
+
+/*
+ * SchedulerIsUnhandled tells whether no handler was called with a batch that a worker,
+ * or a consumer, has left in flight.
+ */
+bool
+SchedulerIsUnhandled(const RelayJob *job, int64 batch)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+	bool unhandled = it != NULL && (it->unhandled == batch || it->unhandled == RELAY_UNHANDLED_ANY);
+
+	LWLockRelease(Registry->lock);
+	return unhandled;
+}
+
+/*
+ * SchedulerSetUnhandled records such a batch; 0 for none.
+ */
+void
+SchedulerSetUnhandled(const RelayJob *job, int64 batch)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+
+	if (it != NULL)
+		it->unhandled = batch;
+	LWLockRelease(Registry->lock);
+}
+
+/* ----------------------------------------------------------------
+ * The end of a run
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * BackOff begins a back-off, which doubles with each failure in a row.
+ */
+static void
+BackOff(RelaySubscription *it, int64 ms, int64 most)
+{
+	ms = Min(ms << Min(it->failures, 16), most);
+	it->failures++;
+	it->due = true;
+	it->notBefore = GetCurrentTimestamp() + ms * 1000;
+}
+
+/*
+ * Succeed forgets failures, and what the problem was.
+ */
+static void
+Succeed(RelaySubscription *it)
+{
+	it->failures = 0;
+	it->notBefore = 0;
+	it->problem[0] = '\0';
+	it->reported = false;
+}
+
+/*
+ * SchedulerProgress records that events were handled: the next failure is the first.
+ */
+void
+SchedulerProgress(const RelayJob *job)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+
+	if (it != NULL)
+		Succeed(it);
+	LWLockRelease(Registry->lock);
+}
+
+/*
+ * Leave makes a subscription idle after such an end.  "busyMost" is the longest
+ * back-off of RELAY_BUSY.
+ */
+static void
+Leave(RelaySubscription *it, RelayEnd end, TimestampTz dueAt, int64 busyMost)
+{
+	it->state = RELAY_STATE_IDLE;
+	switch (end)
+	{
+		case RELAY_IDLE:
+			Succeed(it);
+			it->dueAt = dueAt;
+			break;
+		case RELAY_UNFINISHED:
+			Succeed(it);
+			it->due = true;
+			break;
+		case RELAY_BUSY:
+			BackOff(it, BUSY_MS, busyMost);
+			break;
+		case RELAY_DIED:
+			BackOff(it, DIED_MS, RELAY_BACK_OFF_MOST_MS);
+			break;
+		case RELAY_UNFIT:
+			BackOff(it, UNFIT_MS, RELAY_BACK_OFF_MOST_MS);
+			break;
+		case RELAY_GONE:
+			/* unless it was made again since the worker polled */
+			if (!it->due)
+				RegistryFree(it);
+			break;
+	}
+}
+
+/*
+ * SchedulerLeave detaches the caller from the subscription, which becomes due again at
+ * "dueAt" without a wakeup; 0 for never.
+ */
+void
+SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+
+	if (it != NULL)
+		Leave(it, end, dueAt, BUSY_MOST_MS);
+	LWLockRelease(Registry->lock);
+	RegistryWakeLauncher();
+}
+
+/*
+ * SchedulerMoveOn detaches the caller like SchedulerLeave(), and attaches it to the "next"
+ * subscription, if that is of the same owner and database and there are no more workers
+ * than may be.  Returns whether it has attached.
+ */
+bool
+SchedulerMoveOn(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+
+	if (it != NULL)
+		Leave(it, end, dueAt, BUSY_MOST_MS);
+	it = Take(RelayWorkers, RELAY_STATE_RUNNING, job, next);
+	if (it != NULL)
+		Attach(it, MyProcPid);
+	LWLockRelease(Registry->lock);
+	RegistryWakeLauncher();
+	return it != NULL;
+}
+
+/*
+ * SchedulerStartFailed records that the worker that was requested will not attach.  It
+ * changes nothing if the worker has attached.
+ */
+void
+SchedulerStartFailed(const RelayJob *job, RelayEnd end)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+
+	if (it != NULL && it->state == RELAY_STATE_STARTING)
+		Leave(it, end, 0, NOT_STARTED_MOST_MS);
+	LWLockRelease(Registry->lock);
+}

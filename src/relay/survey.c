@@ -1,0 +1,269 @@
+/*-------------------------------------------------------------------------
+ *
+ * relay/survey.c
+ *	  Finding the subscriptions of a database that have a handler.
+ *
+ * A visit of the reaper brings the registry up to date: after a start of the server, a
+ * restore, a copy of the database, and COMMIT PREPARED.  It also finds what no wakeup
+ * was requested for: wanted events, transactions that ended, and many or old events to
+ * pass.  And it writes the problems of subscriptions that no worker could connect for.
+ *
+ * Locks: ACCESS SHARE on the tables of delivery, to the end of the transaction; not
+ * waited for.  To write a problem, the subscription's, if it is free.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "base/guc.h"
+#include "base/query.h"
+#include "base/relation.h"
+#include "delivery/subscription.h"
+#include "relay/registry.h"
+#include "relay/survey.h"
+
+/* How many events are read; a subscription that has not passed those before is due. */
+#define EVENTS 1000
+
+/*
+ * After how many seconds a subscription passes events that it does not want, if no event that
+ * it wants was published since: until then they cannot be removed.
+ */
+#define PASS_SECONDS 600
+
+static const char *const tables[] = {"subscription", "position", "parked", "outbox"};
+
+/*
+ * An event in flight makes the subscription due if its transaction is over, or if it is a hole,
+ * which the next poll gives up.  A transaction that is not over requests a wakeup when it
+ * commits.  (The list: outbox/cursor.c.)
+ */
+static ExtensionQuery surveyQuery = {
+	.table = "subscription",
+	.text =
+		"SELECT s.number, s.owner, p.batch IS NOT NULL"
+		" OR EXISTS (SELECT FROM pg_catalog.unnest(p.inflight) WITH ORDINALITY AS f (txid, place)"
+		" WHERE f.place OPERATOR(pg_catalog.%) 3 OPERATOR(pg_catalog.=) 1"
+		" AND (f.txid OPERATOR(pg_catalog.<=) 0"
+		" OR f.txid OPERATOR(pg_catalog.>=) 4611686018427387904"
+		" OR pg_catalog.pg_visible_in_snapshot(f.txid::pg_catalog.text::pg_catalog.xid8,"
+		" pg_catalog.pg_current_snapshot()))) AS due,"
+		" (SELECT pg_catalog.min(k.retry_at) FROM idempotency.parked AS k"
+		" WHERE k.subscription OPERATOR(pg_catalog.=) s.subscription"
+		" AND k.retry_at IS NOT NULL) AS retry_at,"
+		" s.last_error, s.topics, p.passed"
+		" FROM idempotency.subscription AS s, LATERAL (SELECT * FROM idempotency.position AS v"
+		" WHERE v.subscription OPERATOR(pg_catalog.=) s.subscription"
+		" ORDER BY v.version DESC LIMIT 1) AS p WHERE s.handler IS NOT NULL"
+		" ORDER BY s.number",
+	.results = {INT8OID, NAMEOID, BOOLOID, TIMESTAMPTZOID, TEXTOID, TEXTARRAYOID, INT8OID},
+};
+
+static ExtensionQuery lastQuery = {
+	.table = "outbox",
+	.text = "SELECT seq, aggregatetype, published_at FROM idempotency.outbox"
+			" WHERE seq OPERATOR(pg_catalog.>) $1 ORDER BY seq DESC LIMIT 1000", /* EVENTS */
+	.parameters = 1,
+	.types = {INT8OID},
+	.results = {INT8OID, TEXTOID, TIMESTAMPTZOID},
+};
+
+/*
+ * The last events, the newest first: of each, the topics from the newest to it, and when the
+ * oldest of those was published.
+ */
+typedef struct Recent
+{
+	int64 seq;
+	TopicSet topics;
+	TimestampTz oldest;
+} Recent;
+
+static Recent *recent;
+static int recentCount;
+
+/*
+ * ReadRecent reads the last of the events that one of the subscriptions in the result of
+ * surveyQuery, "rows" of them, has not passed, in the current memory context.
+ */
+static void
+ReadRecent(uint64 rows)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Datum passed = Int64GetDatum(PG_INT64_MAX);
+	uint64 count;
+
+	for (uint64 row = 0; row < rows; row++)
+	{
+		int64 one = DatumGetInt64(ExtensionQueryValue(&surveyQuery, row, 7, NULL));
+
+		passed = Int64GetDatum(Min(DatumGetInt64(passed), one));
+	}
+	count = ExtensionQueryRun(&lastQuery, &passed, NULL);
+	recent = MemoryContextAllocZero(caller, Max(1, count) * sizeof(Recent));
+	recentCount = (int) count;
+	for (int i = 0; i < recentCount; i++)
+	{
+		TimestampTz at = DatumGetTimestampTz(ExtensionQueryValue(&lastQuery, i, 3, NULL));
+
+		recent[i].seq = DatumGetInt64(ExtensionQueryValue(&lastQuery, i, 1, NULL));
+		if (i > 0)
+			recent[i].topics = recent[i - 1].topics;
+		TopicSetAddTopic(&recent[i].topics,
+						 DatumGetTextPP(ExtensionQueryValue(&lastQuery, i, 2, NULL)));
+		recent[i].oldest = i > 0 ? Min(at, recent[i - 1].oldest) : at;
+	}
+	ExtensionQueryEnd();
+}
+
+/*
+ * HasNews tells whether a subscription that has passed a number is due for the events
+ * after it.
+ */
+static bool
+HasNews(int64 passed, const TopicSet *wants)
+{
+	int left = 0; /* the events before this one are newer */
+	int right = recentCount;
+
+	while (left < right)
+	{
+		int middle = (left + right) / 2;
+
+		if (recent[middle].seq > passed)
+			left = middle + 1;
+		else
+			right = middle;
+	}
+	if (left == 0)
+		return false;
+	return left == EVENTS || TopicSetsMeet(wants, &recent[left - 1].topics) ||
+		   TimestampDifferenceExceeds(recent[left - 1].oldest, GetCurrentTimestamp(),
+									  PASS_SECONDS * 1000);
+}
+
+/*
+ * WriteProblem writes the problem of a subscription, unless another session has locked it.
+ * Returns whether it has, or there is no such subscription.
+ */
+static bool
+WriteProblem(int64 number, const char *problem)
+{
+	Subscription *subscription = SubscriptionFindNumber(number);
+
+	if (subscription == NULL)
+		return true;
+	if (!SubscriptionLock(subscription->name, 0))
+		return false;
+	SubscriptionSetError(subscription->name, cstring_to_text(problem));
+	return true;
+}
+
+/*
+ * WriteProblems writes the problems that the registry has.
+ */
+static void
+WriteProblems(void)
+{
+	char problem[RELAY_PROBLEM_BYTES];
+	RelayJob job;
+
+	while (RegistryNextProblem(MyDatabaseId, &job, problem) && WriteProblem(job.number, problem))
+		RegistryMarkReported(&job);
+}
+
+/*
+ * Find fills what the survey has found with a row of the result.  Returns false if the
+ * owner does not exist.
+ */
+static bool
+Find(uint64 row, RelayFound *found)
+{
+	bool noRetry;
+	int64 passed = DatumGetInt64(ExtensionQueryValue(&surveyQuery, row, 7, NULL));
+	Datum owner = ExtensionQueryValue(&surveyQuery, row, 2, NULL);
+	Datum retryAt = ExtensionQueryValue(&surveyQuery, row, 4, &noRetry);
+	Datum topics = ExtensionQueryValue(&surveyQuery, row, 6, NULL);
+	TopicPatterns patterns;
+
+	TopicPatternsFromArray(&patterns, DatumGetArrayTypeP(topics));
+	TopicSetFromPatterns(&found->wants, &patterns);
+	found->number = DatumGetInt64(ExtensionQueryValue(&surveyQuery, row, 1, NULL));
+	found->owner = get_role_oid(NameStr(*DatumGetName(owner)), true);
+	found->due = DatumGetBool(ExtensionQueryValue(&surveyQuery, row, 3, NULL)) ||
+				 HasNews(passed, &found->wants);
+	found->dueAt = noRetry ? 0 : DatumGetTimestampTz(retryAt);
+	return OidIsValid(found->owner);
+}
+
+/*
+ * WriteMissing writes the problem of a row without a role, or, if "found" is not NULL,
+ * without a slot, unless last_error shows it.
+ */
+static void
+WriteMissing(uint64 row, const RelayFound *found)
+{
+	bool noError;
+	int64 number = DatumGetInt64(ExtensionQueryValue(&surveyQuery, row, 1, NULL));
+	const char *owner = NameStr(*DatumGetName(ExtensionQueryValue(&surveyQuery, row, 2, NULL)));
+	Datum error = ExtensionQueryValue(&surveyQuery, row, 5, &noError);
+	char *problem = found == NULL ? psprintf("role \"%s\" does not exist", owner)
+								  : psprintf("no place: idempotency.relay_subscriptions is %d",
+											 RelaySubscriptions);
+
+	if (noError || strcmp(TextDatumGetCString(error), problem) != 0)
+		(void) WriteProblem(number, problem);
+}
+
+/*
+ * Survey passes the subscriptions in the result, "rows" of them, to the registry.
+ */
+static void
+Survey(uint64 rows, uint64 began)
+{
+	RelayFound *found = palloc0(Max(rows, 1) * sizeof(RelayFound));
+	RelayFound **ofRow = palloc0(Max(rows, 1) * sizeof(RelayFound *));
+	int count = 0;
+
+	ReadRecent(rows);
+	for (uint64 row = 0; row < rows; row++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (Find(row, &found[count]))
+			ofRow[row] = &found[count++];
+	}
+	RegistryMerge(MyDatabaseId, found, count, began);
+	for (uint64 row = 0; row < rows; row++)
+	{
+		if (ofRow[row] == NULL || !ofRow[row]->hasSlot)
+			WriteMissing(row, ofRow[row]);
+	}
+}
+
+/*
+ * RelaySurvey brings the registry up to date about this database.  Returns RUN_BUSY if
+ * the tables are locked.
+ */
+RunState
+RelaySurvey(void)
+{
+	uint64 began = RegistryBeginSurvey();
+	RelationsLockResult lock = ExtensionRelationsLock(tables, lengthof(tables));
+
+	if (lock == RELATIONS_BUSY)
+		return RUN_BUSY;
+	if (lock != RELATIONS_LOCKED)
+	{
+		RegistryMerge(MyDatabaseId, NULL, 0, began);
+		return RUN_ENDED;
+	}
+	Survey(ExtensionQueryRun(&surveyQuery, NULL, NULL), began);
+	ExtensionQueryEnd();
+	WriteProblems();
+	return RUN_ENDED;
+}

@@ -1,0 +1,192 @@
+/*-------------------------------------------------------------------------
+ *
+ * request/fingerprint.c
+ *	  SHA-256 of a request, and of lists of texts.
+ *
+ * The hashed text is UTF-8 in every database encoding but SQL_ASCII, so that databases
+ * of different encodings compute the same fingerprint.
+ *
+ * The fingerprint of one document is the SHA-256 of its canonical form, which a client
+ * can compute with any RFC 8785 library.  The digest of a list hashes a label that names
+ * its purpose, and then the texts, each as its length (four bytes, most significant
+ * first; NULL is -1) and its bytes, so that no two lists have the same encoding.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "port/pg_bswap.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/memutils.h"
+
+#include "base/compat.h"
+#include "request/canonical.h"
+#include "request/fingerprint.h"
+
+PG_FUNCTION_INFO_V1(idempotency_fingerprint);
+PG_FUNCTION_INFO_V1(idempotency_fingerprint_request);
+
+/* The label of a request; another layout needs another label. */
+#define REQUEST_LABEL "idempotency request 1"
+
+/*
+ * MessageBegin begins a message in the current context: a bytea, whose header is set at
+ * the end.
+ */
+static void
+MessageBegin(StringInfo message)
+{
+	initStringInfo(message);
+	appendStringInfoSpaces(message, VARHDRSZ);
+}
+
+/*
+ * MessageAddCanonical appends the canonical form of a document in UTF-8.  It leaves scratch
+ * memory in the current context.
+ */
+static void
+MessageAddCanonical(StringInfo message, text *document)
+{
+	int start = message->len;
+	const char *utf8;
+	int length;
+
+	CanonicalAppend(message, document);
+	utf8 = Utf8OfServerText(message->data + start, message->len - start, &length);
+	if (utf8 != message->data + start)
+	{
+		message->len = start;
+		appendBinaryStringInfo(message, utf8, length);
+	}
+}
+
+/*
+ * MessageDigest returns the SHA-256 of a message, palloc'ed in the current context.
+ */
+static bytea *
+MessageDigest(StringInfo message)
+{
+	SET_VARSIZE(message->data, message->len);
+	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(message->data)));
+}
+
+/*
+ * AddLength appends a length in network byte order.
+ */
+static void
+AddLength(StringInfo parts, int32 length)
+{
+	uint32 bytes = pg_hton32((uint32) length);
+
+	appendBinaryStringInfo(parts, (char *) &bytes, sizeof(bytes));
+}
+
+/*
+ * PartsBegin begins the digest of a list of texts, in the current context.
+ */
+void
+PartsBegin(StringInfo parts, const char *label)
+{
+	MessageBegin(parts);
+	AddLength(parts, strlen(label));
+	appendStringInfoString(parts, label);
+}
+
+/*
+ * PartsAdd appends a text; NULL differs from every text.
+ */
+void
+PartsAdd(StringInfo parts, const text *part)
+{
+	const char *bytes;
+	const char *utf8;
+	int length;
+
+	if (part == NULL)
+	{
+		AddLength(parts, -1);
+		return;
+	}
+
+	bytes = VARDATA_ANY(part);
+	utf8 = Utf8OfServerText(bytes, VARSIZE_ANY_EXHDR(part), &length);
+	AddLength(parts, length);
+	appendBinaryStringInfo(parts, utf8, length);
+	if (utf8 != bytes)
+		pfree((char *) utf8);
+}
+
+/*
+ * PartsDigest returns the digest, 32 bytes palloc'ed in the current context, and frees the
+ * list.
+ */
+bytea *
+PartsDigest(StringInfo parts)
+{
+	bytea *digest = MessageDigest(parts);
+
+	pfree(parts->data);
+	return digest;
+}
+
+/*
+ * FingerprintOfDocument returns the fingerprint of a document, 32 bytes palloc'ed in the
+ * current context, without scratch memory.  Throws what CanonicalAppend() throws.
+ */
+bytea *
+FingerprintOfDocument(text *document)
+{
+	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
+												  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(scratch);
+	StringInfoData message;
+	bytea *digest;
+
+	MessageBegin(&message);
+	MessageAddCanonical(&message, document);
+
+	MemoryContextSwitchTo(caller);
+	digest = MessageDigest(&message);
+	MemoryContextDelete(scratch);
+	return digest;
+}
+
+/*
+ * idempotency_fingerprint is fingerprint(document).
+ */
+Datum
+idempotency_fingerprint(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BYTEA_P(FingerprintOfDocument(PG_GETARG_TEXT_PP(0)));
+}
+
+/*
+ * idempotency_fingerprint_request is fingerprint(method, path, body).  A NULL body is a
+ * request without one, and differs from JSON's null.
+ */
+Datum
+idempotency_fingerprint_request(PG_FUNCTION_ARGS)
+{
+	StringInfoData parts;
+	MemoryContext scratch;
+	MemoryContext caller;
+	bytea *digest;
+
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		PG_RETURN_NULL();
+
+	scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
+									ALLOCSET_DEFAULT_SIZES);
+	caller = MemoryContextSwitchTo(scratch);
+	PartsBegin(&parts, REQUEST_LABEL);
+	PartsAdd(&parts, PG_GETARG_TEXT_PP(0));
+	PartsAdd(&parts, PG_GETARG_TEXT_PP(1));
+	PartsAdd(&parts, PG_ARGISNULL(2) ? NULL : CanonicalOfDocument(PG_GETARG_TEXT_PP(2)));
+
+	MemoryContextSwitchTo(caller);
+	digest = PartsDigest(&parts);
+	MemoryContextDelete(scratch);
+	PG_RETURN_BYTEA_P(digest);
+}

@@ -1,0 +1,309 @@
+/*-------------------------------------------------------------------------
+ *
+ * request/number.c
+ *	  The canonical text of a number: RFC 8785, but exact.
+ *
+ * RFC 8785 reads every number as a double and prints it as ECMAScript does; then amounts
+ * with twenty digits would share a fingerprint.  Here a number has ECMAScript's form if
+ * that is the same value, and otherwise all its digits: in plain notation, or with an
+ * exponent if that takes more than 400 digits (1e131071 must not fill the memory).  Each
+ * form, read as a decimal, is the value itself, so two values never share a form.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "common/shortest_dec.h"
+#include "fmgr.h"
+#include "port/pg_bswap.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+
+#include "base/compat.h"
+#include "request/number.h"
+
+/* The most digits of plain notation: more than any double has. */
+#define MAX_PLAIN_DIGITS 400
+
+/* The format of numeric_send(): four fields of 16 bits, then groups of four digits. */
+#define WIRE_FIELDS 4
+#define WIRE_NEGATIVE 0x4000
+#define GROUP_DIGITS 4
+
+/* A number: sign, digits without zeros at either end, and decimal point. */
+typedef struct Number
+{
+	bool negative;
+	char *buffer; /* palloc'ed; contains the digits */
+	char *digits;
+	int count;
+	int point; /* the decimal exponent of 0.DIGITS */
+} Number;
+
+/* The most decimal digits that a double needs. */
+#define MAX_SHORTEST_DIGITS 17
+
+/* Two decimals of this many digits are never the same normal double. */
+#define SAFE_DIGITS 15
+
+/* Decimal exponents (of 0.DIGITS) within which every double is normal. */
+#define MIN_NORMAL_POINT (-306)
+#define MAX_NORMAL_POINT 308
+
+/* Decimal points (of 0.DIGITS) within which ECMAScript writes no exponent. */
+#define MIN_PLAIN_POINT (-5)
+#define MAX_PLAIN_POINT 21
+
+/*
+ * A decimal number without its sign: mantissa times ten to the exponent, where
+ * the mantissa has "count" digits and does not end in zero.
+ */
+typedef struct Decimal
+{
+	uint64 mantissa;
+	int count;
+	int exponent;
+} Decimal;
+
+/* The decimal exponent of the value as 0.DIGITS. */
+#define DecimalPoint(decimal) ((decimal)->count + (decimal)->exponent)
+
+/*
+ * DecimalFromText reads the digits of a number from the server's shortest output of a
+ * double, and ignores its sign.  Returns false if there are more digits than a double
+ * needs.  Zero has no digits.
+ */
+static bool
+DecimalFromText(const char *number, Decimal *decimal)
+{
+	bool fraction = false;
+	int zeros = 0; /* read, but not yet known not to be trailing */
+
+	decimal->mantissa = 0;
+	decimal->count = 0;
+	decimal->exponent = 0;
+
+	if (*number == '-')
+		number++;
+	for (; *number != '\0' && *number != 'e'; number++)
+	{
+		if (*number == '.')
+		{
+			fraction = true;
+			continue;
+		}
+		if (fraction)
+			decimal->exponent--;
+		if (*number == '0')
+		{
+			if (decimal->count > 0)
+				zeros++;
+			continue;
+		}
+		if (decimal->count + zeros >= MAX_SHORTEST_DIGITS)
+			return false;
+		decimal->count += zeros + 1;
+		for (; zeros > 0; zeros--)
+			decimal->mantissa *= 10;
+		decimal->mantissa = decimal->mantissa * 10 + (*number - '0');
+	}
+
+	decimal->exponent += zeros;
+	if (*number == 'e')
+		decimal->exponent += atoi(number + 1);
+	return true;
+}
+
+/*
+ * ReadDecimal returns the double nearest to mantissa times ten to the
+ * exponent; infinity above and zero below the range of doubles.
+ */
+static double
+ReadDecimal(uint64 mantissa, int exponent)
+{
+	char buffer[64];
+
+	/* the server keeps LC_NUMERIC at C, and there is no decimal point anyway */
+	snprintf(buffer, sizeof(buffer), UINT64_FORMAT "e%d", mantissa, exponent);
+	return strtod(buffer, NULL);
+}
+
+/*
+ * DecimalIsShortest returns whether ECMAScript prints exactly this decimal for the double
+ * nearest to it: no decimal with fewer digits reads as the same double, and none with as
+ * many is nearer to it.
+ *
+ * The decimals that read as one double are an interval, so of those with fewer digits
+ * only the two neighbours with one digit less are compared.  The server's shortest output
+ * gives the nearest one; alone it does not suffice, since it never prints a decimal
+ * half-way between two doubles, as ECMAScript does with 1e+23.
+ */
+static bool
+DecimalIsShortest(const Decimal *decimal)
+{
+	char buffer[DOUBLE_SHORTEST_DECIMAL_LEN];
+	Decimal nearest;
+	double value;
+
+	if (decimal->count <= SAFE_DIGITS && DecimalPoint(decimal) >= MIN_NORMAL_POINT &&
+		DecimalPoint(decimal) <= MAX_NORMAL_POINT)
+		return true;
+
+	value = ReadDecimal(decimal->mantissa, decimal->exponent);
+	if (value == 0 || isinf(value))
+		return false;
+
+	if (decimal->count > 1)
+	{
+		uint64 shorter = decimal->mantissa / 10;
+
+		if (ReadDecimal(shorter, decimal->exponent + 1) == value ||
+			ReadDecimal(shorter + 1, decimal->exponent + 1) == value)
+			return false;
+	}
+
+	double_to_shortest_decimal_buf(value, buffer);
+	if (!DecimalFromText(buffer, &nearest) || nearest.count > decimal->count)
+		return true;
+	return nearest.mantissa == decimal->mantissa && nearest.exponent == decimal->exponent;
+}
+
+/*
+ * IsShortest returns whether ECMAScript prints exactly the digits of this nonzero number
+ * for the double nearest to it.
+ */
+static bool
+IsShortest(const Number *number)
+{
+	Decimal decimal = {.count = number->count, .exponent = number->point - number->count};
+
+	if (number->count > MAX_SHORTEST_DIGITS)
+		return false;
+	for (int i = 0; i < number->count; i++)
+		decimal.mantissa = decimal.mantissa * 10 + (number->digits[i] - '0');
+	return DecimalIsShortest(&decimal);
+}
+
+/*
+ * WireField returns one of the 16-bit fields of numeric_send().
+ */
+static uint16
+WireField(const char *wire, int field)
+{
+	uint16 value;
+
+	memcpy(&value, wire + field * sizeof(value), sizeof(value));
+	return pg_ntoh16(value);
+}
+
+/*
+ * ReadNumeric stores sign, digits and point of a numeric, the digits palloc'ed in the
+ * current context.  Memory is proportional to the number of digits stored, not to the
+ * value.  Zero has no digits.
+ */
+static void
+ReadNumeric(Numeric numeric, Number *number)
+{
+	bytea *sent = DatumGetByteaP(DirectFunctionCall1(numeric_send, NumericGetDatum(numeric)));
+	const char *wire = VARDATA(sent);
+	int groups = WireField(wire, 0);
+	int zeros = 0;
+	int count = groups * GROUP_DIGITS;
+
+	number->buffer = palloc(count + 1);
+	for (int i = 0; i < groups; i++)
+		snprintf(number->buffer + i * GROUP_DIGITS, GROUP_DIGITS + 1, "%04d",
+				 (int) WireField(wire, WIRE_FIELDS + i));
+	while (zeros < count && number->buffer[zeros] == '0')
+		zeros++;
+	while (count > zeros && number->buffer[count - 1] == '0')
+		count--;
+
+	number->negative = WireField(wire, 2) == WIRE_NEGATIVE;
+	number->digits = number->buffer + zeros;
+	number->count = count - zeros;
+	number->point = ((int16) WireField(wire, 1) + 1) * GROUP_DIGITS - zeros;
+	pfree(sent);
+}
+
+/*
+ * HasExponent returns whether the canonical form of a nonzero number has an exponent.
+ * From 1e-6 to below 1e21 ECMAScript prints plain notation, which is exact; beyond, its
+ * exponent form is used if that is the same value.
+ */
+static bool
+HasExponent(const Number *number)
+{
+	int plain = Max(number->point, 1) + Max(number->count - number->point, 0);
+
+	if (plain > MAX_PLAIN_DIGITS)
+		return true;
+	if (number->point >= MIN_PLAIN_POINT && number->point <= MAX_PLAIN_POINT)
+		return false;
+	return IsShortest(number);
+}
+
+/*
+ * AppendZeros appends "count" zeros; none if that is negative.
+ */
+static void
+AppendZeros(StringInfo out, int count)
+{
+	for (; count > 0; count--)
+		appendStringInfoChar(out, '0');
+}
+
+/*
+ * AppendPlain appends a nonzero number in plain notation.
+ */
+static void
+AppendPlain(StringInfo out, const Number *number)
+{
+	int before = Min(Max(number->point, 0), number->count); /* digits before the point */
+
+	if (before == 0)
+		appendStringInfoChar(out, '0');
+	appendBinaryStringInfo(out, number->digits, before);
+	AppendZeros(out, number->point - number->count);
+	if (before == number->count)
+		return;
+	appendStringInfoChar(out, '.');
+	AppendZeros(out, -number->point);
+	appendBinaryStringInfo(out, number->digits + before, number->count - before);
+}
+
+/*
+ * AppendWithExponent appends a nonzero number as one digit, a point, the other digits and
+ * an exponent.
+ */
+static void
+AppendWithExponent(StringInfo out, const Number *number)
+{
+	appendStringInfoChar(out, number->digits[0]);
+	if (number->count > 1)
+		appendStringInfoChar(out, '.');
+	appendBinaryStringInfo(out, number->digits + 1, number->count - 1);
+	appendStringInfo(out, "e%+d", number->point - 1);
+}
+
+/*
+ * NumberAppend appends the canonical form of a number.
+ */
+void
+NumberAppend(StringInfo out, Numeric numeric)
+{
+	Number number;
+
+	ReadNumeric(numeric, &number);
+	if (number.negative)
+		appendStringInfoChar(out, '-');
+	if (number.count == 0)
+		appendStringInfoChar(out, '0');
+	else if (HasExponent(&number))
+		AppendWithExponent(out, &number);
+	else
+		AppendPlain(out, &number);
+	pfree(number.buffer);
+}

@@ -1,0 +1,221 @@
+/*-------------------------------------------------------------------------
+ *
+ * store/lookup.c
+ *	  Finding rows of idempotency.key: by name, and the abandoned ones of a scope.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_collation.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "base/compat.h"
+#include "store/keytext.h"
+#include "store/row.h"
+#include "store/table.h"
+
+/*
+ * FindVersion stores into "slot" the version of the row of "name" that "snapshot"
+ * shows and, if "own" is set, this transaction wrote.  Returns false if there is
+ * none.  The index is scanned with "scanSnapshot": the same snapshot, or SnapshotAny,
+ * which takes no predicate locks and misses no row that is being updated.
+ */
+static bool
+FindVersion(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot snapshot, bool own,
+			TupleTableSlot *slot)
+{
+	Relation index = index_open(RelationGetPrimaryKeyIndexCompat(table), AccessShareLock);
+	IndexScanDesc scan = index_beginscan_compat(table, index, scanSnapshot, 2);
+	ScanKeyData keys[2];
+	bool found = false;
+
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
+						   F_TEXTEQ, PointerGetDatum(name->scope));
+	ScanKeyEntryInitialize(&keys[1], 0, 2, BTEqualStrategyNumber, InvalidOid, InvalidOid, F_BYTEAEQ,
+						   PointerGetDatum(KeyTextPack(name->key)));
+	index_rescan(scan, keys, 2, NULL, 0);
+
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))
+		found =
+			table_tuple_satisfies_snapshot(table, slot, snapshot) && (!own || KeyRowIsOwn(slot));
+
+	/* The slot keeps its own pin on the page. */
+	index_endscan(scan);
+	index_close(index, AccessShareLock);
+	return found;
+}
+
+/*
+ * KeyStoreProbe looks for the row of "name" as of now, with this transaction's own
+ * writes.  It copies a live row into the current memory context, and of an expired
+ * one the token alone; "version" is what was seen, for a later write.  The table
+ * stays locked until the transaction ends.  In REPEATABLE READ and above, throws
+ * 40001 for a row that was written after the snapshot.
+ */
+KeyState
+KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
+{
+	Relation table = KeyTableOpen(RowExclusiveLock);
+	Snapshot latest = GetLatestSnapshot();
+	TupleTableSlot *slot = table_slot_create(table, NULL);
+	KeyState state = KEY_ABSENT;
+
+	version->table = RelationGetRelid(table);
+	ItemPointerSetInvalid(&version->tid);
+	version->xmin = InvalidTransactionId;
+	version->asOf = latest->snapXactCompletionCount;
+	latest = RegisterSnapshot(latest);
+
+	if (FindVersion(table, name, SnapshotAny, latest, false, slot))
+	{
+		KeyRowCheckSnapshot(table, name, slot);
+		version->tid = slot->tts_tid;
+		version->xmin = KeyRowXmin(slot);
+		state = KeyRowState(slot);
+		if (state == KEY_EXPIRED)
+			outcome->lease.token = KeyRowToken(slot);
+		else
+			KeyRowRead(slot, outcome);
+	}
+
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(latest);
+	table_close(table, NoLock);
+	return state;
+}
+
+/*
+ * KeyStoreUnchanged tells whether another probe would find what the one that filled
+ * "seen" found: no transaction has ended since.  The server reuses snapshots by the
+ * same rule.  (A lease can have expired; then the first probe was still right.)
+ */
+bool
+KeyStoreUnchanged(const KeyVersion *seen)
+{
+	return GetLatestSnapshot()->snapXactCompletionCount == seen->asOf;
+}
+
+/*
+ * KeyStoreUnlock releases the lock of KeyStoreProbe() on the table, for a caller that
+ * will not write.
+ */
+void
+KeyStoreUnlock(const KeyVersion *seen)
+{
+	UnlockRelationOid(seen->table, RowExclusiveLock);
+}
+
+/*
+ * KeyStoreRead looks for the row of "name" under the statement's snapshot, and copies
+ * a live one into the current memory context.  It writes nothing, so that it works on
+ * a hot standby.
+ *
+ * A snapshot that is kept for the whole transaction can show two rows: one that
+ * another transaction has deleted since, and the one that this transaction wrote in
+ * its place, which is the result.
+ */
+KeyState
+KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
+{
+	Relation table = KeyTableOpen(AccessShareLock);
+	TupleTableSlot *slot = table_slot_create(table, NULL);
+	Snapshot snapshot = GetActiveSnapshot();
+	bool mayShowTwo =
+		IsolationUsesXactSnapshot() && TransactionIdIsValid(GetTopTransactionIdIfAny());
+	KeyState state = KEY_ABSENT;
+
+	if ((mayShowTwo && FindVersion(table, name, snapshot, snapshot, true, slot)) ||
+		FindVersion(table, name, snapshot, snapshot, false, slot))
+		state = KeyRowState(slot);
+	if (state != KEY_ABSENT && state != KEY_EXPIRED)
+		KeyRowRead(slot, outcome);
+
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(table, AccessShareLock);
+	return state;
+}
+
+/* ----------------------------------------------------------------
+ * Abandoned operations
+ * ----------------------------------------------------------------
+ */
+
+struct AbandonedScan
+{
+	MemoryContext context; /* of the index scan */
+	Relation table;
+	Relation index;
+	Snapshot snapshot;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+};
+
+/*
+ * KeyStoreAbandonedBegin begins a scan of the abandoned operations of a scope, in the
+ * order of their tokens, as of now.  It does not show what the transaction writes
+ * meanwhile.
+ */
+AbandonedScan *
+KeyStoreAbandonedBegin(const text *scope)
+{
+	AbandonedScan *scan = palloc(sizeof(AbandonedScan));
+	ScanKeyData key;
+
+	scan->context = CurrentMemoryContext;
+	scan->table = KeyTableOpen(RowExclusiveLock);
+	scan->index = KeyTableOpenAbandonedIndex(scan->table);
+	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan->slot = table_slot_create(scan->table, NULL);
+	scan->scan = index_beginscan_compat(scan->table, scan->index, scan->snapshot, 1);
+	ScanKeyEntryInitialize(&key, 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID, F_TEXTEQ,
+						   PointerGetDatum(scope));
+	index_rescan(scan->scan, &key, 1, NULL, 0);
+	return scan;
+}
+
+/*
+ * KeyStoreAbandonedNext copies the name of the next abandoned operation into the
+ * current memory context.  Returns false at the end.  The caller must lock the key
+ * and probe again: another session can have claimed it.
+ */
+bool
+KeyStoreAbandonedNext(AbandonedScan *scan, KeyName *name)
+{
+	MemoryContext caller = MemoryContextSwitchTo(scan->context);
+	bool found = false;
+
+	while (!found && index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
+	{
+		CHECK_FOR_INTERRUPTS();
+		found = KeyRowState(scan->slot) == KEY_ABANDONED;
+	}
+	MemoryContextSwitchTo(caller);
+
+	if (found)
+		KeyRowName(scan->slot, name);
+	return found;
+}
+
+/*
+ * KeyStoreAbandonedEnd ends the scan.
+ */
+void
+KeyStoreAbandonedEnd(AbandonedScan *scan)
+{
+	index_endscan(scan->scan);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	UnregisterSnapshot(scan->snapshot);
+	index_close(scan->index, AccessShareLock);
+	table_close(scan->table, NoLock);
+	pfree(scan);
+}

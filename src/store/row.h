@@ -1,0 +1,71 @@
+/*-------------------------------------------------------------------------
+ *
+ * store/row.h
+ *	  The layout and the versions of a row of idempotency.key.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_STORE_ROW_H
+#define IDEMPOTENCY_STORE_ROW_H
+
+#include "access/sysattr.h"
+#include "access/tupdesc.h"
+#include "executor/tuptable.h"
+#include "utils/relcache.h"
+
+#include "store/store.h"
+
+/* The columns of idempotency.key, in order. */
+enum
+{
+	COL_CREATED_AT = 1,
+	COL_EXPIRES_AT,
+	COL_STATUS, /* negative: a final failure */
+	COL_SCOPE,
+	COL_KEY,
+	COL_FINGERPRINT,
+	COL_RESPONSE,
+	COL_HEADERS,
+	/* of a lease in progress only */
+	COL_TOKEN,
+	COL_ATTEMPT,
+	COL_LEASED_AT,
+	COL_LEASED_UNTIL,
+	COL_RECOVERY_POINT,
+	COL_RECOVERY_STATE,
+	COL_REQUEST,
+	COL_RETENTION,
+	/* of an operation only that was finished with a lease */
+	COL_FINISHED_BY,
+	KEY_COLUMNS = COL_FINISHED_BY,
+	OUTCOME_COLUMNS = COL_HEADERS
+};
+
+/*
+ * KeyRowXmin returns the transaction that wrote the row version in "slot".
+ */
+static inline TransactionId
+KeyRowXmin(TupleTableSlot *slot)
+{
+	bool isnull;
+
+	return DatumGetTransactionId(slot_getsysattr(slot, MinTransactionIdAttributeNumber, &isnull));
+}
+
+extern void KeyRowPrepare(TupleDesc desc);
+
+extern KeyState KeyRowState(TupleTableSlot *slot);
+extern bool KeyRowIsExpired(TupleTableSlot *slot);
+extern TimestampTz KeyRowLeaseEnd(TupleTableSlot *slot);
+extern int64 KeyRowToken(TupleTableSlot *slot);
+extern void KeyRowName(TupleTableSlot *slot, KeyName *name);
+extern void KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome);
+extern void KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outcome);
+extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const StoredOutcome *changed,
+						 int parts);
+
+extern bool KeyRowIsOwn(TupleTableSlot *slot);
+extern bool KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen);
+extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);
+
+#endif /* IDEMPOTENCY_STORE_ROW_H */

@@ -1,0 +1,151 @@
+/*-------------------------------------------------------------------------
+ *
+ * store/table.c
+ *	  The table idempotency.key: opening it, and checking its definition.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_type.h"
+#include "nodes/primnodes.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#include "base/compat.h"
+#include "base/errors.h"
+#include "store/row.h"
+#include "store/table.h"
+
+static TableColumn columns[KEY_COLUMNS] = {
+	{"created_at", TIMESTAMPTZOID, true},
+	{"expires_at", TIMESTAMPTZOID, true},
+	{"status", INT2OID, false},
+	{"scope", TEXTOID, true},
+	{"key", InvalidOid, true}, /* keytext; CheckKeyTable() sets its OID */
+	{"fingerprint", BYTEAOID, false},
+	{"response", JSONOID, false},
+	{"headers", JSONOID, false},
+	{"token", INT8OID, false},
+	{"attempt", INT4OID, false},
+	{"leased_at", TIMESTAMPTZOID, false},
+	{"leased_until", TIMESTAMPTZOID, false},
+	{"recovery_point", TEXTOID, false},
+	{"recovery_state", JSONOID, false},
+	{"request", JSONOID, false},
+	{"retention", INTERVALOID, false},
+	{"finished_by", INT8OID, false},
+};
+
+/*
+ * KeyTableIsKeyIndex tells whether an open index of the table keeps (scope, key)
+ * unique, bytewise: the primary key does, and during REINDEX CONCURRENTLY so does the
+ * index that replaces it, or the replaced one.
+ */
+bool
+KeyTableIsKeyIndex(Relation index)
+{
+	Form_pg_index form = index->rd_index;
+
+	return form->indisunique && form->indnkeyatts == 2 && form->indkey.values[0] == COL_SCOPE &&
+		   form->indkey.values[1] == COL_KEY && index->rd_indcollation[0] == C_COLLATION_OID &&
+		   RelationGetIndexPredicate(index) == NIL;
+}
+
+/*
+ * HasKeyIndex tells whether the primary key is the index that lookups scan.
+ */
+static bool
+HasKeyIndex(Relation table)
+{
+	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
+	Relation index;
+	bool fits;
+
+	if (!OidIsValid(primaryKey))
+		return false;
+	index = index_open(primaryKey, AccessShareLock);
+	fits = KeyTableIsKeyIndex(index);
+	index_close(index, AccessShareLock);
+	return fits;
+}
+
+/*
+ * CheckKeyTable throws 55000 unless the columns and the primary key are those of the
+ * extension.
+ */
+static void
+CheckKeyTable(Relation table)
+{
+	columns[COL_KEY - 1].type =
+		GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("keytext"),
+						ObjectIdGetDatum(RelationGetNamespace(table)));
+	TableCheckColumns(table, columns, KEY_COLUMNS);
+	if (!HasKeyIndex(table))
+		ErrorStoreAltered("key", "Its primary key is not (scope, key) COLLATE \"C\".",
+						  "Add PRIMARY KEY (scope, key) again.");
+	KeyRowPrepare(RelationGetDescr(table));
+}
+
+ExtensionTable KeyTable = {.name = "key", .check = CheckKeyTable};
+
+/*
+ * KeyTableOpen opens the key table as ExtensionTableOpen() does.
+ */
+Relation
+KeyTableOpen(LOCKMODE lockmode)
+{
+	return ExtensionTableOpen(&KeyTable, lockmode);
+}
+
+/*
+ * IsAbandonedIndex tells whether an open index is the one on leases in progress:
+ * (scope, token) WHERE token IS NOT NULL.
+ */
+static bool
+IsAbandonedIndex(Relation table, Relation index)
+{
+	Form_pg_index form = index->rd_index;
+	List *predicate = RelationGetIndexPredicate(index);
+	NullTest *test;
+
+	if (form->indrelid != RelationGetRelid(table) || !form->indisvalid || form->indnkeyatts != 2 ||
+		form->indkey.values[0] != COL_SCOPE || form->indkey.values[1] != COL_TOKEN ||
+		index->rd_rel->relam != BTREE_AM_OID || index->rd_indcollation[0] != C_COLLATION_OID ||
+		list_length(predicate) != 1 || !IsA(linitial(predicate), NullTest))
+		return false;
+	test = linitial_node(NullTest, predicate);
+	return test->nulltesttype == IS_NOT_NULL && IsA(test->arg, Var) &&
+		   ((Var *) test->arg)->varattno == COL_TOKEN;
+}
+
+/*
+ * KeyTableOpenAbandonedIndex opens the index on leases in progress.  Throws 55000 if
+ * there is none.  During REINDEX CONCURRENTLY the name can change to another index.
+ */
+Relation
+KeyTableOpenAbandonedIndex(Relation table)
+{
+	Oid before = InvalidOid;
+
+	for (;;)
+	{
+		Oid relid = get_relname_relid("key_abandoned", RelationGetNamespace(table));
+		Relation index;
+
+		if (relid == before)
+			ErrorStoreAltered("key", "Its index key_abandoned is missing.",
+							  "Recreate it on (scope, token) WHERE token IS NOT NULL.");
+		before = relid;
+		index = try_index_open(relid, AccessShareLock);
+		if (index != NULL && IsAbandonedIndex(table, index))
+			return index;
+		if (index != NULL)
+			index_close(index, AccessShareLock);
+	}
+}
