@@ -1,16 +1,17 @@
 # shellcheck shell=bash
 #
-# Chroots of Debian releases, for the scripts that build and test in them.  They
-# source this file after tools/common.sh; it is never run.
+# Chroots of Debian releases, for the scripts that build and test in them. The scripts
+# source this file after tools/common.sh; it does not run by itself.
 #
-# It takes root, debootstrap, and the mirror that the machine's own apt uses.  What
-# runs in a chroot does so in namespaces of its own: nobody outside sees its mounts,
-# and none of its processes outlives the script.  Nothing of the machine's /dev,
-# /proc or /sys is mounted anywhere.
+# Requires root, debootstrap, and the mirror that the machine's own apt uses. A command
+# in a chroot runs in its own namespaces: its mounts are invisible outside, and none of
+# its processes outlives the script. The machine's /dev, /proc and /sys are never
+# mounted.
 
-chroot_minutes=20 # that making one may take
+chroot_minutes=20 # time limit for making a chroot
 
-# mirror prints where the machine's own apt gets Debian's main component.
+# mirror prints the mirror from which the machine's own apt gets Debian's main
+# component.
 mirror() {
 	# shellcheck disable=SC2016
 	apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
@@ -23,9 +24,9 @@ own_release() {
 	(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 }
 
-# isolated runs a command in namespaces of its own, which end with this script.  The
-# first process is a shell: it buries orphans, and programs whose parent has number 1
-# may take themselves for one.
+# isolated runs a command in namespaces that end with this script. The first process is
+# a shell: it reaps orphans, and some programs misbehave if their parent has process id
+# 1.
 isolated() {
 	local child status=0
 	# shellcheck disable=SC2016
@@ -44,8 +45,8 @@ inside() {
 	isolated bash -c '. tools/common.sh; . tools/chroot.sh; enter "$@"' bash "$@"
 }
 
-# enter runs a command in a chroot, with a /proc of these namespaces alone, and a
-# /dev that has what programs expect and no more.
+# enter runs a command in a chroot, with a /proc of these namespaces only, and a minimal
+# /dev.
 enter() {
 	local root=$1 device number
 	shift
@@ -71,14 +72,14 @@ enter() {
 		ONLY="${ONLY:-}" TESTS="${TESTS:-}" TAPS="${TAPS:-}" "$@"
 }
 
-# bootstrap makes the chroot of a release in a directory, with the release's minimum.
+# bootstrap makes the chroot of a release in a directory, with the minimal packages.
 bootstrap() {
 	local release=$1 root=$2 mirror script scripts=/usr/share/debootstrap/scripts
-	command -v debootstrap >/dev/null || { echo "there is no debootstrap"; return 1; }
+	command -v debootstrap >/dev/null || { echo "debootstrap is missing"; return 1; }
 	mirror=$(mirror)
-	[ -n "$mirror" ] || { echo "apt names no mirror of Debian"; return 1; }
+	[ -n "$mirror" ] || { echo "apt has no mirror of Debian"; return 1; }
 
-	# a debootstrap that is older than the release has no script for it
+	# A debootstrap that is older than the release has no script for it.
 	script=$scripts/$release
 	[ -e "$script" ] || script=$scripts/sid
 	rm -rf --one-file-system "$root"
@@ -87,13 +88,13 @@ bootstrap() {
 		cp /etc/resolv.conf /etc/hosts "$root/etc/"
 }
 
-# open_cache makes the directory of the chroots, which nobody else may have made, and
+# open_cache makes the directory of the chroots, refuses one that another user made, and
 # waits until no other run uses it.
 open_cache() {
 	local cache=$1
 	[ -e "$cache" ] || mkdir -m 700 "$cache"
 	if [ -L "$cache" ] || [ ! -O "$cache" ]; then
-		die "$cache belongs to somebody else"
+		die "$cache belongs to another user"
 	fi
 	exec 9>"$cache/lock"
 	flock -n 9 || { say "waiting for another run to end"; flock 9; }

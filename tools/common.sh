@@ -1,17 +1,17 @@
 # shellcheck shell=bash
 #
-# Shared by the scripts of tools/, test/ and .ci/.  They change to the root of
-# the checkout and source this file; it is never run.
+# Shared by the scripts of tools/, test/ and .ci/. The scripts change to the root of the
+# checkout and source this file; it does not run by itself.
 #
 # PG_CONFIG chooses the server, as for PGXS.
 
 set -euo pipefail
 
-# A script that make runs calls make again, which must not take the caller's
-# flags for its own; variables given on make's command line come by environment.
+# A script that make runs calls make again, which must not use the flags of the outer
+# make; the environment passes variables that were given on make's command line.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-# Debian keeps pgbouncer and others where an ordinary user does not look.
+# Debian installs pgbouncer and others outside the PATH of ordinary users.
 PATH=$PATH:/usr/sbin:/sbin
 export PATH
 
@@ -19,7 +19,7 @@ PG_CONFIG=${PG_CONFIG:-pg_config}
 PG_CONFIG=$(command -v "$PG_CONFIG" || printf '%s' "$PG_CONFIG")
 export PG_CONFIG
 
-# say prints one line about what a script is doing.
+# say prints a progress line.
 say() {
 	printf '== %s\n' "$*"
 }
@@ -30,19 +30,19 @@ die() {
 	exit 1
 }
 
-# quietly runs a command, and shows what it printed only if it fails.
+# quietly runs a command, and shows its output only if it fails.
 quietly() {
 	local output
 	output=$("$@" 2>&1 </dev/null) || die "$output"
 }
 
-# is_root tells whether the caller is root.
+# is_root returns whether the caller is root.
 is_root() {
 	[ "$(id -u)" = 0 ]
 }
 
-# as_root runs a command as root: directly, or through sudo where that works
-# without a password or can ask for one.  Otherwise it says what to run.
+# as_root runs a command as root: directly, or with sudo if that works without a
+# password or can ask for one. Otherwise it prints the command to run.
 as_root() {
 	if is_root; then
 		"$@"
@@ -53,10 +53,9 @@ as_root() {
 	fi
 }
 
-# as_server runs a command as the user that servers run as: PostgreSQL refuses
-# to run as root, so that root's servers belong to Debian's user postgres.
-# setpriv, unlike su, stays in the terminal's process group, so that Ctrl-C
-# arrives.
+# as_server runs a command as the user for servers: PostgreSQL refuses to run as root,
+# so root uses Debian's user postgres. Unlike su, setpriv stays in the terminal's
+# process group, so that Ctrl-C reaches the command.
 as_server() {
 	if is_root; then
 		setpriv --reuid=postgres --regid=postgres --init-groups env HOME=/var/lib/postgresql "$@"
@@ -65,28 +64,27 @@ as_server() {
 	fi
 }
 
-# server_directory makes a directory that the server's user owns and nobody
-# else can enter, and prints its name.  It lies in /tmp, whatever TMPDIR says:
-# root's own TMPDIR may be closed to the server, and the name of a socket must
-# be short.
+# server_directory makes a directory that the server's user owns and no other user can
+# enter, and prints its name. It is in /tmp, whatever TMPDIR says: root's own TMPDIR can
+# be closed to the server, and the name of a socket must be short.
 server_directory() {
 	as_server mktemp -d "/tmp/idempotency-$1.XXXXXX"
 }
 
 # ----------------------------------------------------------------
-# Nothing stays behind
+# Cleanup
 # ----------------------------------------------------------------
 #
-# A script that leaves something behind if it is stopped says by end_with how to remove
-# it, and runs what takes long by attend.  However the script ends (even by SIGKILL, in
-# attend), what it has started ends first, and then the function given to end_with runs.
-# bash runs a trap only when the command in the foreground is over: attend waits for a
-# command in the background instead.
+# A script that must clean up when it is stopped registers a function with end_with, and
+# runs long commands with attend. However the script ends (even by SIGKILL during
+# attend), its processes end first, and then the registered function runs. bash runs a
+# trap only after the foreground command has ended: therefore attend waits for a
+# background command.
 
 ending=:
 guard=
 
-# descendants prints a process and all that descend from it.
+# descendants prints a process and all its descendants.
 descendants() {
 	local child
 	echo "$1"
@@ -96,14 +94,14 @@ descendants() {
 	done
 }
 
-# is_alive tells whether a process exists and has not ended.
+# is_alive returns whether a process exists and has not ended.
 is_alive() {
 	local stat
 	read -r stat 2>/dev/null <"/proc/$1/stat" || return 1
 	case ${stat##*) } in [ZX]*) return 1 ;; esac
 }
 
-# end_processes ends processes, and waits until they have removed what is theirs.
+# end_processes ends processes, and waits until they have cleaned up.
 end_processes() {
 	local pid tries=600
 	kill -s TERM "$@" 2>/dev/null || true
@@ -124,7 +122,7 @@ end_guard() {
 	kill -s KILL "${pids[@]}" 2>/dev/null || true
 }
 
-# finish is the end of a script.  No signal cuts it short, nor the commands that it runs.
+# finish runs at the end of a script. Signals interrupt neither it nor its commands.
 finish() {
 	local pids
 	trap '' HUP INT TERM
@@ -134,7 +132,8 @@ finish() {
 	"$ending"
 }
 
-# end_with has a function called when this script ends, after all that it has started.
+# end_with registers a function that runs when this script ends, after all processes
+# that it has started have ended.
 end_with() {
 	ending=$1
 	trap finish EXIT
@@ -143,7 +142,7 @@ end_with() {
 	trap 'exit 143' TERM
 }
 
-# watch waits until this script is gone, and then does what it could not do.
+# watch waits until this script has ended, and cleans up if the script could not.
 watch() {
 	local pids
 	trap '' HUP INT TERM
@@ -154,8 +153,8 @@ watch() {
 	"$ending"
 }
 
-# attend runs a command, and returns its exit code.  A signal to this script ends it at
-# once.  (bash would have a command in the background ignore Ctrl-C.)
+# attend runs a command, and returns its exit code. A signal to this script ends the
+# command at once. bash would make a background command ignore Ctrl-C.
 attend() {
 	local command status=0
 	env --default-signal=INT,QUIT "$@" <&0 &

@@ -1,6 +1,6 @@
--- One charge: the contestants of the suites keys, reaper and scale.  Each does the
--- same work in one function and one transaction, and answers with the same JSON.
--- Their numbers, 0 to 2, are those of the scripts that pgbench plays.
+-- One charge: the contestants of the suites keys, reaper and scale. Each does the same
+-- work in one function and one transaction, and returns the same JSON. Their numbers, 0
+-- to 2, are those in the pgbench scripts.
 
 CREATE EXTENSION idempotency;
 
@@ -12,7 +12,7 @@ CREATE TABLE bench.charge (
 	created_at timestamptz NOT NULL DEFAULT now()
 );
 
--- floor: the business insert, and nothing for retries.
+-- floor: the business insert, without retry protection.
 CREATE FUNCTION bench.charge_0(p_key text, p_customer integer, p_amount numeric) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -23,8 +23,8 @@ BEGIN
 	RETURN body;
 END $$;
 
--- hand: the pattern that one finds in articles and in production, with care
--- taken: one look at the clock, no statement too many, no exception block.
+-- hand: the pattern found in articles and in production, written carefully: one call of
+-- the clock, no unnecessary statement, no exception block.
 CREATE TABLE bench.hand_key (
 	key text PRIMARY KEY,
 	request_hash text NOT NULL,
@@ -64,7 +64,7 @@ BEGIN
 	RETURN body;
 END $$;
 
--- idempotency: the procedure of the README.
+-- idempotency: the procedure in the README.
 CREATE FUNCTION bench.charge_2(p_key text, p_customer integer, p_amount numeric) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,23 +1,23 @@
 # shellcheck shell=bash
 #
-# What all suites of test/bench share: contestants, rounds, the CPU and the WAL of
-# one backend, throughput, and the report.  test/bench/run sources this file beside
-# a throw-away server; samples are kept in that server, in schema bench.
+# The common parts of all suites of test/bench: contestants, rounds, the CPU and the WAL
+# of one backend, throughput, and the report. test/bench/run sources this file and
+# starts a throw-away server; the samples are stored in that server, in schema bench.
 #
-# A suite may name settings that its server needs, in the array settings, and say
-# in measured what a round was.
+# A suite can set the array settings, for settings of its server, and measured, for a
+# description of a round.
 
 rounds=${ROUNDS:-5}
 operations=${OPERATIONS:-20000}
 seconds_each=${SECONDS_EACH:-1}
 
 for number in "$rounds" "$operations" "$seconds_each"; do
-	[[ $number =~ ^[1-9][0-9]{0,8}$ ]] || die "ROUNDS, OPERATIONS and SECONDS_EACH are positive numbers"
+	[[ $number =~ ^[1-9][0-9]{0,8}$ ]] || die "ROUNDS, OPERATIONS and SECONDS_EACH must be positive numbers"
 done
 
-# floor does the business work and nothing for retries, hand is what one would
-# write by hand; their tables are bench.charge, bench.hand_key and idempotency.key.
-# A suite may have others.
+# floor does the business work without retry protection, and hand is a hand-written
+# implementation; their tables are bench.charge, bench.hand_key and idempotency.key. A
+# suite can have others.
 contestants="floor hand idempotency"
 settings=()
 measured="of $operations operations"
@@ -25,8 +25,8 @@ measured="of $operations operations"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# sql runs statements in one session, each a message and a transaction of its
-# own, and prints bare results.
+# sql runs statements in one session, each as a message and a transaction, and prints
+# unformatted results.
 sql() {
 	local arguments=() statement
 	for statement in "$@"; do
@@ -40,14 +40,14 @@ sql_file() {
 	psql -X -q -v ON_ERROR_STOP=1 -f "$1"
 }
 
-# prepare_suite makes the tables of samples, and those of the suite.
+# prepare_suite creates the tables of samples, and those of the suite.
 prepare_suite() {
 	sql_file "$bench/common.sql"
 	sql_file "$bench/$suite.sql"
 }
 
-# in_turn prints the contestants in an order that differs from round to round,
-# so that none is always first: in_turn round contestant ...
+# in_turn prints the contestants in an order that differs from round to round, so that
+# no contestant is always first: in_turn round contestant ...
 in_turn() {
 	local round=$1 shift_by
 	shift
@@ -55,32 +55,30 @@ in_turn() {
 	echo "${@:shift_by+1}" "${@:1:shift_by}"
 }
 
-# turn_of prints a contestant's number in the scripts of pgbench.
+# turn_of prints a contestant's number in the pgbench scripts.
 turn_of() {
 	case $1 in floor) echo 0 ;; hand) echo 1 ;; idempotency) echo 2 ;; pgq) echo 3 ;; esac
 }
 
-# empty_tables takes away what was written before.
+# empty_tables removes the rows of earlier measurements.
 empty_tables() {
 	sql "TRUNCATE bench.charge, bench.hand_key, idempotency.key RESTART IDENTITY"
 }
 
-# sample records one measured value, an expression of SQL:
-# sample round figure contestant value
+# sample records one value, an SQL expression: sample round figure contestant value
 sample() {
 	sql "INSERT INTO bench.sample VALUES ($1, '$2', '$3', $4)"
 }
 
-# sample_marks turns the marks that a backend has left (bench.mark(turn)) into
-# samples of CPU per operation:
-# sample_marks round figure "contestant-0 contestant-1 ..." operations-per-turn
+# sample_marks converts the marks of a backend (bench.mark(turn)) into samples of CPU
+# per operation: sample_marks round figure "contestant-0 contestant-1 ..."
+# operations-per-turn
 sample_marks() {
 	sql "CALL bench.sample_marks($1, '$2', string_to_array('$3', ' '), $4)"
 }
 
-# wal_position prints how far WAL has been written; sample_wal records how much
-# that is for one operation since then:
-# sample_wal round figure contestant position operations
+# wal_position prints the current WAL position; sample_wal records the WAL per operation
+# since then: sample_wal round figure contestant position operations
 wal_position() {
 	sql "SELECT pg_current_wal_insert_lsn()"
 }
@@ -88,21 +86,21 @@ sample_wal() {
 	sample "$1" "$2" "$3" "(pg_current_wal_insert_lsn() - '$4') / $5"
 }
 
-# sample_bytes records how large a contestant's key table is for one key:
-# sample_bytes round figure contestant keys
+# sample_bytes records the size of a contestant's key table per key: sample_bytes round
+# figure contestant keys
 sample_bytes() {
 	sample "$1" "$2" "$3" "pg_total_relation_size(bench.key_table('$3'))::double precision / $4"
 }
 
-# settle brings the server to the same state before every measurement: the
-# sessions before have left, and with them their statistics and dirty pages.
+# settle brings the server to the same state before every measurement: earlier sessions
+# have ended, their statistics are reported, and their dirty pages are written.
 settle() {
 	sql "CALL bench.wait_until_alone()" "CHECKPOINT"
 }
 
-# pgbench_quietly runs pgbench, and shows its complaints only if it fails.  What it
-# prints is kept for this shell, which may be one of several at the same time:
-# pgbench_quietly script option ...
+# pgbench_quietly runs pgbench, and shows its messages only if it fails. A file of this
+# shell, which can be one of several at the same time, keeps its output: pgbench_quietly
+# script option ...
 pgbench_quietly() {
 	local script=$1 output=$work/pgbench.$BASHPID
 	shift
@@ -112,9 +110,9 @@ pgbench_quietly() {
 	}
 }
 
-# measure_throughput runs operations in several sessions for some seconds, and
-# records it as a sample:
-# measure_throughput round figure contestant script clients option ...
+# measure_throughput runs operations in several sessions for some seconds, and records
+# the throughput as a sample: measure_throughput round figure contestant script clients
+# option ...
 measure_throughput() {
 	local round=$1 figure=$2 contestant=$3 script=$4 clients=$5 throughput output=$work/pgbench.$BASHPID
 	shift 5
@@ -128,8 +126,8 @@ measure_throughput() {
 	sample "$round" "$figure" "$contestant" "$throughput"
 }
 
-# restart_with restarts the server with other settings; one without a value becomes
-# what it was at first: restart_with name=value ... name= ...
+# restart_with restarts the server with other settings; a setting without a value is
+# reset to its first value: restart_with name=value ... name= ...
 restart_with() {
 	local setting statements=() data
 	for setting in "$@"; do

@@ -1,12 +1,11 @@
--- What all suites of test/bench share: samples, and what the report makes of
--- them.  A suite adds rows to bench.figure; its driver adds samples.
+-- The common parts of all suites of test/bench: samples, and their evaluation for the
+-- report. A suite adds rows to bench.figure; its driver adds samples.
 
 CREATE SCHEMA bench;
 
--- What is measured.  Contestants are compared with the one that the figure refers to,
--- in the same round, if there is one.
--- "above_floor": the contestant "floor" is what the work costs in any case, and
--- is subtracted from the others before they are compared.
+-- The measured figures. If a figure names a reference, contestants are compared with
+-- that one in the same round. "above_floor": the contestant "floor" measures the cost
+-- of the work alone, which is subtracted from the others before the comparison.
 CREATE TABLE bench.figure (
 	position integer GENERATED ALWAYS AS IDENTITY,
 	figure text PRIMARY KEY,
@@ -15,15 +14,15 @@ CREATE TABLE bench.figure (
 	above_floor boolean NOT NULL DEFAULT false,
 	contestants text[] NOT NULL,
 	reference text NOT NULL DEFAULT 'hand',
-	-- the most, or the least, that the extension's ratio to the reference is to be, or
-	-- its value where that is absolute
+	-- The maximum, or minimum, of the extension's ratio to the reference, or of its
+	-- value for an absolute figure.
 	target numeric,
 	aim numeric,
 	absolute boolean NOT NULL DEFAULT false,
 	at_least boolean NOT NULL DEFAULT false
 );
 
--- What was measured.  There may be several samples in a round.
+-- The samples. A round can have several.
 CREATE TABLE bench.sample (
 	round integer NOT NULL,
 	figure text NOT NULL REFERENCES bench.figure,
@@ -31,8 +30,8 @@ CREATE TABLE bench.sample (
 	value double precision NOT NULL
 );
 
--- What a backend had used up when a contestant's turn was over; the next mark is
--- the end of the next turn.
+-- The resources that a backend had used at the end of a contestant's turn; the next
+-- mark is at the end of the next turn.
 CREATE TABLE bench.mark (
 	position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	pid integer NOT NULL,
@@ -40,9 +39,9 @@ CREATE TABLE bench.mark (
 	cpu double precision NOT NULL
 );
 
--- The CPU time in microseconds, user and system, that the calling backend has
--- used.  The scheduler's own count is exact to the backend's last sleep, which
--- is when the client sent this query; without it, /proc/self/stat counts ticks.
+-- The CPU time in microseconds, user and system, of the calling backend. The
+-- scheduler's count is exact up to the backend's last sleep, which ended when the
+-- client sent this query; without it, /proc/self/stat counts ticks.
 CREATE FUNCTION bench.cpu() RETURNS double precision
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -52,7 +51,7 @@ BEGIN
 	IF precise IS NOT NULL THEN
 		RETURN split_part(precise, ' ', 1)::double precision / 1000;
 	END IF;
-	-- the name of the process may contain anything but ends at the last bracket
+	-- The name of the process can contain any character, and ends at the last bracket.
 	ticks := string_to_array(regexp_replace(pg_read_file('/proc/self/stat'), '^.*\) ', ''), ' ');
 	RETURN (ticks[12]::double precision + ticks[13]::double precision) * 10000;
 END $$;
@@ -63,8 +62,8 @@ BEGIN ATOMIC
 	INSERT INTO bench.mark (pid, turn, cpu) VALUES (pg_backend_pid(), p_turn, bench.cpu());
 END;
 
--- Turns the marks of one backend into samples, one for each turn, so that a
--- disturbance spoils one sample and not the round.
+-- Converts the marks of one backend into samples, one per turn, so that a disturbance
+-- affects one sample and not the round.
 CREATE PROCEDURE bench.sample_marks(
 	p_round integer, p_figure text, p_contestants text[], p_operations integer)
 LANGUAGE plpgsql AS $$
@@ -80,7 +79,7 @@ BEGIN
 	TRUNCATE bench.mark;
 END $$;
 
--- The key table of a contestant; every suite has both.
+-- The key table of a contestant; every suite has both tables.
 CREATE FUNCTION bench.key_table(p_contestant text) RETURNS regclass
 LANGUAGE sql STABLE
 RETURN (CASE p_contestant
@@ -88,8 +87,8 @@ RETURN (CASE p_contestant
 	WHEN 'idempotency' THEN 'idempotency.key'
 END)::text::regclass;
 
--- Waits until no other client is connected: a session counts in the statistics
--- what it has done at the latest when it leaves, which is after its client did.
+-- Waits until no other client is connected: a session reports its statistics at its end
+-- at the latest, which is after its client exited.
 CREATE PROCEDURE bench.wait_until_alone()
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -105,7 +104,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- The dead tuples of a table that has got p_rows rows since it was empty.
+-- The dead tuples of a table that got p_rows rows since it was empty.
 CREATE FUNCTION bench.dead_tuples(p_table regclass, p_rows bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -115,7 +114,7 @@ BEGIN
 	RETURN pg_stat_get_dead_tuples(p_table);
 END $$;
 
--- What should have been measured and was not.
+-- Missing measurements.
 CREATE FUNCTION bench.missing(p_rounds integer) RETURNS SETOF text
 LANGUAGE sql
 BEGIN ATOMIC
@@ -128,7 +127,7 @@ BEGIN ATOMIC
 		WHERE s.figure = f.figure AND s.contestant = c.contestant AND s.round = r.round);
 END;
 
--- The median of each round, with the floor's taken off where that is asked for.
+-- The median of each round, minus the floor if requested.
 CREATE VIEW bench.net AS
 	WITH median AS (
 		SELECT round, figure, contestant, percentile_cont(0.5) WITHIN GROUP (ORDER BY value) AS value
@@ -142,8 +141,8 @@ CREATE VIEW bench.net AS
 	LEFT JOIN median AS floor
 		ON floor.figure = m.figure AND floor.contestant = 'floor' AND floor.round = m.round;
 
--- The median of all rounds.  A ratio is the median of the ratios of each round,
--- so that a machine that is slow for a while is slow for both.
+-- The median of all rounds. A ratio is the median of the ratios of each round, so that
+-- a temporary slowdown of the machine affects both sides.
 CREATE VIEW bench.result AS
 	SELECT n.figure, n.contestant,
 		percentile_cont(0.5) WITHIN GROUP (ORDER BY n.value) AS value,
@@ -167,9 +166,9 @@ CREATE VIEW bench.csv AS
 	JOIN bench.result AS m ON m.figure = f.figure AND m.contestant = c.contestant
 	ORDER BY f.position, c.position;
 
--- One line a figure: what the contestants took, the extension's ratio to the reference,
--- the spread over the rounds of that or, where the figure is absolute, of its value, and
--- whether it is what it should be.
+-- One line per figure: the contestants' values, the extension's ratio to the reference,
+-- the spread over the rounds of the ratio or of the absolute value, and whether the
+-- target is met.
 CREATE VIEW bench.report AS
 	SELECT f.title AS "median", f.unit,
 		max(v.shown) FILTER (WHERE v.contestant = 'floor') AS floor,

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
 #
-# The suite keys: claim, complete and replay against the hand-written pattern
-# and against the business insert alone.  The contestants are in charge.sql, one
-# operation of theirs in keys-one.pgbench, ten in keys-ten.pgbench.
+# The suite keys: claim, complete and replay, compared with the hand-written pattern and
+# with the business insert alone. The contestants are in charge.sql, one operation in
+# keys-one.pgbench, ten in keys-ten.pgbench.
 
-messages=20 # of ten operations each, before it is the next contestant's turn
-turns=$(((operations + 10 * messages - 1) / (10 * messages))) # of each, in a round
-replays=$((operations * 2)) # by one function, before it is the next one's turn
+messages=20 # of ten operations each, in one turn of a contestant
+turns=$(((operations + 10 * messages - 1) / (10 * messages))) # of each contestant, in a round
+replays=$((operations * 2)) # in one turn of a function
 slices=4 # measurements of throughput of each contestant, in a round
 
-# measure_cpu measures new keys in one session, in which the contestants take turns.
+# measure_cpu measures new keys in one session, in which the contestants alternate.
 measure_cpu() {
 	local round=$1
 	empty_tables
@@ -19,8 +19,8 @@ measure_cpu() {
 	sample_marks "$round" cpu "$contestants" $((10 * messages))
 }
 
-# measure_disk lets each contestant charge the same new keys, and measures what
-# it writes and what is on disk afterwards.
+# measure_disk lets each contestant charge the same new keys, and measures its writes
+# and its size on disk afterwards.
 measure_disk() {
 	local round=$1 contestant position
 	empty_tables
@@ -44,8 +44,8 @@ measure_disk() {
 	done
 }
 
-# measure_replays adds a thousand keys to those of measure_disk, and measures how
-# they are answered again, in one session in which the functions take turns.
+# measure_replays adds one thousand keys to those of measure_disk, and measures their
+# replays, in one session in which the functions alternate.
 measure_replays() {
 	local round=$1 contestant turn functions=(select select_checked claim claim_checked) statements=()
 	for contestant in hand idempotency; do
@@ -55,7 +55,7 @@ measure_replays() {
 	sql "VACUUM ANALYZE bench.hand_key, idempotency.key"
 	settle
 
-	# a first, short call of each is not counted: it makes the plans
+	# A first, short call of each is not counted, because it plans the statements.
 	for turn in 0 1 2 3; do
 		statements+=("SELECT bench.replay_${functions[turn]}(bench.replay_keys(), 1000)")
 	done
@@ -67,7 +67,7 @@ measure_replays() {
 	sql "${statements[@]}" >/dev/null
 	sample_marks "$round" replay_all "${functions[*]}" "$replays"
 
-	# which of the four functions each figure compares
+	# The four functions that each figure compares.
 	sql "WITH compared (figure, contestant, function) AS (VALUES
 			('replay', 'hand', 'select'), ('replay', 'idempotency', 'claim'),
 			('replay_request', 'hand', 'select'), ('replay_request', 'idempotency', 'claim_checked'),

@@ -1,5 +1,4 @@
--- The suite keys: what it measures of the contestants of charge.sql, and how it
--- replays.
+-- The suite keys: its figures for the contestants of charge.sql, and the replay loops.
 
 \ir charge.sql
 
@@ -9,7 +8,7 @@ INSERT INTO bench.figure (figure, title, unit, above_floor, contestants, target,
 	('dead', 'dead tuples in the key table', 'tuples', false, '{hand,idempotency}', 0, NULL, true),
 	('bytes', 'heap and index per key', 'bytes', false, '{hand,idempotency}', 0.7, NULL, false),
 	('bytes_packed', 'the same after VACUUM FULL', 'bytes', false, '{hand,idempotency}', NULL, NULL, false),
-	-- samples of the functions bench.replay_*, which the next three compare
+	-- samples of the functions bench.replay_*, which the next three figures compare
 	('replay_all', 'replay', 'us', false, '{}', NULL, NULL, false),
 	('replay', 'replay (hand: bare SELECT)', 'us', false, '{hand,idempotency}', 1.3, NULL, false),
 	('replay_request', 'replay, request given (hand: bare SELECT)', 'us', false, '{hand,idempotency}', 1.3, NULL, false),
@@ -17,10 +16,10 @@ INSERT INTO bench.figure (figure, title, unit, above_floor, contestants, target,
 	('throughput_2', 'throughput, 2 clients', 'per second', false, '{floor,hand,idempotency}', NULL, NULL, false),
 	('throughput_8', 'throughput, 8 clients', 'per second', false, '{floor,hand,idempotency}', NULL, NULL, false);
 
--- Replays: each loop reads the stored answers of p_keys again and again, until
--- it has read p_times.  All keys were charged for customer 1, amount 12.50.
+-- Replays: each loop reads the stored responses of p_keys repeatedly, until it has read
+-- p_times. All keys were charged for customer 1, amount 12.50.
 
--- The least that one can do: read the answer by primary key.
+-- The minimum: read the response by primary key.
 CREATE FUNCTION bench.replay_select(p_keys text[], p_times integer) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -32,7 +31,7 @@ BEGIN
 	RETURN body;
 END $$;
 
--- The same, with the check that the request is the same.
+-- The same, and compare the request.
 CREATE FUNCTION bench.replay_select_checked(p_keys text[], p_times integer) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -75,7 +74,7 @@ BEGIN
 	RETURN op.response;
 END $$;
 
--- Keys to be replayed: a thousand, in the shape of UUIDv7.
+-- Keys for replays: one thousand, in the format of UUIDv7.
 CREATE FUNCTION bench.replay_keys() RETURNS text[]
 LANGUAGE sql STABLE
 BEGIN ATOMIC

@@ -1,21 +1,21 @@
 # shellcheck shell=bash
 #
-# The suite leases: claim, renew and complete against the hand-written pattern of
-# an INSERT and two UPDATEs, and how soon a waiter learns that the owner is done.
+# The suite leases: claim, renew and complete, compared with the hand-written pattern of
+# an INSERT and two UPDATEs, and the latency until a waiting session gets the outcome.
 #
-#	WAITERS=512	how many waiters wait for an owner in one round, in eight sessions
+#	WAITERS=512     number of waiting sessions in one round, in eight connections
 
-messages=20 # of ten operations each, before it is the next contestant's turn
-turns=$(((operations + 10 * messages - 1) / (10 * messages))) # of each, in a round
+messages=20 # of ten operations each, in one turn of a contestant
+turns=$(((operations + 10 * messages - 1) / (10 * messages))) # of each contestant, in a round
 pairs=8 # of owners and waiters at the same time
 waiters=${WAITERS:-512}
-[[ $waiters =~ ^[1-9][0-9]{0,5}$ ]] || die "WAITERS is a positive number"
+[[ $waiters =~ ^[1-9][0-9]{0,5}$ ]] || die "WAITERS must be a positive number"
 trials=$(((waiters + pairs - 1) / pairs)) # of each pair, in a round
 
 settings=(idempotency.reaper_naptime=0)
 measured="of $operations operations, and of $((pairs * trials)) waiters"
 
-# empty_lease_tables empties the tables, and lets tokens begin at 1 again.
+# empty_lease_tables empties the tables, and restarts the tokens at 1.
 empty_lease_tables() {
 	empty_tables
 	sql "CALL bench.wait_until_alone()" "ALTER SEQUENCE idempotency.token RESTART" \
@@ -29,8 +29,8 @@ play_leases() {
 		-D i=0 -D token=0 -D only="$2" -D size="$messages" --random-seed="$3"
 }
 
-# measure_lease_cpu measures whole operations in one session, in which the
-# contestants take turns.
+# measure_lease_cpu measures whole operations in one session, in which the contestants
+# alternate.
 measure_lease_cpu() {
 	local round=$1
 	empty_lease_tables
@@ -39,8 +39,8 @@ measure_lease_cpu() {
 	sample_marks "$round" cpu "$contestants" $((10 * messages))
 }
 
-# measure_lease_disk lets each contestant do the same operations, and measures
-# what it writes and what is on disk afterwards.
+# measure_lease_disk lets each contestant do the same operations, and measures its
+# writes and its size on disk afterwards.
 measure_lease_disk() {
 	local round=$1 contestant position cycles=$((turns * messages * 10))
 	empty_lease_tables
@@ -59,8 +59,8 @@ measure_lease_disk() {
 	done
 }
 
-# measure_waiters lets pairs of an owner and a waiter run on a server with, or
-# without, the library preloaded: measure_waiters round figure preloaded-libraries
+# measure_waiters runs pairs of an owner and a waiting session on a server with or
+# without the preloaded library: measure_waiters round figure preloaded-libraries
 measure_waiters() {
 	local round=$1 figure=$2
 	restart_with "shared_preload_libraries=$3" track_commit_timestamp=on

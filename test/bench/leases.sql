@@ -1,6 +1,6 @@
--- The suite leases: an operation whose effect lies outside the database, in three
--- transactions: claim, renew, and complete together with the business insert.  The
--- floor is the business insert alone.
+-- The suite leases: an operation with an effect outside the database, in three
+-- transactions: claim, renew, and complete together with the business insert. The floor
+-- is the business insert alone.
 
 CREATE EXTENSION idempotency;
 
@@ -15,7 +15,7 @@ INSERT INTO bench.figure (figure, title, unit, above_floor, contestants, target,
 	('wake_polling', 'a waiter wakes up, polling: median', 'ms', false, '{idempotency}', NULL, true),
 	('wake_polling_p99', 'a waiter wakes up, polling: p99', 'ms', false, '{idempotency}', NULL, true);
 
--- The business table: what came of the call to the provider.
+-- The business table: the result of the call to the provider.
 CREATE TABLE bench.charge (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	customer integer NOT NULL,
@@ -34,10 +34,11 @@ BEGIN
 	RETURN body;
 END $$;
 
--- hand: an INSERT and two UPDATEs.  With care taken: one index finds abandoned
--- leases and, a day later, what may be deleted; completing leaves it alone; and the
--- owner makes the token, which so costs the server nothing.  It stores no request.  (The clock, not
--- now(): that is the same for all transactions of one message.)
+-- hand: an INSERT and two UPDATEs, written carefully. One index finds abandoned leases
+-- and, a day later, rows to delete; completing does not change that index. The owner
+-- makes the token, which costs the server nothing. It stores no request. It uses
+-- clock_timestamp() instead of now(), which is the same for all transactions of one
+-- message.
 CREATE TABLE bench.hand_key (
 	key text PRIMARY KEY,
 	request_hash text NOT NULL,
@@ -114,15 +115,15 @@ BEGIN
 	RETURN idempotency.complete('charge.create', p_key, body, 201, token => p_token);
 END $$;
 
--- The share of the updates of a contestant's table that were heap-only, in percent.
--- A table that is not updated at all has no share.
+-- The percentage of HOT updates among the updates of a contestant's table. A table
+-- without updates has none.
 CREATE FUNCTION bench.hot_share(p_table regclass) RETURNS double precision
 LANGUAGE sql STABLE
 RETURN 100.0 * pg_stat_get_tuples_hot_updated(p_table) / nullif(pg_stat_get_tuples_updated(p_table), 0);
 
 -- ---------------------------------------------------------------------------
--- Waiters: each waits for one owner, who works until he sees that he is awaited,
--- and then for a while.
+-- Waiting sessions: each waits for one owner, which starts its work when the session
+-- waits.
 -- ---------------------------------------------------------------------------
 
 CREATE TABLE bench.waiting (
@@ -131,7 +132,7 @@ CREATE TABLE bench.waiting (
 	returned_at timestamptz
 );
 
--- Returns when the key is leased.
+-- Returns when the key has a lease.
 CREATE PROCEDURE bench.await_owner(p_key text)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -139,14 +140,14 @@ DECLARE
 BEGIN
 	WHILE (idempotency.peek('wake', p_key)).outcome IS DISTINCT FROM 'in_progress' LOOP
 		IF clock_timestamp() > deadline THEN
-			RAISE 'nobody claims %', p_key;
+			RAISE 'no session claims %', p_key;
 		END IF;
 		COMMIT;
 		PERFORM pg_sleep(0.001);
 	END LOOP;
 END $$;
 
--- Returns when somebody is about to wait for the key.
+-- Returns when a session is about to wait for the key.
 CREATE PROCEDURE bench.await_waiter(p_key text)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -154,14 +155,14 @@ DECLARE
 BEGIN
 	WHILE NOT EXISTS (SELECT FROM bench.waiting WHERE key = p_key) LOOP
 		IF clock_timestamp() > deadline THEN
-			RAISE 'nobody waits for %', p_key;
+			RAISE 'no session waits for %', p_key;
 		END IF;
 		COMMIT;
 		PERFORM pg_sleep(0.001);
 	END LOOP;
 END $$;
 
--- Waits for the owner of the key, and notes when that returned.
+-- Waits for the owner of the key, and records the time when the wait ended.
 CREATE FUNCTION bench.wait_for(p_key text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -171,9 +172,9 @@ BEGIN
 	UPDATE bench.waiting SET returned_at = clock_timestamp() WHERE key = p_key;
 END $$;
 
--- Turns what the waiters noted into samples: from the owner's commit, whose time
--- the server keeps with track_commit_timestamp, to the waiter's return, both by
--- the server's clock.  Each waiter counts, in milliseconds.
+-- Converts the records of the waiting sessions into samples, in milliseconds: from the
+-- owner's commit, whose time the server stores with track_commit_timestamp, to the end
+-- of the wait, both by the server's clock. Each waiting session counts.
 CREATE PROCEDURE bench.sample_waiters(p_round integer, p_figure text, p_waiters bigint)
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,30 +1,30 @@
 # shellcheck shell=bash
 #
-# The suite outbox: publishing an event, and draining the outbox, against the table
-# with a status column that one would write by hand, and against PgQ.
+# The suite outbox: publishing an event and draining the outbox, compared with a
+# hand-written table with a status column, and with PgQ.
 #
-#	BACKLOG=200000	how many events are drained while a transaction is held open
-#	EVENTS=100	how many events are published one by one for the latency
+#	BACKLOG=200000  number of events that are drained while a transaction is open
+#	EVENTS=100      number of events that are published one by one for the latency
 #
-# pgqd does not run: the driver calls pgq.ticker() itself, and counts for PgQ neither
-# its CPU nor its WAL (see bench.fill).
+# pgqd does not run: the driver calls pgq.ticker() itself, and counts neither its CPU
+# nor its WAL for PgQ (see bench.fill).
 
 backlog=${BACKLOG:-200000}
 events=${EVENTS:-100}
-[[ $backlog =~ ^[1-9][0-9]{0,5}000$ ]] || die "BACKLOG is a number of thousands"
-[[ $events =~ ^[1-9][0-9]{0,4}$ ]] || die "EVENTS is a positive number"
+[[ $backlog =~ ^[1-9][0-9]{0,5}000$ ]] || die "BACKLOG must be a multiple of 1000"
+[[ $events =~ ^[1-9][0-9]{0,4}$ ]] || die "EVENTS must be a positive number"
 
 contestants="floor hand idempotency pgq" # in the order of their numbers
 outboxes="hand idempotency pgq"
-messages=20 # of ten orders each, before it is the next contestant's turn
-turns=$(((operations + 10 * messages - 1) / (10 * messages))) # of each, in a round
-steady_rate=200 # events per second, for the latency of a steady flow
+messages=20 # of ten orders each, in one turn of a contestant
+turns=$(((operations + 10 * messages - 1) / (10 * messages))) # of each contestant, in a round
+steady_rate=200 # events per second, for the latency under steady load
 steady_seconds=5
 
 settings=(shared_preload_libraries=idempotency idempotency.reaper_naptime=0)
 measured="of $operations events, $backlog with a transaction held open, and $events one by one"
 
-# measure_publish measures orders in one session, in which the contestants take turns.
+# measure_publish measures orders in one session, in which the contestants alternate.
 measure_publish() {
 	local round=$1
 	sql "CALL bench.empty_outboxes()"
@@ -34,8 +34,8 @@ measure_publish() {
 	sql "CALL bench.sample_turns($round, 'publish', string_to_array('$contestants', ' '), $((10 * messages)))"
 }
 
-# fill_outboxes fills the contestants' outboxes anew.  They are analyzed, as autovacuum
-# would have done: PgQ's queries depend on it.
+# fill_outboxes refills the contestants' outboxes and analyzes them, as autovacuum
+# would: PgQ's queries depend on it.
 fill_outboxes() {
 	local each=$1 batch=$2 contestant
 	shift 2
@@ -45,14 +45,15 @@ fill_outboxes() {
 	sql "ANALYZE"
 }
 
-# drain plays outbox-drain.pgbench: drain batches batch-size batches-in-a-turn only warm
+# drain runs outbox-drain.pgbench: drain batches batch-size batches-in-a-turn only warm
 drain() {
 	pgbench_quietly "$bench/outbox-drain.pgbench" -c 1 -t "$1" \
 		-D i=0 -D events="$2" -D size="$3" -D only="$4" -D warm="$5"
 }
 
-# measure_drain measures draining in batches of some size, in one session in which the
-# contestants take turns of as many events: measure_drain round figure batch turn
+# measure_drain measures draining in batches of one size, in one session in which the
+# contestants alternate after the same number of events: measure_drain round figure
+# batch turn
 measure_drain() {
 	local round=$1 figure=$2 batch=$3 turn=$4 each contestant died=()
 	each=$(((operations + turn - 1) / turn * turn))
@@ -79,8 +80,8 @@ measure_drain() {
 	done
 }
 
-# hold begins a transaction in a session of its own, with these statements, and leaves
-# it open; let_go commits it.
+# hold begins a transaction in a separate session with these statements, and leaves it
+# open; commit_held commits it.
 hold() {
 	local deadline=$((SECONDS + 30))
 	mkfifo "$work/holder"
@@ -92,26 +93,26 @@ hold() {
 			AND coalesce(backend_xmin, backend_xid) IS NOT NULL")" = "idle in transaction" ]; do
 		kill -0 "$holder" && [ "$SECONDS" -lt "$deadline" ] || {
 			cat "$work/holder.output" >&2
-			die "the transaction to be held open did not begin"
+			die "the transaction did not begin"
 		}
 		sleep 0.05
 	done
 }
-let_go() {
+commit_held() {
 	printf 'COMMIT;\n' >&"$holding"
 	exec {holding}>&-
 	wait "$holder" || {
 		cat "$work/holder.output" >&2
-		die "the transaction that was held open did not commit"
+		die "the transaction did not commit"
 	}
 	rm "$work/holder"
 }
 
 # measure_held measures how fast a contestant drains the first and the last fifth of a
-# long backlog, while a transaction is open that began before the backlog.  If that has
-# published an event, it is the next to be delivered once it has committed.
+# long backlog, while a transaction is open that began before the backlog. If that
+# transaction published an event, the event is delivered next after the commit.
 #
-# Some batches before the first fifth are not counted: they make the plans.
+# Some batches before the first fifth are not counted, because they plan the statements.
 measure_held() {
 	local round=$1 figure=$2 contestant=$3 late=0 warm=20
 	sql "CALL bench.empty_outboxes()"
@@ -130,12 +131,12 @@ measure_held() {
 	drain $((backlog / 100 + warm)) 100 $((backlog / 500)) "$(turn_of "$contestant")" "$warm"
 	sql "CALL bench.sample_fifths($round, '$figure', '$contestant', $((backlog / 5)))" \
 		"CALL bench.check_rest('$contestant', 0)"
-	let_go
+	commit_held
 	sql "CALL bench.check_rest('$contestant', $late)"
 }
 
-# measure_latency measures how soon after its commit an event comes to a consumer who
-# waits in fetch, and to a worker: when nobody had been at work, and in a steady flow.
+# measure_latency measures the time from a commit until the event reaches a consumer
+# that waits in fetch, and a worker: after an idle period, and under steady load.
 measure_latency() {
 	local round=$1 flow=$((steady_rate * steady_seconds / 2)) consumer
 	restart_with track_commit_timestamp=on

@@ -1,8 +1,8 @@
--- The suite outbox: an order whose transaction publishes an event of some 200 bytes,
--- and the consumer who drains them.  Four contestants: the order alone (floor), the
--- outbox that one would write by hand, idempotency.publish and fetch, and PgQ.  They
--- do the same work in one function, and answer with the same JSON, which is the
--- event's payload.  Their numbers, 0 to 3, are those of the scripts that pgbench plays.
+-- The suite outbox: an order whose transaction publishes an event of about 200 bytes,
+-- and the consumer that drains the events. Four contestants: the order alone (floor), a
+-- hand-written outbox, idempotency.publish and fetch, and PgQ. Each does the same work
+-- in one function, and returns the same JSON, which is the payload of the event. Their
+-- numbers, 0 to 3, are those in the pgbench scripts.
 
 CREATE EXTENSION idempotency;
 CREATE EXTENSION pgq;
@@ -47,7 +47,7 @@ CREATE TABLE bench.purchase (
 	created_at timestamptz NOT NULL DEFAULT now()
 );
 
--- What the API answers, and the event's payload.
+-- The response of the API, and the payload of the event.
 CREATE FUNCTION bench.body(p_purchase bench.purchase) RETURNS json
 LANGUAGE sql STABLE
 RETURN json_build_object(
@@ -56,7 +56,7 @@ RETURN json_build_object(
 	'sku', p_purchase.sku, 'quantity', p_purchase.quantity, 'price', p_purchase.price,
 	'country', 'DE', 'created_at', p_purchase.created_at);
 
--- floor: the order, and no event.
+-- floor: the order without an event.
 CREATE FUNCTION bench.order_0(p_customer integer, p_sku text, p_quantity integer, p_price numeric) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -69,8 +69,8 @@ BEGIN
 	RETURN body;
 END $$;
 
--- hand: a table with a status, and an index on what is pending, so that what is done
--- costs the consumer nothing once VACUUM has been there.
+-- hand: a table with a status, and an index on pending rows, so that finished rows cost
+-- the consumer nothing after VACUUM.
 CREATE TABLE bench.hand_outbox (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	topic text NOT NULL,
@@ -97,8 +97,7 @@ BEGIN
 	RETURN body;
 END $$;
 
--- idempotency: (an assignment, which costs PL/pgSQL less than a PERFORM, for this and
--- for the next)
+-- idempotency. An assignment costs PL/pgSQL less than a PERFORM; the same for pgq.
 CREATE FUNCTION bench.order_2(p_customer integer, p_sku text, p_quantity integer, p_price numeric) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -134,8 +133,8 @@ END $$;
 -- Draining
 -- ---------------------------------------------------------------------------
 
--- Empties the contestants' outboxes, each with one consumer who has read all.  PgQ
--- ticks when it is told to: see bench.fill.
+-- Empties the contestants' outboxes; each has one consumer, which has read all events.
+-- PgQ ticks only on request: see bench.fill.
 CREATE PROCEDURE bench.empty_outboxes()
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -153,13 +152,13 @@ BEGIN
 	PERFORM pgq.register_consumer('outbox', 'bench');
 END $$;
 
--- Publishes so many events of a contestant, each in a transaction of its own.
+-- Publishes that many events of a contestant, each in its own transaction.
 --
--- PgQ delivers from tick to tick, and pgqd ticks once a second.  Here the publisher
--- makes a tick (pgq.ticker()) after each so many events, so that a batch of PgQ's is as large as
--- the others', however fast this machine is; at 500, which is PgQ's own default for
--- the events of a batch, it is what pgqd would do, if it looked often enough.
--- Nobody counts what the ticks cost, which is in PgQ's favour.
+-- PgQ delivers from tick to tick, and pgqd ticks once a second. Here the publisher
+-- makes a tick (pgq.ticker()) after each that many events, so that PgQ's batches are as
+-- large as the others', however fast the machine is. With 500, PgQ's default number of
+-- events per batch, pgqd would do the same if it polled often enough. The cost of the
+-- ticks is not counted, which favours PgQ.
 CREATE PROCEDURE bench.fill(p_contestant text, p_events integer, p_batch integer)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -179,7 +178,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Drains what is left of a contestant's outbox, and tells how many events it was.
+-- Drains the remaining events of a contestant's outbox, and returns their number.
 CREATE FUNCTION bench.drain_rest(p_contestant text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -198,7 +197,7 @@ BEGIN
 			rest := rest + events;
 		END LOOP;
 	ELSE
-		-- it would not tick for an event whose number is old
+		-- The ticker would not tick for an event with an old number.
 		PERFORM pgq.force_tick('outbox'), pgq.ticker('outbox');
 		LOOP
 			taken := pgq.next_batch('outbox', 'bench');
@@ -210,7 +209,7 @@ BEGIN
 	RETURN rest;
 END $$;
 
--- Raises an error unless exactly so many events are left.
+-- Raises an error unless exactly that many events are left.
 CREATE PROCEDURE bench.check_rest(p_contestant text, p_events bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -221,8 +220,8 @@ BEGIN
 	END IF;
 END $$;
 
--- The row versions in a contestant's tables that have died so far: what VACUUM, or a
--- reader on his way, has had to take away is counted too.
+-- The number of dead row versions in a contestant's tables so far, including those that
+-- VACUUM or page pruning already removed.
 CREATE FUNCTION bench.died(p_contestant text) RETURNS bigint
 LANGUAGE sql STABLE
 RETURN (
@@ -234,11 +233,11 @@ RETURN (
 	END);
 
 -- ---------------------------------------------------------------------------
--- What a turn takes
+-- Resources of a turn
 -- ---------------------------------------------------------------------------
 
--- What a backend had used up when a turn was over.  The first mark is the beginning,
--- and belongs to nobody.
+-- The resources that a backend had used at the end of a turn. The first mark is the
+-- start, and belongs to no turn.
 CREATE UNLOGGED TABLE bench.turn (
 	position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	pid integer NOT NULL,
@@ -255,7 +254,7 @@ BEGIN ATOMIC
 	VALUES (pg_backend_pid(), p_turn, bench.cpu(), pg_current_wal_insert_lsn(), clock_timestamp());
 END;
 
--- What each turn took for an event.
+-- The resources per event of each turn.
 CREATE FUNCTION bench.turns(p_events integer) RETURNS TABLE (number bigint, turn integer,
 	cpu double precision, wal double precision, rate double precision)
 LANGUAGE plpgsql AS $$
@@ -275,8 +274,8 @@ BEGIN
 	OFFSET 1;
 END $$;
 
--- Turns them into samples of the figures x_cpu, x_wal and x_rate, as far as there
--- are such figures.
+-- Converts the marks into samples of the figures x_cpu, x_wal and x_rate, if such
+-- figures exist.
 CREATE PROCEDURE bench.sample_turns(p_round integer, p_figure text, p_contestants text[], p_events integer)
 LANGUAGE sql
 BEGIN ATOMIC
@@ -288,7 +287,7 @@ BEGIN ATOMIC
 	DELETE FROM bench.turn;
 END;
 
--- Turns the five turns of one contestant into samples of x_first, x_last, x_flat and
+-- Converts the five turns of one contestant into samples of x_first, x_last, x_flat and
 -- x_cpu.
 CREATE PROCEDURE bench.sample_fifths(p_round integer, p_figure text, p_contestant text, p_events integer)
 LANGUAGE plpgsql AS $$
@@ -313,7 +312,7 @@ END $$;
 -- Latency
 -- ---------------------------------------------------------------------------
 
--- Workers serve as the owner of the subscription, who is no superuser.
+-- Workers run as the owner of the subscription, which is not a superuser.
 CREATE ROLE bench_consumer LOGIN;
 DO $$ BEGIN
 	PERFORM idempotency.grant_consumer('bench_consumer');
@@ -333,7 +332,7 @@ BEGIN ATOMIC
 	INSERT INTO bench.handled VALUES ((p_event).id, clock_timestamp());
 END;
 
--- Fetches, waiting for them, and acknowledges so many events.
+-- Fetches that many events, waiting for them, and acknowledges them.
 CREATE PROCEDURE bench.consume(p_events bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -350,7 +349,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Waits until no worker serves the subscription any more, and a moment longer.
+-- Waits until no worker runs for the subscription, and a moment longer.
 CREATE PROCEDURE bench.await_idle()
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -366,7 +365,7 @@ BEGIN
 	PERFORM pg_sleep(0.05 + random() / 10);
 END $$;
 
--- Waits until so many events have been handled.
+-- Waits until that many events have been handled.
 CREATE PROCEDURE bench.await_handled(p_events bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -381,9 +380,9 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Turns what the handler noted into samples: from the publisher's commit, whose time
--- the server keeps with track_commit_timestamp, to the handler's first statement, both
--- by the server's clock.  Each event counts, in milliseconds.
+-- Converts the records of the handler into samples, in milliseconds: from the
+-- publisher's commit, whose time the server stores with track_commit_timestamp, to the
+-- handler's first statement, both by the server's clock. Each event counts.
 CREATE PROCEDURE bench.sample_handled(p_round integer, p_figure text, p_events bigint)
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,17 +1,17 @@
 # shellcheck shell=bash
 #
-# The suite reaper: what it takes to remove expired keys, what claims notice of it,
-# and how large the table stays.  Beside it, DELETE by an index on expires_at.
+# The suite reaper: the cost of deleting expired keys, its effect on the latency of
+# claims, and the size of the table. The reference is DELETE by an index on expires_at.
 #
-#	EXPIRED=1000000	how many keys have expired when they are reaped
-#	RATE=2000	claims per second whose latency is measured, and whose table grows
-#	PERIOD=10	a period of retention, in seconds; there are nine and ROUNDS of them
+#	EXPIRED=1000000 number of expired keys when reaping starts
+#	RATE=2000       claims per second for latency and table size
+#	PERIOD=10       a retention period in seconds; there are nine and ROUNDS of them
 
 expired=${EXPIRED:-1000000}
 rate=${RATE:-2000}
 period=${PERIOD:-10}
 for number in "$expired" "$rate" "$period"; do
-	[[ $number =~ ^[1-9][0-9]{0,7}$ ]] || die "EXPIRED, RATE and PERIOD are positive numbers"
+	[[ $number =~ ^[1-9][0-9]{0,7}$ ]] || die "EXPIRED, RATE and PERIOD must be positive numbers"
 done
 latency_seconds=6 # of claims, with and without the reaper, in a round
 
@@ -21,8 +21,8 @@ settings=(
 )
 measured="of $expired expired keys, and $((9 + rounds)) periods of $((rate * period)) claims"
 
-# fill fills the key table of a contestant anew with expired and some live keys;
-# nobody has reaped it yet: fill contestant live
+# fill refills the key table of a contestant with expired and some live keys, before any
+# reaping: fill contestant live
 fill() {
 	empty_tables
 	sql "DELETE FROM idempotency.reaper" "CALL bench.fill('$1', $2)" \
@@ -30,14 +30,14 @@ fill() {
 	settle
 }
 
-# worker lets the worker of the preloaded library come every so often, or not at
-# all: worker naptime
+# worker sets the interval of the preloaded library's worker, or stops it: worker
+# naptime
 worker() {
 	sql "ALTER SYSTEM SET idempotency.reaper_naptime = '$1'" "SELECT pg_reload_conf()" >/dev/null
 }
 
-# reaping prints the statements with which somebody removes what has expired, one
-# a line: reaping by, which is hand, reap or worker
+# reaping prints the statements that delete expired rows, one per line: reaping by,
+# which is hand, reap or worker
 reaping() {
 	case $1 in
 	hand) echo "DELETE FROM bench.hand_key WHERE expires_at < now()" ;;
@@ -50,8 +50,8 @@ reaping() {
 	esac
 }
 
-# measure_reaping measures one way of reaping, and VACUUM afterwards.  The figures of
-# hand are compared with those of both ways of ours.
+# measure_reaping measures one way of reaping, and the VACUUM afterwards. The figures of
+# hand are compared with both ways of the extension.
 measure_reaping() {
 	local round=$1 by=$2 contestant=$3 statements table
 	table=$(sql "SELECT bench.key_table('$contestant')")
@@ -67,22 +67,22 @@ measure_reaping() {
 		FROM bench.sample WHERE round = $round AND contestant = 'hand' AND figure LIKE 'reap%'"
 }
 
-# play_claims makes claims at a steady rate, and logs how long each took:
-# play_claims contestant seconds seed
+# play_claims makes claims at a steady rate, and logs the latency of each: play_claims
+# contestant seconds seed
 play_claims() {
 	rm -f "$work"/log.*
 	pgbench_quietly "$bench/keys-one.pgbench" -c 4 -T "$2" -R "$rate" --log --log-prefix="$work/log" \
 		-D i=0 -D turn="$(turn_of "$1")" --random-seed="$3"
 }
 
-# load_latencies reads that log.  What counts is the time since the claim was sent.
+# load_latencies reads that log. The latency starts when the claim is sent.
 load_latencies() {
 	sql "TRUNCATE bench.latency"
 	awk '{ printf "%d.%06d\t%d\n", $5, $6, $3 - $7 }' "$work"/log.* | sql "COPY bench.latency FROM STDIN"
 }
 
-# measure_latency measures claims at a steady rate, first alone and then while what
-# has expired is removed.
+# measure_latency measures claims at a steady rate, first alone and then while expired
+# rows are deleted.
 measure_latency() {
 	local round=$1 contestant=$2 statements claims
 	mapfile -t statements < <(reaping "${contestant/idempotency/worker}")
@@ -107,8 +107,8 @@ measure_latency() {
 			AND beside.figure = 'beside' AND alone.figure = 'alone'"
 }
 
-# measure_sizes lets claims come at a steady rate for some periods of retention, with
-# autovacuum.  The hand-written table is emptied ten times in a period.
+# measure_sizes makes claims for some retention periods, with autovacuum. The
+# hand-written table is reaped ten times per period.
 measure_sizes() {
 	local contestant number pid pids=() periods=$((9 + rounds)) began
 	empty_tables
@@ -136,7 +136,7 @@ measure_sizes() {
 	sql "CALL bench.sample_sizes($rounds)"
 }
 
-# sleep_until sleeps until that many nanoseconds of the epoch have passed.
+# sleep_until sleeps until that time, in nanoseconds since the epoch.
 sleep_until() {
 	local rest=$(($1 - $(date +%s%N)))
 	[ "$rest" -le 0 ] || sleep "$(printf '%d.%09d' $((rest / 1000000000)) $((rest % 1000000000)))"

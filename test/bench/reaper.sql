@@ -1,6 +1,6 @@
--- The suite reaper: a table full of expired keys, and who empties it.  The
--- contestants are those of charge.sql; the hand-written one deletes by its index
--- on expires_at.
+-- The suite reaper: a table full of expired keys, and the ways to empty it. The
+-- contestants are those of charge.sql; the hand-written one deletes by its index on
+-- expires_at.
 
 \ir charge.sql
 
@@ -20,8 +20,8 @@ INSERT INTO bench.figure (figure, title, unit, contestants, target, absolute) VA
 -- Tables full of keys
 -- ---------------------------------------------------------------------------
 
--- So many expired keys, and as many live ones behind them, in the order of their
--- expiry, as rows of both tables.
+-- That many expired keys, followed by as many live ones in the order of their expiry,
+-- as rows of both tables.
 CREATE UNLOGGED TABLE bench.full AS
 SELECT n, idempotency.uuidv7()::text AS key, sha256(n::text::bytea) AS fingerprint,
 	json_build_object('id', n, 'status', 'created') AS response,
@@ -31,7 +31,7 @@ SELECT n, idempotency.uuidv7()::text AS key, sha256(n::text::bytea) AS fingerpri
 		ELSE interval '12 hours' END AS expires_at
 FROM generate_series(1, 2 * current_setting('bench.expired')::integer) AS n;
 
--- Fills the key table of a contestant with the expired keys, and so many live ones.
+-- Fills the key table of a contestant with the expired keys, and that many live ones.
 CREATE PROCEDURE bench.fill(p_contestant text, p_live integer)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -48,7 +48,7 @@ BEGIN
 	END IF;
 END $$;
 
--- Raises an error unless nothing expired is left, and all live keys are.
+-- Raises an error unless all expired keys are gone and all live keys remain.
 CREATE PROCEDURE bench.check_reaped(p_contestant text, p_live integer)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -63,10 +63,10 @@ BEGIN
 END $$;
 
 -- ---------------------------------------------------------------------------
--- What it takes
+-- Resources
 -- ---------------------------------------------------------------------------
 
--- The CPU time in microseconds of all processes of the server that have ended.
+-- The CPU time in microseconds of all server processes that have ended.
 CREATE FUNCTION bench.ended_cpu() RETURNS double precision
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -84,8 +84,8 @@ CREATE TABLE bench.lap (
 	ended_at timestamptz
 );
 
--- What this backend, and workers that have ended, have used up.  The scheduler's
--- count is exact to the last sleep.
+-- The resources that this backend, and workers that have ended, have used. The
+-- scheduler's count is exact up to the last sleep.
 CREATE FUNCTION bench.used_cpu() RETURNS double precision
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -100,8 +100,8 @@ BEGIN ATOMIC
 	INSERT INTO bench.lap VALUES (bench.used_cpu(), pg_current_wal_insert_lsn(), clock_timestamp(), NULL);
 END;
 
--- Waits until the sessions before have ended, which takes them a moment after they
--- were seen last.
+-- Waits until the earlier sessions have ended, which can be a moment after they
+-- disappear from pg_stat_activity.
 CREATE PROCEDURE bench.await_ended()
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -121,7 +121,7 @@ BEGIN ATOMIC
 	UPDATE bench.lap SET ended_at = clock_timestamp();
 END;
 
--- Turns a lap that ends now into samples of the figures by_cpu, by_wal and by_time.
+-- Converts a lap that ends now into samples of the figures by_cpu, by_wal and by_time.
 CREATE PROCEDURE bench.sample_lap(p_round integer, p_by text, p_contestant text, p_keys integer)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -135,7 +135,7 @@ BEGIN
 			('_time', extract(epoch FROM ended_at - began_at)::double precision)) AS v (part, value);
 END $$;
 
--- Calls reap() until there is nothing more to reap, each call a transaction.
+-- Calls reap() until no expired row is left, each call in its own transaction.
 CREATE PROCEDURE bench.reap_all()
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -149,7 +149,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Waits until the worker has reaped so many keys, and left.
+-- Waits until the worker has deleted that many keys, and exited.
 CREATE PROCEDURE bench.await_worker(p_keys integer)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -173,7 +173,7 @@ END $$;
 -- Latency and size
 -- ---------------------------------------------------------------------------
 
--- What pgbench has logged of one run.
+-- The log of pgbench for one run.
 CREATE TABLE bench.latency (
 	ended_at double precision NOT NULL,
 	us double precision NOT NULL
@@ -196,7 +196,7 @@ BEGIN ATOMIC
 	WHERE latency.ended_at BETWEEN extract(epoch FROM lap.began_at) AND extract(epoch FROM lap.ended_at);
 END;
 
--- How large the key tables were at the end of each retention period.
+-- The sizes of the key tables at the end of each retention period.
 CREATE TABLE bench.size (
 	period integer NOT NULL,
 	contestant text NOT NULL,
@@ -204,7 +204,8 @@ CREATE TABLE bench.size (
 	PRIMARY KEY (period, contestant)
 );
 
--- The first period has seen nothing expire, so that its end has one period's rows.
+-- No key expires in the first period, so at its end the table has the rows of one
+-- period.
 CREATE PROCEDURE bench.sample_sizes(p_rounds integer)
 LANGUAGE sql
 BEGIN ATOMIC

@@ -1,27 +1,27 @@
 # shellcheck shell=bash
 #
-# The suite scale: what a charge costs when many keys are stored already, for keys
-# in the order of time (UUIDv7) and at random (v4), right after a checkpoint, when the
-# first change of a page writes the whole page to WAL.  The plot docs/scale.svg is
-# drawn from what it leaves in results/scale.csv.
+# The suite scale: the cost of a charge when many keys are stored already, for keys in
+# order of time (UUIDv7) and random keys (v4), right after a checkpoint, when the first
+# change of a page writes the whole page to WAL. docs/scale.svg is drawn from
+# results/scale.csv.
 #
-#	SIZES="100000 1000000 10000000"	how many keys are stored, in this order
-#	CHARGES=2000	how many charges are measured after a checkpoint
+#	SIZES="100000 1000000 10000000" numbers of stored keys, in this order
+#	CHARGES=2000    number of charges that are measured after a checkpoint
 #
-# With ten million keys it takes about ten minutes, 20 GB of disk, and memory
-# for 6 GB of shared buffers.
+# With ten million keys the suite takes about ten minutes, 20 GB of disk, and memory for
+# 6 GB of shared buffers.
 
 sizes=${SIZES:-100000 1000000 10000000}
 charges=${CHARGES:-2000}
-[[ "$charges $sizes" =~ ^[1-9][0-9]{0,7}(\ [1-9][0-9]{0,8})+$ ]] || die "SIZES and CHARGES are positive numbers"
+[[ "$charges $sizes" =~ ^[1-9][0-9]{0,7}(\ [1-9][0-9]{0,8})+$ ]] || die "SIZES and CHARGES must be positive numbers"
 
-# Reading pages from disk is not what is compared: the tables are to fit in memory.
+# The tables must fit in memory, because the suite does not measure reads from disk.
 memory=$(awk '/^MemTotal:/ { print int($2 / 1024) }' /proc/meminfo)
 settings=(full_page_writes=on shared_buffers=$((memory / 3))MB "bench.sizes=$sizes")
 measured="of $charges charges after a checkpoint"
 
-# measure_charges measures one contestant in a session of its own.  The charges
-# before the checkpoint make the plans.
+# measure_charges measures one contestant in its own session. The charges before the
+# checkpoint plan the statements.
 measure_charges() {
 	local round=$1 contestant=$2 kind=$3 stored=$4
 	sql "CALL bench.charge('$contestant', bench.new_keys('$kind', 100))" \
@@ -51,5 +51,5 @@ run_scale() {
 	mkdir -p results
 	psql -X -q -v ON_ERROR_STOP=1 -c "COPY (TABLE bench.scale) TO STDOUT (FORMAT csv, HEADER)" >results/scale.csv
 	gnuplot -e "data = 'results/scale.csv'; picture = 'results/scale.svg'" docs/scale.gnuplot
-	say "for the plot: results/scale.csv, results/scale.svg"
+	say "data and plot: results/scale.csv, results/scale.svg"
 }

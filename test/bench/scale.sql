@@ -1,10 +1,10 @@
--- The suite scale: what one charge of charge.sql costs when so many keys are
--- stored already, in the order of time (v7) or at random (v4), right after a
--- checkpoint.  The driver names the sizes in the setting bench.sizes.
+-- The suite scale: the cost of one charge of charge.sql with that many stored keys, in
+-- order of time (v7) or random (v4), right after a checkpoint. The driver passes the
+-- sizes in the setting bench.sizes.
 
 \ir charge.sql
 
--- How many keys are stored when a figure is measured.
+-- The number of stored keys for each figure.
 CREATE TABLE bench.measured (
 	figure text NOT NULL,
 	part text NOT NULL,
@@ -36,8 +36,8 @@ CREATE FUNCTION bench.new_keys(p_kind text, p_keys integer) RETURNS text[]
 LANGUAGE sql
 RETURN (SELECT array_agg(bench.new_key(p_kind)) FROM generate_series(1, p_keys));
 
--- Adds so many keys to the table of a contestant, as if each had been claimed when
--- it was its turn.
+-- Adds that many keys to the table of a contestant, as if each had been claimed at its
+-- time.
 CREATE PROCEDURE bench.add_keys(p_contestant text, p_kind text, p_keys bigint)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -56,7 +56,7 @@ BEGIN
 	END IF;
 END $$;
 
--- Makes the tables of both contestants so large, some keys at a time.
+-- Fills the tables of both contestants to that size, some keys at a time.
 CREATE PROCEDURE bench.grow(p_kind text, p_from integer, p_to integer)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -72,8 +72,8 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Makes new charges, each a transaction of its own.  The server itself makes them, in
--- a loop that all contestants have in common.
+-- Makes new charges, each in its own transaction. The server makes them in a loop that
+-- is the same for all contestants.
 CREATE PROCEDURE bench.charge(p_contestant text, p_keys text[])
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -91,8 +91,8 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Measures so many charges.  (It sleeps because the scheduler's count of CPU time is
--- exact to the last sleep.)
+-- Measures that many charges. It sleeps because the scheduler's count of CPU time is
+-- exact only up to the last sleep.
 CREATE PROCEDURE bench.measure(
 	p_round integer, p_contestant text, p_kind text, p_stored integer, p_charges integer)
 LANGUAGE plpgsql AS $$
@@ -121,7 +121,7 @@ BEGIN
 	END IF;
 END $$;
 
--- What the plot is drawn from.
+-- The data of the plot.
 CREATE VIEW bench.scale AS
 	SELECT m.kind, r.contestant, m.keys,
 		round(max(r.value) FILTER (WHERE m.part = 'wal')::numeric) AS wal_bytes,

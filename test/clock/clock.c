@@ -3,15 +3,15 @@
  * clock.c
  *	  Sets the clock of the processes that it is preloaded into.
  *
- * The file that CLOCK_FILE names holds two numbers of 64 bits, in seconds: by how
- * much the clock is off, and, unless that is zero, the time at which it stands
- * instead.  Whoever writes them in place sets the clock of all these processes at
- * once.  What measures how long something takes, CLOCK_MONOTONIC, goes on as it did.
+ * CLOCK_FILE names a file with two 64-bit numbers, in seconds: the offset of the clock
+ * and, unless it is zero, the time at which the clock is stopped. A write to that file
+ * sets the clock of all these processes at once. CLOCK_MONOTONIC, which measures
+ * durations, is unchanged.
  *
- * PostgreSQL asks for the time in the handlers of signals too.  So nothing is opened,
- * allocated or locked here once the process has begun, which cannot be said of
- * libfaketime: it reads a file with stdio, and a handler that interrupts malloc()
- * damages the heap there, or waits for a lock of its own process forever.
+ * PostgreSQL reads the time in signal handlers too. Therefore nothing is opened,
+ * allocated or locked here after process start. libfaketime does not ensure that: it
+ * reads a file with stdio. A handler that interrupts malloc() then corrupts the heap,
+ * or waits forever for a lock of its own process.
  *
  * Built by: cc -shared -fPIC -o clock.so clock.c
  *
@@ -38,7 +38,7 @@ typedef struct Clock
 static int (*real_clock_gettime)(clockid_t, struct timespec *) = NULL;
 static const volatile Clock *setting = NULL;
 
-/* Finds the function that ours stands before. */
+/* Finds the libc function that this library overrides. */
 static void
 find_real(void)
 {
@@ -46,8 +46,8 @@ find_real(void)
 }
 
 /*
- * Maps the file.  A process that cannot be given another clock ends, rather than run
- * with the right one.
+ * Maps the file. A process without a valid clock file exits instead of running with the
+ * true clock.
  */
 static void __attribute__((constructor)) set_up(void)
 {
@@ -68,7 +68,7 @@ static void __attribute__((constructor)) set_up(void)
 	setting = map;
 }
 
-/* Other libraries may ask before set_up() is called: the clock is right until then. */
+/* Other libraries can call this before set_up(); they get the true time. */
 int
 clock_gettime(clockid_t id, struct timespec *now)
 {

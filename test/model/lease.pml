@@ -1,101 +1,100 @@
 /*
  * lease.pml
- *	  A model of the lease protocol of one key, which spin checks exhaustively.
+ *	 A model of the lease protocol of one key, which spin checks exhaustively.
  *
- * Three workers want the same operation done.  Any number of faults happen, at
- * any step: workers crash, stall, lose answers, come back or do not; leases end
- * early and the clock goes back; the row is forgotten.  test/model/run has spin
- * look at every order of events that this allows.
+ * Three workers want the same operation. Any number of faults happen, at any
+ * step: workers crash, stall, lose replies, and continue or not; leases end
+ * early and the clock is set back; the row is deleted. test/model/run has spin
+ * search every order of these steps.
  *
  *
- * What stands for what
+ * What the model represents
  *
  * A Worker is a client and its backend, with one request for the key at a time.
- *	  Two retries of one client, the first of them still on its way, are two
- *	  workers.  Other keys have other rows and other locks, and do not meet this
- *	  one.  claim() stands for try_claim() and claim_abandoned() too, complete()
- *	  for fail().
+ *	 Two concurrent retries of one client are two workers. Other keys have other
+ *	 rows and other locks, and do not interact with this one. claim() includes
+ *	 try_claim() and claim_abandoned(), complete() includes fail().
  *
- * A transaction takes the key's lock, looks at the row, and commits, one step
- *	  each.  It changes the row in its last step, since nobody sees it before.  A
- *	  crash before that leaves nothing; after it the row stays, and only the
- *	  answer is lost.
+ * A transaction takes the key's lock, reads the row, and commits, one step each.
+ *	 It changes the row in its last step, because the change is invisible to
+ *	 others before. A crash before that step leaves nothing; after it the row
+ *	 stays, and only the reply is lost.
  *
- * FAULT marks where a worker may crash, be killed or cancelled, or be cut off.
- *	  It comes back with its token and goes on where it was (at "cut"), or has
- *	  forgotten all and begins again, or is gone for good (at "lost").  The locks
- *	  of a dead backend go some time after it.  To stall needs no mark: every
- *	  worker may stand still before every step.
+ * FAULT marks where a worker can crash, be killed or cancelled, or lose its
+ *	 connection. It continues with its token (at "cut"), restarts without any
+ *	 state, or is gone permanently (at "lost"). The locks of a dead backend are
+ *	 released some time later. Stalls need no mark: every worker can stop before
+ *	 every step.
  *
- * lock is the key's lock (keylock.c), exclusive, and kept until the transaction
- *	  ends.  Who waits for it in order to claim may give up (IK409) and retry.
+ * lock is the key's lock, exclusive, held until the transaction ends. A worker
+ *	 that waits for it in order to claim can time out (IK409) and retry.
  *
- * row, token, over and point are the key's row as committed (store.c); a look
- *	  is one under the latest snapshot.  A row "released" has no owner, and no
- *	  token is the current one, but it keeps its recovery point.  "over" is what
- *	  a look finds when it compares the clock with the lease's start and end.
- *	  World changes it at any moment and both ways, since clocks are set.
+ * row, token, over and point are the key's row as committed; each read uses the
+ *	 latest snapshot. A row "released" has no owner and no current token, but
+ *	 keeps its recovery point. "over" is the comparison of the clock with the
+ *	 lease's start and end. World changes it at any time in both directions,
+ *	 because clocks are set.
  *
- * mine is the token that a worker was given; 0 is none.  A new one comes from a
- *	  sequence, and is greater than any before.  renumber() keeps their order and
- *	  closes the gaps, so that a handful of numbers does for any number of claims.
+ * mine is the token of a worker; 0 is none. A new token comes from a sequence
+ *	 and is greater than all before. renumber() closes the gaps and keeps the
+ *	 order, so that a few numbers suffice for any number of claims.
  *
- * point is the recovery point: has the first of two steps been committed, with
- *	  checkpoint()?  "from" is what the owner was told of it at its claim.  The
- *	  second step commits with complete(), which also makes up for the first.
+ * point is the recovery point: whether the first of two steps was committed
+ *	 with checkpoint(). "from" is the recovery point that the claim returned. The
+ *	 second step commits with complete(), which also does a missing first step.
  *
  * effect counts the commits of the business writes that belong to complete(),
- *	  step those that belong to checkpoint(), both since the row was last
- *	  forgotten: to forget is to let the operation happen again.
+ *	 step those that belong to checkpoint(), both since the row was last
+ *	 deleted: a deleted key permits the operation to happen again.
  *
- * calm is the assumption that an end needs: at some moment the faults stop, and
- *	  from then on leases outlast the work of an owner who is there.  One who is
- *	  not there loses its lease even then.
- *
- *
- * What is checked
- *
- * ONCE		No business write is committed twice.
- * WHOLE	Who is replayed the outcome finds all business writes committed.
- * FENCED	Nobody renews, checkpoints, completes or releases but the worker whose
- *			claim was the last to commit.
- * GROWING	The token of a claim is greater than those of all claims before.
- * served	Once it is calm, the request of every worker that is still there ends
- *			with the outcome, if every process that can always go on does at last
- *			(weak fairness).  Nobody is blocked for ever by a dead owner.
- *
- * CHECK chooses among the first four, which hold with faults that never stop.
- * With CHECK=0 it becomes calm, and served can be checked.
+ * stable is the assumption that progress needs: at some time the faults stop,
+ *	 and then leases last longer than the work of a live owner. A dead owner
+ *	 loses its lease even then.
  *
  *
- * What must be rejected
+ * Checks
  *
- * BREAK names one of these, each of which breaks one rule.  A check that does
- * not notice is no check.
+ * ONCE	No business write is committed twice.
+ * WHOLE	A worker that replays the outcome finds all business writes committed.
+ * FENCED	Only the worker whose claim committed last can renew, checkpoint,
+ *	 complete or release.
+ * GROWING	The token of a claim is greater than those of all earlier claims.
+ * progress	Once the model is stable, the request of every live worker ends with
+ *	 the outcome, provided that every process that can always take a step
+ *	 eventually does (weak fairness). A dead owner blocks no worker forever.
+ *
+ * CHECK selects among the first four, which hold while faults continue. With
+ * CHECK=0 the model becomes stable, and progress can be checked.
+ *
+ *
+ * Mutations that must be rejected
+ *
+ * BREAK names one of these, each of which breaks one rule. A check must detect
+ * the broken rule.
  */
-#define COMPLETE_ANY_TOKEN	  1		/* complete() does not look at the row's token */
-#define COMPLETE_BY_CLOCK	  2		/* but at the lease: is it live? */
+#define COMPLETE_ANY_TOKEN	  1		/* complete() ignores the row's token */
+#define COMPLETE_BY_CLOCK	  2		/* complete() checks only that a lease is live */
 #define RENEW_ANY_TOKEN		  4		/* renew() and checkpoint() take any token */
 #define RELEASE_ANY_TOKEN	  8		/* release() takes any token */
-#define TOKENS_START_AGAIN	  16	/* tokens count from 1 once nobody owns the row */
-#define CLAIM_WITHOUT_LOCK	  32	/* a claim looks and writes without the lock */
+#define TOKENS_START_AGAIN	  16	/* tokens restart at 1 once the row has no owner */
+#define CLAIM_WITHOUT_LOCK	  32	/* a claim reads and writes without the lock */
 #define RENEW_WITHOUT_LOCK	  64	/* so do renew(), checkpoint() and release() */
 #define COMPLETE_WITHOUT_LOCK 128	/* so does complete() */
-#define ONE_LOOK			  256	/* a claim does not look again under the lock */
+#define ONE_READ			  256	/* a claim does not read again under the lock */
 #define EFFECT_FIRST		  512	/* the business writes commit before complete() */
 #define EFFECT_LAST			  1024	/* the business writes commit after complete() */
 #define IK410_CAUGHT		  2048	/* a transaction with a stale token commits */
-#define RETRY_CHECKPOINT	  4096	/* no answer to checkpoint(): the same once more */
+#define RETRY_CHECKPOINT	  4096	/* a checkpoint() without reply is repeated */
 #define NO_EXPIRY			  8192	/* leases never end */
-#define WAIT_FOR_OWNER		  16384 /* a waiter looks again only if the owner ends */
-#define LOCK_SURVIVES		  32768 /* the lock of a dead backend stays */
+#define WAIT_FOR_OWNER		  16384 /* a waiter reads again only if the owner ends */
+#define LOCK_SURVIVES		  32768 /* the lock of a dead backend is never released */
 
 /*
- * With this one, all three WITHOUT_LOCK together must be accepted: who writes
- * the row waits for whoever has written it, and must then find the version that
- * he saw, or still no row (the primary key); if not, it is 40001.  In all other
- * checks the lock has to do without that.  So either is enough to keep an
- * effect from happening twice; the order of the tokens needs the lock.
+ * With VERSION_CHECK, all three WITHOUT_LOCK together must be accepted: a writer
+ * waits for the previous writer of the row, and must then find the version that
+ * it read, or still no row (the primary key); otherwise it fails with 40001. All
+ * other checks use the lock without the version check. Either is sufficient to
+ * prevent a repeated effect; the order of tokens needs the lock.
  */
 #define VERSION_CHECK		  65536
 
@@ -119,8 +118,8 @@
 #define WORKERS 3
 #endif
 #define ME	   (_pid + 1)
-#define NOBODY 0
-#define FAULT  (!calm)
+#define NONE 0
+#define FAULT  (!stable)
 
 /* The row of the key, as committed. */
 mtype = { absent, released, held, done };
@@ -129,18 +128,18 @@ byte token;
 bool over;
 bool point;
 
-byte lock = NOBODY;
+byte lock = NONE;
 byte mine[4]; /* from 1 on, for at most three workers */
-bool calm;
-byte ended; /* workers that will not come again */
+bool stable;
+byte ended; /* workers that have ended */
 
-/* What the code does not know, and the checks do. */
-byte owner; /* whose claim of the held row was the last to commit */
-byte last;	/* the greatest token that was ever committed */
+/* State that only the checks use. */
+byte owner; /* worker whose claim of the row committed last */
+byte last;	/* the greatest committed token */
 byte step;
 byte effect;
 
-/* For VERSION_CHECK: is what a worker saw still there? */
+/* For VERSION_CHECK: whether the version that a worker read is current. */
 mtype = { nothing, no_row, this_version };
 mtype saw[4] = nothing;
 
@@ -153,9 +152,9 @@ mtype saw[4] = nothing;
 #define USED(t)	 (token == t || last == t || KNOWN(t))
 #define LOWER(t) t = t - (t > number)
 
-byte number; /* 0 but within draw() */
+byte number; /* 0 outside draw() */
 
-/* renumber keeps the order of all tokens, and makes them 1, 2, 3 ... */
+/* renumber makes the tokens 1, 2, 3 ... in the same order. */
 inline renumber()
 {
 	number = 5;
@@ -186,16 +185,16 @@ inline draw()
 
 /* TAKE_LOCK waits for the key's lock. */
 #define TAKE_LOCK(without) \
-	atomic { lock == NOBODY || BROKEN(without) -> lock = (BROKEN(without) -> lock : ME) }
+	atomic { lock == NONE || BROKEN(without) -> lock = (BROKEN(without) -> lock : ME) }
 
-/* note_version is part of a look at the row. */
+/* note_version is part of each read of the row. */
 inline note_version()
 {
 	saw[ME] = (!BROKEN(VERSION_CHECK) -> nothing : (row == absent -> no_row : this_version))
 }
 
-/* look finds out whether the worker owns the row; if not, it is IK410. */
-inline look(owns)
+/* read_row checks that the worker owns the row; otherwise IK410. */
+inline read_row(owns)
 {
 	atomic {
 		if
@@ -205,11 +204,11 @@ inline look(owns)
 	}
 }
 
-/* UNCHANGED is what a write has to find, when nobody else writes. */
+/* UNCHANGED is the condition of a write: the row is the version that was read. */
 #define UNCHANGED \
 	(!BROKEN(VERSION_CHECK) || saw[ME] == this_version || (saw[ME] == no_row && row == absent))
 
-/* change commits a new version of the row, for an owner or none. */
+/* change commits a new version of the row, with an owner or none. */
 #define OUTDATE(s) s = (s == this_version -> nothing : s)
 inline change(new_row, new_token, new_point, new_owner)
 {
@@ -218,7 +217,7 @@ inline change(new_row, new_token, new_point, new_owner)
 	OUTDATE(saw[1]); OUTDATE(saw[2]); OUTDATE(saw[3])
 }
 
-/* business commits the writes that are still to be made, if this is the place. */
+/* business commits the missing writes, if they belong here. */
 inline business(here)
 {
 	NOTE(ONCE + WHOLE, step, step + (here && !from));
@@ -226,20 +225,20 @@ inline business(here)
 	CHECKED(ONCE, step <= 1 && effect <= 1)
 }
 
-/* replay gives the client the stored outcome. */
+/* replay returns the stored outcome to the client. */
 inline replay()
 {
 	CHECKED(WHOLE, step > 0 && effect > 0)
 }
 
-/* end_transaction lets go of all locks, or all but the key's. */
+/* end_transaction releases all locks, or all but the key's. */
 inline end_transaction(lock_stays)
 {
 	saw[ME] = nothing;
-	lock = (lock == ME && !lock_stays -> NOBODY : lock)
+	lock = (lock == ME && !lock_stays -> NONE : lock)
 }
 
-/* ANSWER tells the client that the transaction has committed. */
+/* ANSWER sends the client the reply to its commit. */
 #define ANSWER(crashed) \
 	if \
 	:: true \
@@ -253,46 +252,46 @@ inline end_transaction(lock_stays)
 
 active [WORKERS] proctype Worker()
 {
-	bool from;	  /* the recovery point from which it goes on */
-	bool unknown; /* has a checkpoint had no answer? */
+	bool from;	  /* the recovery point of the claim */
+	bool unknown; /* whether a checkpoint had no reply */
 
 	/*
-	 * A claim looks without the lock, and waits while a lease is live: until
-	 * the owner has ended it, or until it is over, or just for some time.
+	 * A claim reads without the lock, and waits while a lease is live: until
+	 * the owner ends it, until it expires, or until a timeout.
 	 */
 again:
 	if
-	:: atomic { row == done -> replay(); goto served }
+	:: atomic { row == done -> replay(); goto finished }
 	:: atomic { row == held && !over ->
 		row != held || !BROKEN(WAIT_FOR_OWNER);
 		goto again }
-	:: atomic { row != done && (row != held || over) -> from = BROKEN(ONE_LOOK) && point }
+	:: atomic { row != done && (row != held || over) -> from = BROKEN(ONE_READ) && point }
 	fi;
 	if
 	:: TAKE_LOCK(CLAIM_WITHOUT_LOCK)
-	:: lock != NOBODY -> from = false; goto again /* IK409 */
+	:: lock != NONE -> from = false; goto again /* IK409 */
 	:: FAULT -> goto lost
 	fi;
 
-	/* It looks again under the lock, and goes on with a lease or without one. */
+	/* It reads again under the lock, and continues with or without a lease. */
 	if
-	:: atomic { row == done && !BROKEN(ONE_LOOK) ->
+	:: atomic { row == done && !BROKEN(ONE_READ) ->
 		replay();
 		end_transaction(false);
-		goto served }
-	:: atomic { row == held && !over && !BROKEN(ONE_LOOK) ->
+		goto finished }
+	:: atomic { row == held && !over && !BROKEN(ONE_READ) ->
 		end_transaction(false);
 		goto again }
-	:: atomic { BROKEN(ONE_LOOK) || (row != done && (row != held || over)) ->
+	:: atomic { BROKEN(ONE_READ) || (row != done && (row != held || over)) ->
 		note_version();
-		from = (BROKEN(ONE_LOOK) -> from : point);
+		from = (BROKEN(ONE_READ) -> from : point);
 		if
 		:: goto one_transaction
 		:: draw()
 		fi }
 	fi;
 
-	/* With one: no owner means claimed, an owner whose lease is over taken over. */
+	/* With a lease: without owner claimed, with an expired lease taken over. */
 	if
 	:: atomic { UNCHANGED ->
 		CHECKED(GROWING, mine[ME] > last);
@@ -304,8 +303,8 @@ again:
 	fi;
 
 	/*
-	 * Between transactions: the provider is called, or the worker stalls.  When
-	 * it is calm, the work comes to its end: nobody renews or gives up for ever.
+	 * Between transactions: the provider is called, or the worker stalls. In a
+	 * stable model the work ends: no worker renews or releases forever.
 	 */
 working:
 	if
@@ -321,7 +320,7 @@ renew:
 	:: TAKE_LOCK(RENEW_WITHOUT_LOCK)
 	:: FAULT -> goto cut
 	fi;
-	look(row == held && (token == mine[ME] || BROKEN(RENEW_ANY_TOKEN)));
+	read_row(row == held && (token == mine[ME] || BROKEN(RENEW_ANY_TOKEN)));
 	if
 	:: atomic { UNCHANGED ->
 		CHECKED(FENCED, owner == ME);
@@ -336,7 +335,7 @@ checkpoint:
 	:: TAKE_LOCK(RENEW_WITHOUT_LOCK)
 	:: FAULT -> goto unsure
 	fi;
-	look(row == held && (token == mine[ME] || BROKEN(RENEW_ANY_TOKEN)));
+	read_row(row == held && (token == mine[ME] || BROKEN(RENEW_ANY_TOKEN)));
 	if
 	:: atomic { UNCHANGED ->
 		CHECKED(FENCED, owner == ME);
@@ -355,29 +354,29 @@ complete:
 	:: TAKE_LOCK(COMPLETE_WITHOUT_LOCK)
 	:: FAULT -> goto cut
 	fi;
-	look(BROKEN(COMPLETE_ANY_TOKEN) ||
+	read_row(BROKEN(COMPLETE_ANY_TOKEN) ||
 		(row == held && (BROKEN(COMPLETE_BY_CLOCK) -> !over : token == mine[ME])));
 	if
 	:: atomic { UNCHANGED ->
 		CHECKED(FENCED, owner == ME);
 		business(!BROKEN(EFFECT_FIRST) && !BROKEN(EFFECT_LAST));
-		change(done, 0, false, NOBODY);
+		change(done, 0, false, NONE);
 		end_transaction(false);
 		ANSWER(cut) }
 	:: FAULT || !UNCHANGED -> goto cut
 	fi;
-	atomic { business(BROKEN(EFFECT_LAST)); goto served };
+	atomic { business(BROKEN(EFFECT_LAST)); goto finished };
 
 release:
 	if
 	:: TAKE_LOCK(RENEW_WITHOUT_LOCK)
 	:: FAULT -> goto cut
 	fi;
-	look(row == held && (token == mine[ME] || BROKEN(RELEASE_ANY_TOKEN)));
+	read_row(row == held && (token == mine[ME] || BROKEN(RELEASE_ANY_TOKEN)));
 	if
 	:: atomic { UNCHANGED ->
 		CHECKED(FENCED, owner == ME);
-		change(released, 0, point, NOBODY);
+		change(released, 0, point, NONE);
 		end_transaction(false);
 		ANSWER(cut) }
 	:: FAULT || !UNCHANGED -> goto cut
@@ -385,21 +384,21 @@ release:
 	goto lost;
 
 	/*
-	 * Without a lease: the lock is kept, and nothing written before complete(),
-	 * which stores the outcome or overwrites the row of the owner that is late.
+	 * Without a lease: the lock is kept, and nothing is written before complete(),
+	 * which stores the outcome or overwrites the row of the late owner.
 	 */
 one_transaction:
 	if
 	:: atomic { UNCHANGED ->
 		business(true);
-		change(done, 0, false, NOBODY);
+		change(done, 0, false, NONE);
 		end_transaction(false);
 		ANSWER(lost) }
 	:: FAULT || !UNCHANGED -> goto lost
 	fi;
-	goto served;
+	goto finished;
 
-	/* IK410: nothing of the transaction remains.  The client is told. */
+	/* IK410: the transaction is rolled back, and the client gets the error. */
 fenced:
 	atomic {
 		business(BROKEN(IK410_CAUGHT));
@@ -409,9 +408,9 @@ fenced:
 	};
 
 	/*
-	 * Who gets no answer to a checkpoint does not know whether the first step was
-	 * made, and its token would let it make the step again.  A claim can tell,
-	 * sooner if it gives up its lease.
+	 * Without a reply to its checkpoint, a worker does not know whether the first
+	 * step was committed, and its token would permit a second one. A new claim
+	 * returns the recovery point, sooner if the worker releases its lease.
 	 */
 unsure:
 	unknown = !BROKEN(RETRY_CHECKPOINT);
@@ -434,11 +433,11 @@ lost:
 		fi
 	};
 
-served:
+finished:
 	atomic {
 		mine[ME] = 0; from = false;
 		if
-		:: FAULT -> goto again /* the answer was lost, the client retries */
+		:: FAULT -> goto again /* the reply was lost, the client retries */
 		:: goto leave
 		fi
 	};
@@ -447,7 +446,7 @@ leave:
 }
 
 /* ----------------------------------------------------------------
- * What else happens
+ * Other events
  * ----------------------------------------------------------------
  */
 
@@ -455,17 +454,17 @@ active proctype World()
 {
 end:
 	do
-	/* Time does what it likes at first; in the end it is against the dead only. */
+	/* Leases expire at any time first; in a stable model only those of the dead. */
 	:: atomic { row == held && FAULT && !BROKEN(NO_EXPIRY) -> over = !over }
 	:: atomic { row == held && !over && !KNOWN(token) && !BROKEN(NO_EXPIRY) -> over = true }
 
-	/* forget(), and the reaper; in one step, since the others can but wait. */
-	:: atomic { row != absent && lock == NOBODY && FAULT ->
-		change(absent, 0, false, NOBODY);
+	/* forget() and the reaper; in one step, because the others can only wait. */
+	:: atomic { row != absent && lock == NONE && FAULT ->
+		change(absent, 0, false, NONE);
 		step = 0; effect = 0 }
 
-	:: atomic { (CHECK) == 0 && !calm -> calm = true }
+	:: atomic { (CHECK) == 0 && !stable -> stable = true }
 	od
 }
 
-ltl served { [] (calm -> <> (ended == WORKERS)) }
+ltl progress { [] (stable -> <> (ended == WORKERS)) }

@@ -1,4 +1,4 @@
-// Chromium without a window, driven through chromedriver by the W3C WebDriver protocol.
+// Headless Chromium, driven through chromedriver with the W3C WebDriver protocol.
 
 "use strict";
 
@@ -8,21 +8,21 @@ const http = require("http");
 const { join } = require("path");
 const { setTimeout: sleep } = require("timers/promises");
 
-// How long anything may take that is waited for, in milliseconds: until it is a fault.
+// Time limit of every wait, in milliseconds.
 const patience = 60000;
 
-// It asks nobody but loopback for anything, and keeps nothing.  Loopback has a second name,
-// since a page at 127.0.0.1 may do what others may over https only.
+// Chromium connects only to loopback, and stores nothing. Loopback has a second name,
+// because a page at 127.0.0.1 has privileges that others have only over https.
 const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 	"--disable-background-networking", "--disable-component-update", "--disable-sync",
 	"--disable-dev-shm-usage", "--no-proxy-server",
 	"--host-resolver-rules=MAP payments.test 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"];
 
-// What the protocol calls an element in its answers.
+// The key of an element in replies of the protocol.
 const reference = "element-6066-11e4-a52e-4f735466cecf";
 
 class Browser {
-	// start starts chromedriver and Chromium in a directory of their own.
+	// start starts chromedriver and Chromium in a new directory.
 	static async start() {
 		const browser = new Browser();
 		browser.home = mkdtempSync("/tmp/idempotency-browser.");
@@ -55,12 +55,12 @@ class Browser {
 		this.end();
 	}
 
-	// end kills what is left of it, and removes its directory.
+	// end kills the remaining processes, and removes the directory.
 	end() {
 		try {
 			process.kill(-this.driver.pid, "SIGKILL");
 		} catch {
-			// it has ended
+			// The process has ended.
 		}
 		rmSync(this.home, { recursive: true, force: true, maxRetries: 10 });
 	}
@@ -93,7 +93,8 @@ class Browser {
 		return this.ask("POST", "/url", { url });
 	}
 
-	// tab returns the handle of this tab, newTab that of one more, and go goes to a tab.
+	// tab returns the handle of this tab, newTab opens another one, and go switches to
+	// a tab.
 	tab() {
 		return this.ask("GET", "/window", null);
 	}
@@ -111,12 +112,12 @@ class Browser {
 		return this.ask("DELETE", "/window", null);
 	}
 
-	// evaluate runs the body of a function in the page, and returns what it returns.
+	// evaluate runs a function body in the page, and returns its result.
 	evaluate(script, ...args) {
 		return this.ask("POST", "/execute/sync", { script, args });
 	}
 
-	// click presses the mouse's button over an element so many times in a row.
+	// click clicks an element so many times.
 	async click(selector, times = 1) {
 		const element = await this.ask("POST", "/element", { using: "css selector", value: selector });
 		const press = [{ type: "pointerDown", button: 0 }, { type: "pointerUp", button: 0 }];
@@ -126,7 +127,7 @@ class Browser {
 				...Array.from({ length: times }, () => press).flat()] }] });
 	}
 
-	// type writes a text into a field, in place of what is there.
+	// type replaces the text of a field.
 	async type(selector, text) {
 		const element = (await this.ask("POST", "/element", { using: "css selector", value: selector }))[reference];
 		await this.ask("POST", `/element/${element}/clear`, {});
@@ -134,7 +135,7 @@ class Browser {
 	}
 }
 
-// until asks a question until the answer is truthy, and returns the answer.
+// until repeats a query until its result is truthy, and returns the result.
 async function until(what, question) {
 	const end = Date.now() + patience;
 	for (;;) {

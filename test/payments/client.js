@@ -1,13 +1,13 @@
-// One try of a request, as a client makes it: the whole answer, or nothing.
+// One attempt of a request, as a client makes it: the whole response, or nothing.
 
 "use strict";
 
 const http = require("http");
 
-// A try that takes longer than this is given up, as any client would.
+// Time limit of an attempt, as in any client.
 const patience = 15000;
 
-// Client sends requests to one address, over connections that it keeps.
+// Client sends requests to one address, over persistent connections.
 class Client {
 	constructor(address, token) {
 		this.address = new URL(address);
@@ -19,8 +19,8 @@ class Client {
 		this.agent.destroy();
 	}
 
-	// post sends a body with a key, and resolves to { status, headers, body }, or to null
-	// if no whole answer came.
+	// post sends a body with a key, and resolves to { status, headers, body }, or to
+	// null if no whole response arrived.
 	post(path, key, body) {
 		return this.send("POST", path, { "Content-Type": "application/json",
 			"Idempotency-Key": `"${key}"` }, JSON.stringify(body));
@@ -50,8 +50,8 @@ class Client {
 	}
 }
 
-// Headers that say something of this connection or this try, and not of the answer
-// that is stored.
+// Headers of this connection or this attempt, which are not part of the stored
+// response.
 const passing = new Set(["date", "connection", "keep-alive", "idempotent-replayed"]);
 
 // header returns the value of a header in the raw list, or undefined.
@@ -60,8 +60,8 @@ function header(answer, name) {
 	return at < 0 ? undefined : answer.headers[at + 1];
 }
 
-// stored returns all that a replay must repeat to the byte: the status, the headers in
-// their order, and the body.
+// stored returns everything that a replay must repeat to the byte: the status, the
+// headers in order, and the body.
 function stored(answer) {
 	const headers = [];
 	for (let i = 0; i < answer.headers.length; i += 2)

@@ -1,6 +1,6 @@
-// What the tests of examples/payments have in common: checks and their count, a client that
-// sees every byte, a client that retries, the database, and services of a test's own.
-// They run beside examples/payments/run.
+// Functions that the tests of examples/payments share: checks and their count, a client
+// that receives raw bytes, a client that retries, the database, and additional
+// services. They run under examples/payments/run.
 
 "use strict";
 
@@ -23,7 +23,7 @@ let passed = 0;
 let failed = 0;
 const endings = [];
 
-// check runs one check, which throws if something is not as it should be.
+// check runs one check, which throws if it fails.
 async function check(name, run) {
 	try {
 		await run();
@@ -34,10 +34,10 @@ async function check(name, run) {
 	}
 }
 
-// atEnd has something called when all checks are over.
+// atEnd registers a function to call after all checks.
 const atEnd = (ending) => endings.push(ending);
 
-// main runs the checks of a test, and reports.
+// main runs the checks of a test, and prints the result.
 async function main(name, run) {
 	const began = Date.now();
 	try {
@@ -51,7 +51,7 @@ async function main(name, run) {
 	process.exit(failed === 0 && passed > 0 ? 0 : 1);
 }
 
-// until asks until the answer is true; fails when it is not for 60 seconds.
+// until repeats a query until its result is true, and fails after 60 seconds.
 async function until(what, ask) {
 	for (const end = Date.now() + 60000; !(await ask()); await sleep(50))
 		assert.ok(Date.now() < end, `not within 60 s: ${what}`);
@@ -63,8 +63,8 @@ async function until(what, ask) {
 
 const newKey = () => `"${randomUUID()}"`;
 
-// request sends one request on a connection of its own, and returns status, headers and
-// body.  "key" is the whole header; "body" is sent as it is if it is a text or a buffer.
+// request sends one request on a new connection, and returns status, headers and body.
+// "key" is the whole header; "body" is sent unchanged if it is a string or a buffer.
 function request(method, where, { url = PAYMENTS_URL, token = PAYMENTS_TOKEN, key, body, headers = {} } = {}) {
 	const bytes = body === undefined || typeof body === "string" || Buffer.isBuffer(body) ? body : JSON.stringify(body);
 	return new Promise((resolve, reject) => {
@@ -93,8 +93,8 @@ function request(method, where, { url = PAYMENTS_URL, token = PAYMENTS_TOKEN, ke
 	});
 }
 
-// stored is what a replay must repeat of an answer: all but what belongs to the connection
-// and the moment.
+// stored is what a replay must repeat of a response: everything except headers of the
+// connection and the time.
 function stored({ status, raw, body }) {
 	const headers = [];
 	for (let i = 0; i < raw.length; i += 2)
@@ -103,18 +103,18 @@ function stored({ status, raw, body }) {
 	return { status, headers, body: body.toString("latin1") };
 }
 
-// retry sends a request until its answer is final, as the draft has it: after a lost
-// connection, 409 and 503, with the same key.
+// retry sends a request until its response is final, as the draft specifies: after a
+// lost connection, 409 and 503 it retries with the same key.
 async function retry(method, where, options) {
 	for (const end = Date.now() + 90000; ; await sleep(100)) {
 		const answer = await request(method, where, options).catch((error) => ({ error }));
 		if (![409, 503, undefined].includes(answer.status))
 			return answer;
-		assert.ok(Date.now() < end, `no final answer within 90 s: ${answer.error || answer.status}`);
+		assert.ok(Date.now() < end, `no final response within 90 s: ${answer.error || answer.status}`);
 	}
 }
 
-// isProblem checks that an answer is a problem of RFC 9457 with this status.
+// isProblem checks that a response is an RFC 9457 problem with this status.
 function isProblem(answer, status) {
 	assert.equal(answer.status, status, answer.body.toString());
 	assert.equal(answer.headers["content-type"], "application/problem+json");
@@ -131,13 +131,14 @@ function isProblem(answer, status) {
 
 const psqlOptions = ["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=sqlstate"];
 
-// sql runs statements as superuser, or as another role, and returns the bare result.
+// sql runs statements as superuser or as another role, and returns the unaligned
+// result.
 function sql(statements, role = process.env.PGUSER) {
 	return execFileSync("psql", [...psqlOptions, "-U", role, "-c", statements],
 		{ encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] }).trim();
 }
 
-// sqlstate runs a statement that ought to fail, and returns its SQLSTATE.
+// sqlstate runs a statement that must fail, and returns its SQLSTATE.
 function sqlstate(statement, role) {
 	try {
 		sql(statement, role);
@@ -147,7 +148,7 @@ function sqlstate(statement, role) {
 	}
 }
 
-// session is a psql that stays open; say() returns when it has answered.
+// session is a psql that stays open; say() returns its output.
 function session() {
 	const psql = spawn("psql", psqlOptions, { stdio: ["pipe", "pipe", "inherit"] });
 	atEnd(() => psql.kill("SIGKILL"));
@@ -174,11 +175,11 @@ function session() {
 // script runs one of the scripts in PAYMENTS_DIR.
 const script = (name) => promisify(execFile)(path.join(PAYMENTS_DIR, name));
 
-// killService kills the service that examples/payments/run has started.
+// killService kills the service that examples/payments/run started.
 const killService = () => process.kill(Number(readFileSync(path.join(PAYMENTS_DIR, "service.pid"), "utf8")), "SIGKILL");
 
-// service starts another service beside that one, with some of its environment changed.
-// Returns its URL, its process, and errors(), what it has said on stderr.
+// service starts another service, with changes in its environment. Returns its URL, its
+// process, and errors(), the contents of its stderr.
 async function service(changed = {}) {
 	const settings = readFileSync(path.join(PAYMENTS_DIR, "service-environment"), "utf8").trim().split("\n")
 		.map((line) => [line.slice(0, line.indexOf("=")), line.slice(line.indexOf("=") + 1)]);
@@ -196,7 +197,7 @@ async function service(changed = {}) {
 	return { url, process: started, errors: () => said };
 }
 
-// chargedAtProvider returns what the provider has charged under keys that fit.
+// chargedAtProvider returns the provider's charges with matching keys.
 const chargedAtProvider = (fits = () => true) => readFileSync(PAYMENTS_PROVIDER_STATE, "utf8").split("\n").filter(Boolean)
 	.map((line) => JSON.parse(line)).filter(fits);
 

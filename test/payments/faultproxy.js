@@ -1,22 +1,19 @@
-// An HTTP proxy on loopback that does to requests what a network can do to them.
+// An HTTP proxy on loopback with the faults of a network. The caller passes a function
+// that selects the fault of each request; seeded() selects by a seed. The proxy reads
+// the whole request first, and the whole response before it forwards any part of it:
 //
-// Whoever makes it says which fault befalls each request, by a function; seeded() is
-// one that draws by a seed.  The proxy reads the whole request first, and the whole
-// answer before it passes on any of it, so that it knows what it cuts:
+//	pass           no fault
+//	refuse         the connection is reset before any request
+//	cut_before     the connection is reset, and the service does not receive the request
+//	cut_within     the service receives only half of the request
+//	lose_answer    the service has committed and answered, and the response is dropped
+//	truncate       a part of the response arrives
+//	delay          the request, the response, or both are delayed
+//	twice_at_once  the service receives the request twice at the same time
+//	twice_in_turn  the service receives the request again after its response
 //
-//	pass           nothing happens
-//	refuse         the connection is reset as soon as it is there, before any request
-//	cut_before     the connection is reset, and the service never hears of the request
-//	cut_within     the service gets half of the request, and then nothing
-//	lose_answer    the service has answered, so it has committed, and nobody hears of it
-//	truncate       a part of the answer arrives
-//	delay          the request waits, or the answer, or both
-//	twice_at_once  the service gets the request twice at the same time
-//	twice_in_turn  it gets it once more after it has answered
-//
-// It emits "answer" for every answer that the service finished, also for those that
-// the client never gets.  A client that goes away ends nothing: what it has sent is on
-// its way.
+// It emits "answer" for every complete response of the service, even if the client does
+// not receive it. A client that disconnects does not abort its request.
 
 "use strict";
 
@@ -26,11 +23,11 @@ const { setTimeout: sleep } = require("timers/promises");
 const { dice, pick } = require("./dice");
 
 class FaultProxy extends EventEmitter {
-	// The constructor takes the service's URL and two functions: fault(request) returns
-	// { kind, roll, before, after } for a request { key, nth, method, path }, where nth
-	// counts the requests with that key, roll says where to cut and which of two answers
-	// to pass on, and before and after are functions to await for a delay; refuse(n)
-	// tells whether connection n is reset.
+	// The constructor takes the service's URL and two functions. fault(request) returns
+	// { kind, roll, before, after } for a request { key, nth, method, path }: nth
+	// counts the requests with that key, roll selects where to cut and which of two
+	// responses to forward, and before and after are async functions for a delay.
+	// refuse(n) returns whether connection n is reset.
 	constructor(service, { fault, refuse = () => false }) {
 		super();
 		this.service = new URL(service);
@@ -48,13 +45,13 @@ class FaultProxy extends EventEmitter {
 		});
 	}
 
-	// open begins to listen, and returns the URL for clients.
+	// open starts to listen, and returns the URL for clients.
 	async open() {
 		await new Promise((done) => this.server.listen(0, "127.0.0.1", done));
 		return `http://127.0.0.1:${this.server.address().port}`;
 	}
 
-	// close resets what is open.
+	// close resets all open connections.
 	close() {
 		this.server.close();
 		this.server.closeAllConnections();
@@ -65,7 +62,7 @@ class FaultProxy extends EventEmitter {
 		this.counts[kind] = (this.counts[kind] ?? 0) + 1;
 	}
 
-	// serve takes one request, and lets its fault befall it.
+	// serve handles one request with its fault.
 	async serve(incoming, response) {
 		const body = await wholeBody(incoming);
 		if (body === null)
@@ -125,8 +122,9 @@ class FaultProxy extends EventEmitter {
 		return answers[roll < 0.5 ? 0 : 1];
 	}
 
-	// exchange sends a request to the service, and returns the answer, or null if none
-	// came whole.  Given a length, it sends so much of the body and hangs up.
+	// exchange sends a request to the service, and returns the response, or null if it
+	// was not complete. With a length, it sends only so much of the body and
+	// disconnects.
 	exchange(request, length = request.body.length) {
 		return new Promise((done) => {
 			const outgoing = http.request({ host: this.service.hostname, port: this.service.port,
@@ -149,8 +147,8 @@ class FaultProxy extends EventEmitter {
 	}
 }
 
-// wholeBody reads a request or an answer to its end, and returns its body, or null if
-// it broke off.
+// wholeBody reads a request or a response to its end, and returns its body, or null if
+// it was interrupted.
 function wholeBody(message) {
 	return new Promise((done) => {
 		const parts = [];
@@ -166,7 +164,7 @@ function sendAll(response, answer) {
 	response.end(answer.body);
 }
 
-// sendPart sends the head of an answer and less than all of its body, and hangs up.
+// sendPart sends the head of a response and a part of its body, and disconnects.
 function sendPart(response, answer, roll) {
 	response.sendDate = false;
 	response.writeHead(answer.status, answer.headers);
@@ -175,14 +173,14 @@ function sendPart(response, answer, roll) {
 		() => response.socket?.destroy());
 }
 
-// The odds that a network which means ill gives a request, in percent.
+// The probabilities of faults, in percent.
 const odds = [["pass", 55], ["cut_before", 6], ["cut_within", 5], ["lose_answer", 10], ["truncate", 6],
 	["delay", 6], ["twice_at_once", 6], ["twice_in_turn", 6]];
 const refused = 0.05;
 const kinds = ["refuse", ...odds.map(([kind]) => kind)];
 
-// seeded returns what a FaultProxy asks for, drawn by a seed: the fate of a request
-// depends on its key and on how many there were with it, not on what else is going on.
+// seeded returns the functions of a FaultProxy, determined by a seed: the fault of a
+// request depends on its key and its number with that key, not on other requests.
 function seeded(seed, longest = 50) {
 	return {
 		refuse: (connection) => dice(seed, "connection", connection)() < refused,

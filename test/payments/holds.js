@@ -1,5 +1,5 @@
-// Two ways to stop a request in the middle, and to learn that it is there: on its way
-// through the proxy, and inside the database.
+// Two ways to block a request and to detect that it is blocked: in the proxy, and in
+// the database.
 
 "use strict";
 
@@ -7,8 +7,8 @@ const { spawn } = require("child_process");
 const { until } = require("./chromium");
 const service = require("./service");
 
-// Gate lets nobody through pass() until open() is called; reached resolves when the
-// first one stands before it.
+// Gate blocks callers of pass() until open() is called; reached resolves when the first
+// one waits.
 class Gate {
 	constructor() {
 		this.reached = new Promise((done) => { this.arrive = done; });
@@ -20,8 +20,8 @@ class Gate {
 	}
 }
 
-// Lock keeps everybody from writing charges, by a table lock that a session of its own
-// holds until release() or until the database crashes.
+// Lock blocks all writes of charges, with a table lock that its own session holds until
+// release() or until the database crashes.
 class Lock {
 	static async take() {
 		const lock = new Lock();
@@ -35,7 +35,7 @@ class Lock {
 		return lock;
 	}
 
-	// contended returns when somebody waits for the lock: a charge is half done.
+	// contended waits until a session waits for the lock: a charge is in progress.
 	contended() {
 		return until("a charge waits for the lock", async () => (await service.query(
 			`SELECT true FROM pg_locks WHERE relation = 'payments.charge'::regclass AND NOT granted`)).length > 0);

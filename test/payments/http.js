@@ -1,5 +1,6 @@
-// The HTTP side of examples/payments: every status, header and body that a client can get,
-// against the IETF draft, and against the description that the service publishes.
+// The HTTP interface of examples/payments: every status, header and body that a client
+// can receive, compared with the IETF draft and with the description that the service
+// publishes.
 
 "use strict";
 
@@ -17,7 +18,7 @@ const order = { amount: 2500, currency: "EUR", item: "a book" };
 const charges = () => Number(sql("SELECT count(*) FROM payments.charge"));
 let description;
 
-// ask sends a request whose answer has to be a described one.
+// ask sends a request whose response must be described.
 async function ask(method, where, options) {
 	const answer = await request(method, where, options);
 	description.check(method, where, answer);
@@ -27,10 +28,10 @@ async function ask(method, where, options) {
 const post = (where, key, body, options) => ask("POST", where, { key, body, ...options });
 
 // ---------------------------------------------------------------------------
-// One effect, one answer
+// One effect, one response
 // ---------------------------------------------------------------------------
 
-// isReplayed checks that a second request gets what the first one got.
+// isReplayed checks that a second request returns the first response.
 function isReplayed(first, second) {
 	assert.equal(first.headers["idempotent-replayed"], undefined);
 	assert.equal(second.headers["idempotent-replayed"], "true");
@@ -41,7 +42,7 @@ async function replays() {
 	for (const [name, where, body, status] of [
 		["a charge", "/charges", charge, 201],
 		["a charge without a description", "/charges", { amount: 1, currency: "EUR" }, 201],
-		["a charge with what needs escapes", "/charges", { ...charge, description: "a \"book\" \\ \u20ac 'x'; \u{1f4d6}" }, 201],
+		["a charge with characters to escape", "/charges", { ...charge, description: "a \"book\" \\ \u20ac 'x'; \u{1f4d6}" }, 201],
 		["a refused charge", "/charges", { ...charge, amount: 1000001 }, 402],
 		["an order", "/orders", order, 201],
 		["a refused order", "/orders", { ...order, amount: 500001 }, 402],
@@ -58,14 +59,14 @@ async function replays() {
 				isProblem(first, 402);
 		});
 
-	await check("a replay comes from the database: another service knows it", async () => {
+	await check("a replay comes from the database: another service returns it", async () => {
 		const other = await service();
 		const key = newKey();
 		isReplayed(await post("/charges", key, charge), await post("/charges", key, charge, { url: other.url }));
 		other.process.kill();
 	});
 
-	await check("Location is where the charge is", async () => {
+	await check("Location is the URL of the charge", async () => {
 		const made = await post("/charges", newKey(), charge);
 		const found = await ask("GET", made.headers.location);
 		assert.deepEqual(JSON.parse(found.body), JSON.parse(made.body));
@@ -73,7 +74,7 @@ async function replays() {
 		isProblem(await ask("GET", "/charges/999999999"), 404);
 	});
 
-	await check("forty at once: one charge", async () => {
+	await check("forty concurrent requests: one charge", async () => {
 		const before = charges();
 		const key = newKey();
 		const answers = await Promise.all(Array.from({ length: 40 }, () => retry("POST", "/charges", { key, body: charge })));
@@ -94,7 +95,7 @@ async function tenants() {
 		assert.deepEqual(list, [JSON.parse(theirs.body)]);
 	});
 
-	await check("the list: newest first, and as many as asked for", async () => {
+	await check("the list: newest first, and the requested number", async () => {
 		const newest = JSON.parse((await post("/charges", newKey(), charge)).body);
 		const list = JSON.parse((await ask("GET", "/charges?limit=3")).body).charges;
 		assert.equal(list.length, 3);
@@ -104,7 +105,7 @@ async function tenants() {
 			isProblem(await ask("GET", `/charges?limit=${limit}`), 400);
 	});
 
-	await check("no tenant has a name that leaves no room in a scope", async () => {
+	await check("tenant names are short enough for a scope", async () => {
 		const insert = (name) => `INSERT INTO payments.tenant VALUES ('${name}', sha256('long'))`;
 		for (const name of ["", "a b", "a\n", "x".repeat(201)])
 			assert.equal(sqlstate(insert(name)), "23514", name);
@@ -113,7 +114,7 @@ async function tenants() {
 			assert.equal((await post(where, newKey(), body, { token: "long" })).status, 201);
 	});
 
-	await check("who is nobody gets 401", async () => {
+	await check("an unknown client gets 401", async () => {
 		for (const [method, where] of [["POST", "/charges"], ["POST", "/orders"], ["GET", "/charges"], ["GET", "/charges/1"]])
 			for (const headers of [{}, { Authorization: "Bearer" }, { Authorization: "Bearer wrong" },
 				{ Authorization: `Basic ${PAYMENTS_TOKEN}` }, { Authorization: `Bearer ${PAYMENTS_TOKEN} x` }]) {
@@ -136,7 +137,7 @@ async function header() {
 		await check(`${where}: a key that is missing or malformed`, async () => {
 			const body = where === "/orders" ? order : charge;
 			for (const key of [undefined, "", "   ", "\"\"", `"${"x".repeat(256)}"`])
-				assert.match(isProblem(await post(where, key, body), 400).detail, /^The header [\w-]+ is needed: a string of 1 to 255 char/);
+				assert.match(isProblem(await post(where, key, body), 400).detail, /^The header [\w-]+ is required: a string of 1 to 255 char/);
 			for (const key of ["8e03978e-40d5", "'a'", "\"a", "a\"", "\"a\"b", "\"a\" \"b\"", "\"a\", \"b\"",
 				"\"\\x\"", "\"\u00e9\"", "?1", "42", ":YQ==:", "(\"a\")", "\"a\";X", "\"a\";x=", ["\"a\"", "\"b\""]])
 				assert.match(isProblem(await post(where, key, body), 400).detail,
@@ -144,7 +145,7 @@ async function header() {
 		});
 	assert.equal(charges(), before);
 
-	await check("one key in several spellings", async () => {
+	await check("one key in several notations", async () => {
 		const name = newKey().slice(1, -1);
 		const first = await post("/charges", `"${name}\\"\\\\ b"`, charge);
 		assert.equal(first.status, 201);
@@ -163,7 +164,7 @@ async function header() {
 			isReplayed(first, await post(where, key, body));
 		});
 
-	await check("a charge and an order may have the same key", async () => {
+	await check("a charge and an order can have the same key", async () => {
 		const key = newKey();
 		assert.equal((await post("/charges", key, charge)).status, 201);
 		assert.equal((await post("/orders", key, order)).headers["idempotent-replayed"], undefined);
@@ -175,7 +176,7 @@ async function header() {
 // ---------------------------------------------------------------------------
 
 async function inProgress() {
-	await check("a charge that another transaction is at", async () => {
+	await check("a charge that is in progress in another transaction", async () => {
 		const other = session();
 		await other.say("BEGIN");
 		assert.equal(await other.say("SELECT outcome FROM idempotency.claim('charges/shop', 'held')"), "claimed");
@@ -186,7 +187,7 @@ async function inProgress() {
 		assert.equal((await post("/charges", "\"held\"", charge)).headers["idempotent-replayed"], undefined);
 	});
 
-	await check("an order that somebody has a lease on", async () => {
+	await check("an order under another lease", async () => {
 		sql("SELECT outcome FROM idempotency.claim('orders/shop', 'leased', lease => '200 seconds')");
 		const answer = await post("/orders", "\"leased\"", order);
 		isProblem(answer, 409);
@@ -196,10 +197,10 @@ async function inProgress() {
 	});
 }
 
-// charging tells whether a charge waits for a lock on its table.
+// charging returns whether a charge waits for a lock on its table.
 const charging = () => sql("SELECT count(*) FROM pg_locks WHERE relation = 'payments.charge'::regclass AND NOT granted") !== "0";
 
-// counted starts a service whose connections to the pooler are seen.
+// counted starts a service whose connections to the pooler are counted.
 async function counted() {
 	const connections = [];
 	const between = net.createServer((socket) => {
@@ -216,7 +217,7 @@ async function counted() {
 }
 
 async function unavailable() {
-	await check("no database: 503 for whatever needs it", async () => {
+	await check("no database: 503 for every request that needs it", async () => {
 		const { url, process } = await service({ PGHOST: "/nonexistent" });
 		for (const answer of [await post("/charges", newKey(), charge, { url }), await post("/orders", newKey(), order, { url }),
 			await ask("GET", "/charges", { url }), await ask("GET", "/charges/1", { url })]) {
@@ -226,7 +227,7 @@ async function unavailable() {
 		process.kill();
 	});
 
-	await check("what is no answer: 500, and the service goes on", async () => {
+	await check("an invalid result: 500, and the service continues", async () => {
 		const definition = sql("SELECT pg_get_functiondef('payments.charges'::regproc)");
 		sql(definition.replace(/AS (\$\w*\$)[^]*\1/, "AS 'BEGIN RETURN NULL; END'"));
 		isProblem(await request("GET", "/charges"), 500);
@@ -234,7 +235,7 @@ async function unavailable() {
 		assert.equal((await request("GET", "/charges")).status, 200);
 	});
 
-	await check("a fault of ours: 500, which says nothing of it, and is not stored", async () => {
+	await check("an internal error: 500 without details, and not stored", async () => {
 		const key = newKey();
 		for (const [name, method, where, body] of [["charge_create", "POST", "/charges", charge], ["order_begin", "POST", "/orders", order],
 			["charges", "GET", "/charges"], ["charge_show", "GET", "/charges/1"]]) {
@@ -295,10 +296,10 @@ async function unavailable() {
 }
 
 // ---------------------------------------------------------------------------
-// What nobody should send
+// Invalid requests
 // ---------------------------------------------------------------------------
 
-// raw sends bytes, ends its side of the connection or not, and returns what comes back.
+// raw sends bytes, closes its side of the connection or not, and returns the reply.
 const raw = (bytes, { url = PAYMENTS_URL, end = true } = {}) => new Promise((resolve, reject) => {
 	const socket = net.connect(Number(new URL(url).port), "127.0.0.1", () => (end ? socket.end(bytes) : socket.write(bytes)));
 	let text = "";
@@ -307,7 +308,8 @@ const raw = (bytes, { url = PAYMENTS_URL, end = true } = {}) => new Promise((res
 	socket.on("error", reject);
 });
 
-// late sends requests that do not arrive, while others do, and returns how and when they end.
+// late sends requests that do not arrive completely, while others do, and returns how
+// and when they end.
 async function late() {
 	const { url, process } = await service({});
 	const header = ["POST /charges HTTP/1.1", "Host: x", `Authorization: Bearer ${PAYMENTS_TOKEN}`, "Idempotency-Key: \"late\"",
@@ -345,20 +347,20 @@ async function hostile() {
 		isProblem(await request("GET", "//"), 400);
 		assert.equal((await request("HEAD", "/charges")).body.length, 0);
 	});
-	await check("what is no HTTP", async () => {
+	await check("invalid HTTP", async () => {
 		assert.match(await raw("nonsense\r\n\r\n"), /^HTTP\/1.1 400 [^]*application\/problem\+json[^]*"status":400/);
 		assert.match(await raw(`GET / HTTP/1.1\r\nHost: x\r\nX: ${"x".repeat(20000)}\r\n\r\n`), /^HTTP\/1.1 431 [^]*"status":431/);
 	});
 	assert.equal(charges(), before);
 
-	await check("what is no HTTP, behind a request: nobody takes it for the answer", async () => {
+	await check("invalid HTTP after a request: no response to it is mistaken for that of the request", async () => {
 		const body = JSON.stringify({ ...charge, description: "before nonsense" });
 		const key = newKey();
 		assert.equal(await raw(["POST /charges HTTP/1.1", "Host: x", `Authorization: Bearer ${PAYMENTS_TOKEN}`, `Idempotency-Key: ${key}`,
 			"Content-Type: application/json", `Content-Length: ${body.length}`, "", `${body}nonsense`, "", ""].join("\r\n")).catch(() => ""), "");
 		assert.equal((await retry("POST", "/charges", { key, body })).status, 201);
 	});
-	await check("the same, behind two requests, of which the first is answered", async () => {
+	await check("invalid HTTP after two requests, of which the first is answered", async () => {
 		const body = JSON.stringify({ ...charge, description: "second" });
 		const key = newKey();
 		const first = (await request("GET", "/pay.css")).body.toString();
@@ -371,7 +373,7 @@ async function hostile() {
 		socket.on("error", () => {});
 		socket.write(["GET /pay.css HTTP/1.1", "Host: x", "", "POST /charges HTTP/1.1", "Host: x", `Authorization: Bearer ${PAYMENTS_TOKEN}`,
 			`Idempotency-Key: ${key}`, "Content-Type: application/json", `Content-Length: ${body.length}`, "", body].join("\r\n"));
-		await until("the second one is at work", () => charging());
+		await until("the second one is in progress", () => charging());
 		await until("the first one is answered", () => text.endsWith(first));
 		const ended = new Promise((resolve) => socket.once("close", resolve));
 		socket.write("nonsense\r\n\r\n");
@@ -400,11 +402,11 @@ async function hostile() {
 }
 
 // ---------------------------------------------------------------------------
-// Rights, retention, the page, and the description as a whole
+// Privileges, retention, the page, and the whole description
 // ---------------------------------------------------------------------------
 
 async function rights() {
-	await check("the role of the service may call its functions, and nothing else", () => {
+	await check("the role of the service can call its functions, and nothing else", () => {
 		for (const statement of ["SELECT FROM payments.charge", "SELECT FROM payments.tenant", "DELETE FROM payments.orders",
 			"INSERT INTO payments.charge (tenant, amount, currency) VALUES ('shop', 1, 'EUR')", "SELECT FROM idempotency.key",
 			"SELECT idempotency.claim('charges/shop', 'x')", "SELECT payments.tenant_of('x')", "CREATE TABLE payments.t ()",
@@ -417,14 +419,14 @@ async function rights() {
 			AND (NOT prosecdef AND has_function_privilege('payments_app', oid, 'EXECUTE')
 				OR has_function_privilege('public', oid, 'EXECUTE'))`), "0");
 	});
-	await check("nobody writes without a claim", () => {
+	await check("no write without a claim", () => {
 		assert.equal(sqlstate("INSERT INTO payments.charge (tenant, amount, currency) VALUES ('shop', 1, 'EUR')"), "IK403");
 		assert.equal(sqlstate("DELETE FROM payments.orders"), "IK403");
 	});
 }
 
 async function retention(published) {
-	await check("a key is remembered for as long as the description says", async () => {
+	await check("a key is retained as long as the description says", async () => {
 		for (const [where, body, scope] of [["/charges", charge, "charges/shop"], ["/orders", order, "orders/shop"]]) {
 			const key = newKey();
 			const first = await post(where, key, body);
@@ -432,21 +434,21 @@ async function retention(published) {
 			assert.equal(sql(`SELECT round(extract(epoch FROM expires_at - created_at) / 60) FROM idempotency.keys ${condition}`),
 				String(published / 60));
 			sql(`UPDATE idempotency.key SET expires_at = now() ${condition}`);
-			if (where === "/orders") // what has been ordered is not passed off as something else
+			if (where === "/orders") // an order does not change
 				for (const other of [{ ...body, item: "a lamp" }, { ...body, amount: 2501 }])
 					assert.match(isProblem(await post(where, key, other), 422).detail, /another request/);
 			const second = await post(where, key, body);
 			assert.equal(second.headers["idempotent-replayed"], undefined);
-			// the provider has not forgotten: what it has charged stays one order
+			// The provider has not expired the key: its charge stays one order.
 			assert[where === "/charges" ? "notEqual" : "equal"](second.body.toString(), first.body.toString());
 		}
 		assert.match(description.document.info.description, new RegExp(`${published / 3600} hours`));
-		assert.match((await request("GET", "/")).body.toString(), new RegExp(`data-remembered="${published}"`));
+		assert.match((await request("GET", "/")).body.toString(), new RegExp(`data-retention="${published}"`));
 	});
 }
 
 async function files() {
-	await check("the page needs nothing from elsewhere", async () => {
+	await check("the page loads nothing from other servers", async () => {
 		for (const [where, type] of [["/", "text/html"], ["/pay.js", "text/javascript"], ["/pay.css", "text/css"]]) {
 			const answer = await request("GET", where, { token: null });
 			assert.equal(answer.status, 200);
@@ -456,7 +458,7 @@ async function files() {
 		}
 	});
 	if (spawnSync("curl", ["--version"]).error)
-		console.log("     no curl here: what run prints for it is not tried");
+		console.log("     curl is not installed: the printed request is not tested");
 	else await check("the request for curl that run prints", () => {
 		const [, command] = /^a request +(curl [^]*?)\nthe log /m.exec(readFileSync(`${PAYMENTS_DIR}/welcome`, "utf8"));
 		const send = () => execFileSync("sh", ["-c", command],
@@ -485,15 +487,15 @@ main("http", async () => {
 	await rights();
 	await retention(description.document["x-idempotency-retention"]);
 	await files();
-	await check("who does not send what he began to send is not waited for, and nothing is done", async () => {
+	await check("an incomplete request times out, without effect", async () => {
 		const [header, body, seconds] = await lateOnes;
 		assert.ok(seconds > 25 && seconds < 60, `after ${seconds} s`); // 30, as described; Node's own is 60 and more
 		assert.match(header, /^HTTP\/1.1 408 [^]*application\/problem\+json[^]*"status":408/);
 		assert.equal(body, ""); // the connection is closed
 		assert.equal((await post("/charges", "\"late\"", charge)).headers["idempotent-replayed"], undefined);
 	});
-	await check("all that the description describes was seen", () => {
+	await check("every described response was seen", () => {
 		assert.deepEqual(description.statuses().filter((status) => !description.seen.has(status)), []);
 	});
-	console.log(`     ${description.seen.size} described answers seen; ${charges()} charges made`);
+	console.log(`     ${description.seen.size} described responses seen; ${charges()} charges made`);
 });

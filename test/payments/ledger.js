@@ -1,5 +1,5 @@
-// What was answered, by key: every whole answer of the service, delivered or lost, and
-// every one that a client got.  It notes what ought not to be.
+// The responses by key: every complete response of the service, delivered or lost, and
+// every one that a client received. Reports violations.
 
 "use strict";
 
@@ -7,8 +7,8 @@ const { header, stored } = require("./client");
 
 class Ledger {
 	constructor() {
-		this.first = new Map(); // key -> what every final answer for it must repeat
-		this.fresh = new Map(); // key -> final answers that are no replays
+		this.first = new Map(); // key -> the bytes that every final response must repeat
+		this.fresh = new Map(); // key -> final responses that are no replays
 		this.replays = 0;
 		this.refusals = 0;
 		this.statuses = {};
@@ -19,7 +19,7 @@ class Ledger {
 		this.faults.push(text);
 	}
 
-	// served notes an answer on its way out of the service.
+	// served records a response that leaves the service.
 	served(key, answer) {
 		this.statuses[answer.status] = (this.statuses[answer.status] ?? 0) + 1;
 		if (answer.status !== 201) {
@@ -32,16 +32,16 @@ class Ledger {
 		else
 			this.fresh.set(key, (this.fresh.get(key) ?? 0) + 1);
 		if (this.fresh.get(key) > 1)
-			this.fault(`${key}: carried out ${this.fresh.get(key)} times, says the service`);
+			this.fault(`${key}: executed ${this.fresh.get(key)} times, according to the service`);
 	}
 
-	// delivered notes an answer that a client has got.
+	// delivered records a response that a client received.
 	delivered(key, answer) {
 		if (answer.status === 201)
 			this.compare(key, answer);
 	}
 
-	// compare holds a final answer against the first one for its key.
+	// compare compares a final response with the first one for its key.
 	compare(key, answer) {
 		const bytes = stored(answer);
 		if (!this.first.has(key))
@@ -50,8 +50,9 @@ class Ledger {
 			this.fault(`${key}: answered\n${this.first.get(key)}\nand then\n${bytes}`);
 	}
 
-	// refused notes an answer that is not final for its key: the service is busy or away
-	// (409, 503), or the key is another request's (422).  There may be no other.
+	// refused records a response that is not final for its key: the service is busy or
+	// unavailable (409, 503), or the key belongs to another request (422). Others are
+	// violations.
 	refused(key, answer) {
 		if (![409, 422, 503].includes(answer.status))
 			this.fault(`${key}: status ${answer.status}, ${answer.body}`);
@@ -63,7 +64,7 @@ class Ledger {
 			this.refusals++;
 	}
 
-	// answer returns the final answer for a key as JSON.
+	// answer returns the final response for a key as JSON.
 	answer(key) {
 		const bytes = this.first.get(key);
 		return bytes === undefined ? undefined : JSON.parse(bytes.slice(bytes.indexOf("\n\n") + 2));

@@ -1,13 +1,12 @@
-// The description of the API against what the service does.
-//
-// It knows the part of OpenAPI 3.1 that the description uses, and refuses the rest, so that
-// nothing in there goes unchecked.
+// Compares the description of the API with the responses of the service. It supports
+// the part of OpenAPI 3.1 that the description uses, and rejects other parts, so that
+// everything in the description is checked.
 
 "use strict";
 
 const assert = require("assert/strict");
 
-// Description is an OpenAPI document, and what has been seen of it.
+// Description is an OpenAPI document, and the responses seen so far.
 class Description {
 	constructor(document) {
 		this.document = document;
@@ -32,14 +31,15 @@ class Description {
 		return {};
 	}
 
-	// statuses lists all that is described, as "POST /charges 201".
+	// statuses lists all described responses, as "POST /charges 201".
 	statuses() {
 		return Object.entries(this.document.paths).flatMap(([template, operations]) =>
 			Object.entries(operations).flatMap(([method, { responses }]) =>
 				Object.keys(responses).map((status) => `${method.toUpperCase()} ${template} ${status}`)));
 	}
 
-	// check checks one answer against the description: its status, headers, type and body.
+	// check checks one response against the description: its status, headers, type and
+	// body.
 	check(method, path, answer) {
 		const { template, operation } = this.operation(method, path);
 		const name = `${method} ${template} ${answer.status}`;
@@ -60,7 +60,7 @@ class Description {
 		this.seen.add(name);
 	}
 
-	// accepts tells whether a body is what an operation asks for.
+	// accepts returns whether a body is valid for an operation.
 	accepts(method, path, body) {
 		const { operation } = this.operation(method, path);
 		try {
@@ -103,13 +103,13 @@ class Description {
 		};
 		for (const [rule, argument] of Object.entries(schema)) {
 			if (!Object.hasOwn(rules, rule))
-				throw new Error(`${where}: nobody here knows the keyword ${rule}`);
+				throw new Error(`${where}: unsupported keyword ${rule}`);
 			rules[rule](argument);
 		}
 	}
 }
 
-// isOfType tells whether a value is of a type of JSON Schema.
+// isOfType returns whether a value has a type of JSON Schema.
 function isOfType(type, value) {
 	switch (type) {
 	case "null": return value === null;
@@ -117,7 +117,7 @@ function isOfType(type, value) {
 	case "integer": return Number.isInteger(value);
 	case "object": return typeof value === "object" && value !== null && !Array.isArray(value);
 	case "string": return typeof value === "string";
-	default: throw new Error(`nobody here knows the type ${type}`);
+	default: throw new Error(`unsupported type ${type}`);
 	}
 }
 

@@ -1,9 +1,10 @@
-// Orders: what the provider charges lies outside of the database, and still there is one
-// charge and one order, whoever dies, whatever is slow, and whether anybody comes back.
+// Orders: the provider charges outside of the database. Still there is exactly one
+// charge and one order, whatever process dies or is slow, and even if no client
+// retries.
 //
-// The provider of examples/payments/run says a charge is made long after it is.  So a service
-// that is killed when the charge stands in the provider's file dies between charge and
-// checkpoint.
+// The provider of examples/payments/run replies long after it has charged. A service
+// that is killed once the charge is in the provider's file therefore dies between
+// charge and checkpoint.
 
 "use strict";
 
@@ -21,14 +22,14 @@ const newOrder = () => ({ amount: amounts++, currency: "EUR", item: "a book" });
 const placed = (order) => Number(sql(`SELECT count(*) FROM payments.orders WHERE amount = ${order.amount}`));
 const charged = (order) => chargedAtProvider(({ amount }) => amount === order.amount).length;
 
-// once checks that an order is there once, and was charged once.
+// once checks that an order exists once, and was charged once.
 function once(order) {
 	assert.equal(placed(order), 1, "orders");
 	assert.equal(charged(order), 1, "charges at the provider");
 }
 
-// provider is one of the test's own: orders that it is told of are answered by it, and all
-// others by the provider that everybody has.
+// provider is an additional provider: it answers requests for the orders that it is
+// notified of, and forwards all others to the common provider.
 async function provider() {
 	const theirs = { asked: {}, answers: {} };
 	const server = http.createServer(async (asking, response) => {
@@ -54,8 +55,8 @@ async function provider() {
 	return theirs;
 }
 
-// The service is killed when two cards are charged.  One client comes back, the other does
-// not, and for him the completer does.
+// The service is killed after two cards are charged. One client retries; for the other
+// one the completer finishes the order.
 async function killed() {
 	const [returns, leaves] = [newOrder(), newOrder()];
 	const key = newKey();
@@ -63,7 +64,7 @@ async function killed() {
 		.map((sent) => sent.then(() => "answered", () => "lost"));
 	await until("two charges", () => charged(returns) + charged(leaves) === 2);
 	killService();
-	await check("killed between charge and checkpoint: the answers are lost", async () => {
+	await check("killed between charge and checkpoint: the responses are lost", async () => {
 		assert.deepEqual(await Promise.all(lost), ["lost", "lost"]);
 		assert.equal(placed(returns) + placed(leaves), 0);
 	});
@@ -74,23 +75,23 @@ async function killed() {
 		assert.deepEqual(stored(await retry("POST", "/orders", { key, body: returns })), stored(answer));
 		once(returns);
 	});
-	await check("nobody retries: the completer finishes the order", async () => {
+	await check("no client retries: the completer finishes the order", async () => {
 		await until("the order", () => placed(leaves) === 1);
 		once(leaves);
 	});
 }
 
-// A worker has noted the charge and stalls.  Whoever takes over does not ask the provider,
-// and the worker cannot finish any more.
+// A worker has stored the charge and stalls. The next owner does not call the provider,
+// and the worker cannot finish.
 async function stalled({ url }) {
 	const order = newOrder();
 	const key = newKey();
 	const bearer = `sha256('${process.env.PAYMENTS_TOKEN}')`;
-	const [turn] = sql(`SELECT turn::text, payments.order_charged(turn, 'ch_noted')
+	const [lease] = sql(`SELECT lease::text, payments.order_charged(lease, 'ch_noted')
 		FROM payments.order_begin(${bearer}, '${key}', ${order.amount}, 'EUR', 'a book')`, "payments_app").split("|");
-	await check("a worker stalls: 409 while his lease lasts, then somebody goes on from his checkpoint", async () => {
+	await check("a worker stalls: 409 during its lease, then another owner continues from its checkpoint", async () => {
 		const first = await request("POST", "/orders", { url, key, body: order });
-		if (first.status !== 201) { // or this machine has slept longer than the lease
+		if (first.status !== 201) { // otherwise this machine was stalled for longer than the lease
 			isProblem(first, 409);
 			assert.match(first.headers["retry-after"], /^([1-9]|10)$/);
 		}
@@ -99,15 +100,15 @@ async function stalled({ url }) {
 		assert.equal(JSON.parse(answer.body).provider_charge, "ch_noted");
 		assert.equal(charged(order), 0);
 	});
-	await check("the worker wakes up, and is fenced out", () => {
-		for (const call of [`order_renew('${turn}')`, `order_charged('${turn}', 'ch_x')`, `order_finish('${turn}', 'ch_x')`,
-			`order_refuse('${turn}', 'x')`, `order_yield('${turn}')`])
+	await check("the stalled worker continues and is rejected", () => {
+		for (const call of [`order_renew('${lease}')`, `order_charged('${lease}', 'ch_x')`, `order_finish('${lease}', 'ch_x')`,
+			`order_refuse('${lease}', 'x')`, `order_yield('${lease}')`])
 			assert.equal(sqlstate(`SELECT payments.${call}`, "payments_app"), "IK410", call);
 		assert.equal(placed(order), 1);
 	});
 }
 
-// The provider takes its time, until two heartbeats were seen.
+// The provider waits until two heartbeats were seen.
 async function slow({ url }, theirs) {
 	const order = newOrder();
 	const key = newKey();
@@ -120,8 +121,8 @@ async function slow({ url }, theirs) {
 	};
 	await check("a slow provider: the heartbeat keeps the order", async () => {
 		const first = retry("POST", "/orders", { url, key, body: order });
-		await until("the provider is asked", () => theirs.asked[order.amount]);
-		// a takeover changes the end of the lease as well, but also the token
+		await until("the provider is called", () => theirs.asked[order.amount]);
+		// A takeover also changes the end of the lease, but changes the token too.
 		const ends = {};
 		await until("two heartbeats of one owner", () => {
 			const [token, end] = lease().split("|");
@@ -134,8 +135,9 @@ async function slow({ url }, theirs) {
 	});
 }
 
-// The call that ends the turn takes longer than two heartbeats: somebody holds the order's
-// place in the unique index.  A renewal beside it would wait for it, and find its token over.
+// The last call of the order takes longer than two heartbeats, because another session
+// holds its place in the unique index. A concurrent renewal would wait for the call and
+// then fail with a stale token.
 async function finishing({ url }, theirs) {
 	const order = newOrder();
 	const key = newKey();
@@ -143,23 +145,23 @@ async function finishing({ url }, theirs) {
 	const waiting = (call, more) => sql(`SELECT count(*) FROM pg_stat_activity WHERE state = 'active'
 		AND wait_event_type = 'Lock' AND query LIKE '%payments.${call}(%' ${more}`);
 	theirs.answers[order.amount] = () => [201, { id: "ch_finishing" }];
-	await check("the heartbeat is over before the order is finished", async () => {
+	await check("the heartbeat stops before the order is finished", async () => {
 		await holder.say(`SET session_replication_role = replica; BEGIN;
 			INSERT INTO payments.orders (tenant, amount, currency, item, provider_key, provider_charge)
 			VALUES ('shop', 1, 'EUR', 'held', idempotency.derive_key('orders/shop', '${key.slice(1, -1)}', 'charge'), 'ch_held')`);
 		const answer = retry("POST", "/orders", { url, key, body: order });
 		await until("the end of the order waits for longer than two heartbeats",
 			() => waiting("order_finish", "AND clock_timestamp() - query_start > interval '7 s'") === "1");
-		assert.equal(waiting("order_renew", ""), "0", "renewals beside it");
+		assert.equal(waiting("order_renew", ""), "0", "concurrent renewals");
 		await holder.say("ROLLBACK");
 		assert.equal((await answer).status, 201);
 		assert.equal(placed(order), 1);
 	});
 }
 
-// The provider is away, or fails; the service is to stop.
+// The provider is unavailable, or fails; the service shuts down.
 async function trouble(steady, theirs) {
-	await check("a provider that is away: 503, and the next one goes on at once", async () => {
+	await check("an unavailable provider: 503, and the next attempt continues at once", async () => {
 		const away = await service({ PROVIDER_URL: "http://127.0.0.1:1" });
 		const order = newOrder();
 		const key = newKey();
@@ -171,18 +173,19 @@ async function trouble(steady, theirs) {
 		assert.equal((await retry("POST", "/orders", { url: steady.url, key, body: order })).status, 201);
 		assert.equal(placed(order), 1);
 	});
-	await check("a provider that fails at first is asked again, under the same key", async () => {
+	await check("a provider that fails first is called again with the same key", async () => {
 		const order = newOrder();
 		theirs.answers[order.amount] = (times) => [[404, {}], [500, {}]][times - 1] || [201, { id: "ch_third" }];
 		assert.equal((await retry("POST", "/orders", { url: steady.url, key: newKey(), body: order })).status, 201);
-		// the completer of the other service may have been faster, and asked the other provider
+		// The completer of the other service might have been faster, and called the
+		// other provider.
 		const keys = [...theirs.asked[order.amount],
 			...chargedAtProvider(({ amount }) => amount === order.amount).map((charge) => `"${charge.key}"`)];
 		assert.ok(keys.length >= 2);
 		assert.equal(new Set(keys).size, 1);
 		assert.equal(placed(order), 1);
 	});
-	await check("what the provider says of a fault of ours is reported, and is no refusal", async () => {
+	await check("an error of the provider about our request is reported, and is no refusal", async () => {
 		const order = newOrder();
 		const key = newKey();
 		const answers = [[400, { title: "Bad Request" }], [422, {}], [201, { id: "ch_mended" }]];
@@ -192,14 +195,14 @@ async function trouble(steady, theirs) {
 		assert.equal((await retry("POST", "/orders", { url: steady.url, key, body: order })).status, 201);
 		assert.equal(placed(order), 1);
 	});
-	await check("an order is its tenant's, whatever he is called", async () => {
+	await check("an order belongs to its tenant, whatever the tenant's name", async () => {
 		sql("INSERT INTO payments.tenant VALUES ('shop/eu', sha256('slash'))");
 		const order = newOrder();
 		theirs.answers[order.amount] = () => [201, { id: "ch_slash" }];
 		assert.equal((await retry("POST", "/orders", { url: steady.url, token: "slash", key: newKey(), body: order })).status, 201);
 		assert.equal(sql(`SELECT tenant FROM payments.orders WHERE amount = ${order.amount}`), "shop/eu");
 	});
-	await check("SIGTERM: what has begun is finished", async () => {
+	await check("SIGTERM: requests in progress are finished", async () => {
 		const { url, process } = await service({ PROVIDER_URL: theirs.url });
 		const order = newOrder();
 		theirs.answers[order.amount] = async (times) => {

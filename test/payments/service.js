@@ -1,5 +1,5 @@
-// The payments service under test, as the environment describes it: where it is, what
-// it and its provider have done, and how to trouble it.
+// The payments service under test, according to the environment: its address, its data
+// and its provider's data, and its faults.
 
 "use strict";
 
@@ -14,17 +14,18 @@ const { PAYMENTS_URL: url, PAYMENTS_TOKEN: token, PAYMENTS_DIR: directory,
 if (!url)
 	throw new Error("start me with examples/payments/run -- command");
 
-// kill ends the service with SIGKILL, in the middle of whatever it does.
+// kill ends the service with SIGKILL.
 function kill() {
 	process.kill(Number(readFileSync(join(directory, "service.pid"), "utf8")), "SIGKILL");
 }
 
-// restart starts the service, which is dead, and returns when it answers.
+// restart starts the killed service, and returns once it responds.
 async function restart() {
 	await run(join(directory, "restart-service"));
 }
 
-// restartDatabase crashes the database, starts it, and returns when it answers.
+// restartDatabase crashes the database, starts it, and returns once it accepts
+// connections.
 async function restartDatabase() {
 	await run(join(directory, "restart-database"));
 }
@@ -36,7 +37,7 @@ async function query(sql) {
 	return JSON.parse(stdout);
 }
 
-// provided returns what the provider has charged, oldest first.
+// provided returns the provider's charges, oldest first.
 function provided() {
 	return readFileSync(providerState, "utf8").split("\n").filter(Boolean).map((line) => JSON.parse(line));
 }

@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2154
 #
-# What the scenarios have in common: a Redis, a bank and its statements, the two
-# programs, and figures.  Sourced by run, which makes the directories "work" and
-# "bin"; each scenario runs in a subshell with a "here" of its own.
+# Functions that all scenarios share: a Redis, a bank and its statements, the two
+# programs, and figures. Sourced by run, which creates the directories "work" and "bin".
+# Each scenario runs in a subshell with its own directory "here".
 
 wrong=0
 
@@ -10,12 +10,12 @@ tell() {
 	printf '     %s\n' "$@"
 }
 
-# figure prints a number that only informs.
+# figure prints an informational number.
 figure() {
 	printf '     %-58s %8s\n' "$1" "$2"
 }
 
-# check prints a figure, and remembers it if it is not what was promised.  The first
+# check prints a figure, and counts an error if it is not as expected. The first
 # argument is the check's short name.
 check() {
 	local name=$1 what=$2 comparison=$3 expected=$4 actual=$5
@@ -28,7 +28,7 @@ check() {
 	fi
 }
 
-# await runs a command until it succeeds, or so many seconds are over.
+# await runs a command until it succeeds, or so many seconds have passed.
 await() {
 	local end=$((SECONDS + $1))
 	shift
@@ -38,8 +38,8 @@ await() {
 	done
 }
 
-# mortal becomes a program that dies with this shell, however that ends.  For jobs in
-# the background.
+# mortal replaces a background job's shell with a program that is killed when the parent
+# shell ends.
 mortal() {
 	exec setpriv --pdeathsig KILL "$@"
 }
@@ -50,7 +50,7 @@ nap() {
 }
 
 # ---------------------------------------------------------------------------
-# Redis, which writes all that it is told to its disk before it answers
+# Redis, which flushes every write to disk before it replies
 # ---------------------------------------------------------------------------
 
 redis_start() {
@@ -73,7 +73,7 @@ redis() {
 # A bank, and its statements
 # ---------------------------------------------------------------------------
 
-# sql asks a database, bank or statement, and prints the bare answer.
+# sql runs a query in a database, bank or statement, and prints the unaligned result.
 sql() {
 	psql -X -q -A -t -v ON_ERROR_STOP=1 -d "$1_$$_$scenario" -c "$2"
 }
@@ -93,7 +93,7 @@ databases() {
 	sql_file statement "${consumer_sql:-$examples/consumer/consumer.sql}"
 }
 
-# publish books so many events, in four sessions at once, and leaves them to it.
+# publish starts four background sessions that book so many events.
 publish() {
 	local session
 	for session in 0 1 2 3; do
@@ -102,7 +102,7 @@ publish() {
 	done
 }
 
-# published waits until they have.
+# published waits until these sessions end.
 published() {
 	[ ${#publishers[@]} -eq 0 ] || wait "${publishers[@]}"
 	publishers=()
@@ -112,8 +112,8 @@ lines() {
 	sql statement 'SELECT count(*) FROM statement.line'
 }
 
-# settled waits until every published event has its effect, or nothing has happened
-# for some seconds.
+# settled waits until every published event has its effect, or no effect was added for
+# some seconds.
 settled() {
 	local expected now before=-1 quiet=0
 	expected=$(sql bank 'SELECT count(*) FROM bank.entry')
@@ -128,7 +128,7 @@ settled() {
 # The programs
 # ---------------------------------------------------------------------------
 
-# start_relay starts a relay under a name, whose log is in $here/name.log.
+# start_relay starts a relay under a name; its log is $here/name.log.
 start_relay() {
 	local name=$1
 	shift
@@ -163,7 +163,7 @@ not_running() {
 	! running "$1"
 }
 
-# terminate asks a program to leave, and checks that it does.
+# terminate sends SIGTERM to a program, and checks that it exits.
 terminate() {
 	local name=$1
 	kill -TERM "${pids[$name]}"
@@ -172,7 +172,7 @@ terminate() {
 	check stop "$name: exit code after SIGTERM" -eq 0 "$code"
 }
 
-# exits waits for a program that is to end by itself.
+# exits waits for a program that must exit by itself.
 exits() {
 	local name=$1 expected=$2
 	await "${3:-30}" not_running "$name" || kill -KILL "${pids[$name]}"
@@ -180,19 +180,19 @@ exits() {
 	check exit "$name: exit code" -eq "$expected" "$code"
 }
 
-# in_batch tells whether the last line of a program's log is about a batch that is not
-# finished: one of which something, or nothing, has been done.
+# in_batch returns whether the last line of a program's log is about an unfinished
+# batch, even one that was just started.
 in_batch() {
 	tail -n 1 "$here/$1.log" |
 		grep -q -E 'batch [0-9-]+: [0-9]+ events$|batch [0-9-]+: [0-9]+ of [0-9]+ added$|read [0-9]+ messages'
 }
 
-# within_batch tells whether something of it has been done already.
+# within_batch returns whether a part of an unfinished batch is done.
 within_batch() {
 	tail -n 1 "$here/$1.log" | grep -q -E 'batch [0-9-]+: [0-9]+ of [0-9]+ added$|read [0-9]+ messages'
 }
 
-# kill_hard kills a program with SIGKILL, and counts it if that was in mid-batch.
+# kill_hard kills a program with SIGKILL, and counts a kill during a batch.
 kill_hard() {
 	local name=$1
 	kill -KILL "${pids[$name]}"
@@ -201,8 +201,8 @@ kill_hard() {
 	! in_batch "$name" || killed_in_batch[$name]=$((${killed_in_batch[$name]:-0} + 1))
 }
 
-# catch_in_batch stops a program at moments of no choice, until it is found in the
-# middle of a batch, and leaves it stopped.
+# catch_in_batch stops a program at random moments until it is within a batch, and
+# leaves it stopped.
 catch_in_batch() {
 	local name=$1 end=$((SECONDS + 5))
 	while [ "$SECONDS" -lt "$end" ]; do
@@ -222,7 +222,7 @@ stream_ids() {
 	redis --raw XRANGE events:account.booked - + | awk 'found { print; found = 0 } $0 == "id" { found = 1 }'
 }
 
-# check_effects compares what the consumer has done with what was published.
+# check_effects compares the consumer's effects with the published events.
 check_effects() {
 	local events=$1 name number
 	declare -A figures
@@ -231,13 +231,13 @@ check_effects() {
 	done < <(sql bank 'COPY bank.entry TO STDOUT' |
 		psql -X -q -d "statement_$$_$scenario" -f check.sql)
 	check published "events published" -eq "$events" "${figures[published]}"
-	figure "of transactions that were rolled back" "$(sql bank 'SELECT last_value FROM test.rolled_back')"
+	figure "events that were rolled back" "$(sql bank 'SELECT last_value FROM test.rolled_back')"
 	figure "entries in the stream" "$(redis XLEN events:account.booked)"
 	check stream "different events in the stream" -eq "$events" "$(stream_ids | sort -u | wc -l)"
 	check effects "effects" -eq "$events" "${figures[effects]}"
 	check lost "events without an effect" -eq 0 "${figures[lost]}"
-	check twice "events with more than one" -eq 0 "${figures[twice]}"
-	check unpublished "effects of what was never committed" -eq 0 "${figures[unpublished]}"
+	check twice "events with more than one effect" -eq 0 "${figures[twice]}"
+	check unpublished "effects of uncommitted events" -eq 0 "${figures[unpublished]}"
 	check altered "effects that differ from their event" -eq 0 "${figures[altered]}"
 	check disordered "effects before an earlier one of their account" -eq 0 "${figures[disordered]}"
 	check balances "accounts that differ" -eq 0 "${figures[balances]}"
@@ -245,7 +245,7 @@ check_effects() {
 		"$(redis XPENDING events:account.booked statement | head -n 1)"
 }
 
-# clean_up ends what a scenario has left, and shows why it failed.
+# clean_up ends the processes of a scenario, and prints the logs of a failure.
 clean_up() {
 	local status=$? name
 	trap - EXIT

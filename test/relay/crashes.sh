@@ -1,14 +1,14 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Relay and consumer are killed in mid-batch, again and again.  Sourced by run.
+# Kills relay and consumer repeatedly during batches. Sourced by run.
 #
-#	EVENTS=10000 ROUNDS=10		how many, and how often
+#	EVENTS=10000 ROUNDS=10		number of events, number of rounds
 
 EVENTS=${EVENTS:-10000}
 ROUNDS=${ROUNDS:-10}
 
-# restart_consumer starts the consumer, under another name each time, as machines in a
-# fleet have: --sole keeps the order all the same.
+# restart_consumer starts the consumer under a new name, as machines in a fleet have;
+# --sole must still keep the order.
 restart_consumer() {
 	# shellcheck disable=SC2086
 	start_consumer consumer --batch=50 --name="host-$killed" ${consumer_options---sole}
@@ -18,8 +18,8 @@ restart_relay() {
 	start_relay relay --lease=1 --batch=100 --pipeline=10 --wait=5
 }
 
-# hold_up lets the consumer stop in its function, whose transaction goes on when the
-# lock is let go: it commits, although nobody waits for the answer any more.
+# hold_up blocks the consumer in its function. The transaction continues and commits
+# when the lock is released, although the consumer was killed.
 hold_up() {
 	sql statement 'BEGIN; LOCK TABLE statement.account IN SHARE ROW EXCLUSIVE MODE;
 		SELECT pg_sleep(1.5); COMMIT' >/dev/null &
@@ -27,8 +27,8 @@ hold_up() {
 	sleep 0.3
 }
 
-# round_odd stops both where they wait for somebody: the relay before Redis has answered,
-# the consumer before PostgreSQL has.
+# round_odd stops both programs while they wait for a reply: the relay for Redis, the
+# consumer for PostgreSQL.
 round_odd() {
 	hold_up
 	redis CLIENT PAUSE 10000 WRITE >/dev/null
@@ -44,8 +44,8 @@ round_odd() {
 	restart_consumer
 }
 
-# round_even stops both at any moment of their work.  The relay finds a lot to do, and a
-# lease that is over.
+# round_even stops both at random moments of a batch. The relay starts with a backlog
+# and an expired lease.
 round_even() {
 	kill -STOP "${pids[relay]}"
 	publish "$1"
@@ -59,7 +59,7 @@ round_even() {
 	restart_consumer
 }
 
-# round_late stops them when Redis and PostgreSQL have been at it for a while.
+# round_late stops both after some time of work.
 round_late() {
 	publish "$1"
 	nap 400
@@ -100,10 +100,11 @@ scenario_crashes() {
 
 	check_effects "$EVENTS"
 	figure "kills with SIGKILL" "$killed"
-	check killed "of the relay, in mid-batch" -ge $((ROUNDS / 3)) "${killed_in_batch[relay]:-0}"
-	check killed "of the consumer, in mid-batch" -ge $((ROUNDS / 3)) "${killed_in_batch[consumer]:-0}"
+	check killed "kills of the relay during a batch" -ge $((ROUNDS / 3)) "${killed_in_batch[relay]:-0}"
+	check killed "kills of the consumer during a batch" -ge $((ROUNDS / 3)) "${killed_in_batch[consumer]:-0}"
 	check copies "copies in the stream" -gt 0 $(($(redis XLEN events:account.booked) - EVENTS))
 	seen=$(sed -n 's/.* \([0-9]*\) of them seen before.*/\1/p' "$here/consumer.log" |
 		awk '{ n += $1 } END { print n + 0 }')
-	check seen "copies that the last consumers knew" -gt 0 "$seen"
+	check seen "copies that the consumers detected" -gt 0 "$seen"
+	echo "counts: operations=$EVENTS faults=$killed violations=$wrong"
 }

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Shows that the test can fail.  Each mistake is made in a copy of the programs, or in
-# how they are called, and a named check must notice.  Sourced by run.
+# Shows that the test can fail. Each mistake is made in a copy of the programs, or in
+# their options, and a named check must report it. Sourced by run.
 
-# copy makes a copy of the examples to spoil.
+# copy creates a copy of the examples for a mistake.
 copy() {
 	spoilt=$work/spoilt
 	rm -rf "$spoilt"
@@ -11,7 +11,7 @@ copy() {
 	cp -R "$examples/relay-redis" "$examples/consumer" "$spoilt/"
 }
 
-# spoil changes a file of the copy by a sed script, which must change something.
+# spoil changes a file of the copy with a sed script, which must change something.
 spoil() {
 	local file=$spoilt/$1
 	sed "$2" "$file" >"$spoilt/changed"
@@ -22,7 +22,7 @@ spoil() {
 	cp "$spoilt/changed" "$file"
 }
 
-# must_catch plays a scenario with the copy, and expects the named check to notice.
+# must_catch runs a scenario with the copy, and expects the named check to fail.
 must_catch() {
 	local mistake=$1 scenario=$2 check=$3 status=0 began=$SECONDS
 	build "$spoilt" "$spoilt/bin"
@@ -49,7 +49,7 @@ mistakes() {
 
 	copy
 	spoil consumer/consumer.sql 's/NOT idempotency.once(.*) THEN/false THEN/' &&
-		must_catch "the function does not ask once()" crashes twice || return 1
+		must_catch "the function does not call once()" crashes twice || return 1
 
 	copy
 	spoil consumer/consumer.c 's/\tdone = HandleMessages/\t(void) AcknowledgeMessages(consumer, reply, count);\n&/' &&
@@ -64,6 +64,6 @@ mistakes() {
 		must_catch "the relay does not extend its lease" lease copies || return 1
 
 	copy
-	spoil relay-redis/batch.c 's/^\tif (!relay->ours)/\tif (relay->ours)/' &&
+	spoil relay-redis/batch.c 's/^\tif (!relay->owned)/\tif (relay->owned)/' &&
 		must_catch "the relay keeps what it cannot deliver" give_back given-back
 }

@@ -1,14 +1,14 @@
 -- test/relay/schema.sql
 --
--- What the test adds to the publisher's side: accounts, and a procedure that books
--- some events on them, a few in each transaction, of which some are rolled back.
+-- Additional objects of the publisher: accounts, and a procedure that books events on
+-- them, a few in each transaction. Some transactions are rolled back.
 
 CREATE SCHEMA test;
 CREATE SEQUENCE test.rolled_back MINVALUE 0 START 0;
 
 INSERT INTO bank.account (account) SELECT account FROM pg_catalog.generate_series(1, 40) account;
 
--- Accounts are booked in ascending order, so that nobody deadlocks.
+-- Accounts are booked in ascending order to prevent deadlocks.
 CREATE PROCEDURE test.publish(p_events integer)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -21,7 +21,7 @@ BEGIN
 		v_first := 1 + floor(random() * (41 - v_size))::integer;
 		FOR v_next IN 0 .. v_size - 1 LOOP
 			PERFORM bank.book(v_first + v_next, 1 + floor(random() * 100)::integer);
-			-- the same account again, now and then
+			-- sometimes the same account again
 			IF v_size < v_left AND random() < 0.3 THEN
 				PERFORM bank.book(v_first + v_next, 1);
 				v_left := v_left - 1;

@@ -1,14 +1,14 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Everything that goes wrong without a kill -9 of relay or consumer: lost connections,
-# long batches, signals, and what one of the servers refuses.  Sourced by run.
+# Faults other than kill -9 of relay or consumer: lost connections, long batches,
+# signals, and events that one of the servers rejects. Sourced by run.
 
-# server_answers tells whether the server takes connections.
+# server_answers returns whether the server accepts connections.
 server_answers() {
 	sql bank 'SELECT 1' >/dev/null 2>&1
 }
 
-# connected prints how many of both programs' connections a database of theirs has.
+# connected prints how many connections both programs have.
 connected() {
 	sql bank "SELECT count(*) FROM pg_stat_activity
 		WHERE datname IN ('bank_$$_$scenario', 'statement_$$_$scenario')
@@ -19,7 +19,7 @@ both_connected() {
 	[ "$(connected)" -eq 2 ]
 }
 
-# cut ends the connections of both programs, and prints how many that were.
+# cut terminates the connections of both programs, and prints their number.
 cut() {
 	await 10 both_connected || true
 	sql bank "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -27,7 +27,7 @@ cut() {
 			AND application_name IN ('relay-redis', 'consumer')"
 }
 
-# crash kills the relay's backend with SIGKILL: the server throws everybody out and
+# crash kills the relay's backend with SIGKILL: the server terminates all backends and
 # recovers.
 crash() {
 	await 10 both_connected
@@ -82,7 +82,7 @@ scenario_trouble() {
 		"$(grep -c 'Redis: connected again' "$here/consumer.log")"
 }
 
-# all_in_stream tells whether so many entries are in the stream.
+# all_in_stream returns whether the stream has so many entries.
 all_in_stream() {
 	[ "$(redis XLEN events:account.booked)" -ge "$1" ]
 }
@@ -104,13 +104,13 @@ scenario_lease() {
 	sleep 1
 	terminate relay
 	terminate second
-	check extended "extensions of a lease of 2 s, while Redis took 6" -ge 3 \
+	check extended "extensions of a lease of 2 s, while Redis was paused for 6 s" -ge 3 \
 		"$(grep -c extended "$here/relay.log")"
-	check lease "batches that the second relay got" -eq 0 "$(grep -c 'batch' "$here/second.log")"
+	check lease "batches of the second relay" -eq 0 "$(grep -c 'batch' "$here/second.log")"
 	check copies "entries in the stream" -eq 500 "$(redis XLEN events:account.booked)"
 }
 
-# within checks how long it has been since a moment.
+# within checks the time since a moment.
 within() {
 	check late "$1: seconds" -le "$2" $((SECONDS - $3))
 }
@@ -125,7 +125,7 @@ stop_idle() {
 	began=$SECONDS
 	terminate idle
 	terminate idler
-	within "SIGTERM to both while nothing is there" 4 "$began"
+	within "SIGTERM to both idle programs" 4 "$began"
 }
 
 stop_in_batch() {
@@ -136,12 +136,12 @@ stop_in_batch() {
 	await 5 in_batch finishing
 	terminate finishing
 	check finish "SIGTERM in mid-batch: events delivered" -eq 300 \
-		"$(sed -n 's/.*leaving, \([0-9]*\) events delivered/\1/p' "$here/finishing.log")"
+		"$(sed -n 's/.*exiting, \([0-9]*\) events delivered/\1/p' "$here/finishing.log")"
 	check finish "entries in the stream" -eq 300 "$(redis XLEN events:account.booked)"
 }
 
-# scenario_give_back lets Redis die in mid-batch: the lease of ten minutes holds nobody
-# up.
+# scenario_give_back kills Redis during a batch: the lease of ten minutes must not delay
+# the next relay.
 scenario_give_back() {
 	local began
 	databases
@@ -152,13 +152,13 @@ scenario_give_back() {
 	await 5 in_batch giver
 	kill -KILL "$redis_pid"
 	wait "$redis_pid" 2>/dev/null || true
-	await 5 logged giver 'batch.*given back'
+	await 5 logged giver 'batch.*returned'
 	terminate giver
 	redis_start
 	began=$SECONDS
 	start_relay next --lease=600 --drain --wait=1
 	exits next 0 10
-	within "Redis dies in mid-batch, lease 600 s; the next relay" 10 "$began"
+	within "Redis killed during a batch, lease 600 s; the next relay" 10 "$began"
 	check given-back "entries in the stream" -eq 300 "$(redis XLEN events:account.booked)"
 }
 
@@ -204,7 +204,7 @@ book() {
 	sql bank "SELECT bank.book($1, 1)" >/dev/null
 }
 
-# listen lets Redis listen on a port of this machine that is free, and sets "port".
+# listen lets Redis listen on a free local port, and sets "port".
 listen() {
 	for _ in $(seq 50); do
 		port=$((20000 + RANDOM % 10000))
@@ -213,7 +213,7 @@ listen() {
 	return 1
 }
 
-# by_password goes through TCP, as a user with a password, into another database.
+# by_password connects through TCP, as a user with a password, to another database.
 by_password() {
 	local bank="dbname=bank_$$_$scenario user=relay" port
 	listen
@@ -238,18 +238,18 @@ scenario_stop() {
 	by_password
 }
 
-# closed_in_stream tells whether the event that Redis refused at first is there.
+# closed_in_stream returns whether the stream has the event that Redis first rejected.
 closed_in_stream() {
 	[ "$(redis TYPE events:account.closed)" = stream ]
 }
 
-# have_lines tells whether so many events have had their effect.
+# have_lines returns whether so many events have had their effect.
 have_lines() {
 	[ "$(lines)" -ge "$1" ]
 }
 
-# refused_by_redis publishes an event whose stream cannot be, between others of its
-# account and of another one.
+# refused_by_redis publishes an event whose stream cannot exist, between other events of
+# its account and of another account.
 refused_by_redis() {
 	redis SET events:account.closed 'not a stream' >/dev/null
 	sql bank "BEGIN; SELECT bank.book(1, 1);
@@ -259,34 +259,34 @@ refused_by_redis() {
 	start_consumer consumer --sole --max-attempts=3
 	await 10 logged relay 'again at'
 	await 10 have_lines 3 || true
-	check refused "effects beside one that Redis refuses" -eq 3 "$(lines)"
+	check refused "effects of other events than the one Redis rejects" -eq 3 "$(lines)"
 	redis DEL events:account.closed >/dev/null
 	await 20 closed_in_stream || true
-	check refused "entries of it, when Redis takes it" -eq 1 "$(redis XLEN events:account.closed)"
+	check refused "entries of that event, once Redis accepts it" -eq 1 "$(redis XLEN events:account.closed)"
 }
 
-# refused_by_function publishes an event that the function cannot take.
+# refused_by_function publishes an event that the function rejects.
 refused_by_function() {
 	sql bank "SELECT idempotency.publish('account.booked', '{\"account\": \"mine\"}')" >/dev/null
 	book 3
 	await 20 have_lines 4 || true
-	check buried "effects beside one that the function refuses" -eq 4 "$(lines)"
-	check buried "attempts at that one" -eq 3 "$(grep -c 'attempt . of 3' "$here/consumer.log")"
-	check buried "entries among the dead" -eq 1 "$(redis XLEN events:account.booked:dead)"
-	check buried "of which have their error" -eq 1 \
+	check buried "effects of other events than the one rejected" -eq 4 "$(lines)"
+	check buried "attempts of the rejected event" -eq 3 "$(grep -c 'attempt . of 3' "$here/consumer.log")"
+	check buried "dead letters" -eq 1 "$(redis XLEN events:account.booked:dead)"
+	check buried "dead letters with their error" -eq 1 \
 		"$(redis --raw XRANGE events:account.booked:dead - + | grep -c '^22P02: invalid input syntax')"
 }
 
-# no_right takes the consumer's right away: that is no fault of the event's.
+# no_right revokes the consumer's privilege: the event must not fail.
 no_right() {
 	sql statement 'REVOKE EXECUTE ON FUNCTION statement.consume FROM statement_writer'
 	book 4
 	exits consumer 1
-	check kept "entries among the dead" -eq 1 "$(redis XLEN events:account.booked:dead)"
+	check kept "dead letters" -eq 1 "$(redis XLEN events:account.booked:dead)"
 	sql statement 'GRANT EXECUTE ON FUNCTION statement.consume TO statement_writer'
 	start_consumer consumer --sole
 	await 10 have_lines 5 || true
-	check kept "effects, when the right is there again" -eq 5 "$(lines)"
+	check kept "effects once the privilege is granted again" -eq 5 "$(lines)"
 }
 
 scenario_poison() {

@@ -1,15 +1,15 @@
 /*-------------------------------------------------------------------------
  *
  * memcheck.h
- *	  Lets AddressSanitizer know what the server would tell valgrind.
+ *	  Passes the server's valgrind client requests to AddressSanitizer.
  *
- * AddressSanitizer sees what malloc() gave, and palloc() cuts that up by itself:
- * whoever writes past the end of its chunk, or reads one after pfree(), is still
- * inside.  A server that is built for valgrind says which parts of its memory,
- * and which shared buffers, are out of bounds.  This file takes the place of
- * valgrind's own, and marks them.
+ * AddressSanitizer knows the blocks of malloc(), which palloc() divides itself. A write
+ * past the end of a chunk, or a read after pfree(), stays within such a block. A server
+ * that is built for valgrind marks the parts of its memory, and shared buffers, that
+ * are out of bounds. This file replaces valgrind's header, and passes the marks to
+ * AddressSanitizer.
  *
- * What was never written to is nothing AddressSanitizer knows of; valgrind does.
+ * AddressSanitizer does not detect uninitialized memory; valgrind does.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,7 +24,7 @@
 #define VALGRIND_MAKE_MEM_DEFINED(address, size) __asan_unpoison_memory_region(address, size)
 #define VALGRIND_CHECK_MEM_IS_DEFINED(address, size) ((void) 0)
 
-/* A chunk that is freed was marked when it was wiped. */
+/* A freed chunk was marked when it was wiped. */
 #define VALGRIND_CREATE_MEMPOOL(pool, redzone, zeroed) ((void) 0)
 #define VALGRIND_DESTROY_MEMPOOL(pool) ((void) 0)
 #define VALGRIND_MEMPOOL_TRIM(pool, address, size) ((void) 0)

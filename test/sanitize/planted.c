@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * planted.c
- *	  Errors that a server which watches its memory must report.
+ *	  Errors that an instrumented server must report.
  *
- * That nothing is reported means something only where these are.  Each function
- * makes one error; test/sanitize/run says which kind of server sees which, and
- * how it is called there.  The compiler must not see any of them: hence volatile.
+ * An empty report means something only if these errors are reported. Each function
+ * makes one error. test/sanitize/run lists the kind of server that detects it and the
+ * call there. The compiler must not see the errors: hence volatile.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,8 +21,8 @@ PG_FUNCTION_INFO_V1(planted_shift);
 PG_FUNCTION_INFO_V1(planted_unwritten);
 
 /*
- * planted_freed reads a chunk after pfree().  Only the server knows: for malloc() it
- * is still in use.
+ * planted_freed reads a chunk after pfree(). Only the server detects it: for malloc()
+ * the block is still in use.
  */
 Datum
 planted_freed(PG_FUNCTION_ARGS)
@@ -34,19 +34,19 @@ planted_freed(PG_FUNCTION_ARGS)
 }
 
 /*
- * planted_overrun reads past the end of what malloc() gave.
+ * planted_overrun reads past the end of a block of malloc().
  */
 Datum
 planted_overrun(PG_FUNCTION_ARGS)
 {
 	volatile int size = 10;
-	volatile char *room = calloc(size, 1);
+	volatile char *block = calloc(size, 1);
 
-	PG_RETURN_BOOL(room[size] != 0);
+	PG_RETURN_BOOL(block[size] != 0);
 }
 
 /*
- * planted_shift shifts by as many places as there are.
+ * planted_shift shifts by the width of the type.
  */
 Datum
 planted_shift(PG_FUNCTION_ARGS)
@@ -57,7 +57,7 @@ planted_shift(PG_FUNCTION_ARGS)
 }
 
 /*
- * planted_unwritten goes one way or the other by what nobody has written.
+ * planted_unwritten branches on uninitialized memory.
  */
 Datum
 planted_unwritten(PG_FUNCTION_ARGS)

@@ -1,7 +1,8 @@
 # planted.pl
 #
-# Makes an error of planted.c in a server as TAP tests have them.  test/sanitize/run
-# puts this beside them, says which one in PLANTED, and looks for the report.
+# Makes an error of planted.c in a server started like those of the TAP tests.
+# test/sanitize/run puts this file beside the TAP tests, names the error in PLANTED, and
+# searches for the report.
 
 use strict;
 use warnings FATAL => 'all';
@@ -11,7 +12,7 @@ use Test::More;
 
 my $node = new_node('planted');
 
-# The session may not survive it, nor the server.
+# The error can end the session, and the server.
 my ($rc, $stdout, $stderr) = $node->psql('postgres', $ENV{PLANTED});
 ok(1, 'the error is made');
 diag($stderr);

@@ -1,13 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * reports.c
- *	  Has UndefinedBehaviorSanitizer write its reports to files.
+ *	  Makes UndefinedBehaviorSanitizer write its reports to files.
  *
- * With gcc's libraries it does not by itself, whatever log_path says, where
- * AddressSanitizer is as well: both have a function that sets the path, and both
- * call the same one, AddressSanitizer's.  The other would write to stderr, where a
- * test that passes says nothing of it.  This library is preloaded, and calls the
- * right one: REPORTS is the path.
+ * With gcc's libraries, log_path has no effect on UndefinedBehaviorSanitizer if
+ * AddressSanitizer is present. Both libraries have a function that sets the path, and
+ * both call the same one, AddressSanitizer's. The other one would write to stderr,
+ * which a passing test does not show. This library is preloaded, and calls the right
+ * function: REPORTS is the path.
  *
  *-------------------------------------------------------------------------
  */

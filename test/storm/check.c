@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * check.c
- *	  Compares keys, orders, charges and answers.
+ *	  Compares keys, orders, charges and responses.
  *
- * All there is to know is read from the tables into memory, one entry for each
- * operation, and compared there.  Nothing else may be connected.
+ * Reads all tables into memory, one entry for each operation, and compares them. No
+ * other session may be connected.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,21 +19,21 @@
 #include "tally.h"
 #include "work.h"
 
-/* What the tables say about one operation. */
+/* What the tables contain about one operation. */
 typedef struct Truth
 {
 	bool stored;
 	bool failed;
-	char *answer; /* as peek() gives it */
+	char *answer; /* as peek() returns it */
 	int orders;	  /* the effects in this database */
-	int amount;	  /* of the last of them, and so on */
+	int amount;	  /* of the last effect; likewise below */
 	int64_t worker;
 	int64_t paid;
 	int charges; /* the effects at the provider */
 	int64_t charge;
 	int charged; /* the amount */
 	bool declined;
-	bool derived; /* under the key that belongs to the operation */
+	bool derived; /* under the key derived from the operation */
 } Truth;
 
 /* ----------------------------------------------------------------
@@ -132,15 +132,15 @@ ReadCharges(Session *session, Truth *truths)
  */
 
 /*
- * JudgeProvider compares an operation with its charge: there is one, under the
+ * CheckProvider compares an operation with its charge: there is exactly one, under the
  * derived key, and it succeeded if and only if the operation did.
  */
 static void
-JudgeProvider(int key, const Truth *truth)
+CheckProvider(int key, const Truth *truth)
 {
 	if (truth->charges != 1 || !truth->derived)
 		Violation("[provider] operation %d was charged %d times%s", key, truth->charges,
-				  truth->charges == 1 ? ", under another key than its own" : "");
+				  truth->charges == 1 ? ", under another key than the derived one" : "");
 	else if (truth->charged != AmountOf(key) || truth->declined != truth->failed)
 		Violation("[provider] operation %d (%s) was charged %d%s, not %d", key,
 				  truth->failed ? "failed" : "done", truth->charged,
@@ -151,23 +151,23 @@ JudgeProvider(int key, const Truth *truth)
 }
 
 /*
- * Judge compares all that is known about one operation.
+ * CheckOperation compares all that is known about one operation.
  */
 static void
-Judge(int key, const Truth *truth, int64_t finisher)
+CheckOperation(int key, const Truth *truth, int64_t finisher)
 {
 	int due = truth->stored && !truth->failed ? 1 : 0;
 
 	if (!truth->stored || !Acknowledged(key))
 		Violation("[records] operation %d %s", key,
-				  truth->stored ? "was never answered" : "has no outcome");
+				  truth->stored ? "was never acknowledged" : "has no outcome");
 	if (truth->orders != due)
 		Violation("[effects] operation %d (%s) has %d orders, not %d", key,
 				  !truth->stored  ? "no outcome"
 				  : truth->failed ? "failed"
 								  : "done",
 				  truth->orders, due);
-	JudgeProvider(key, truth);
+	CheckProvider(key, truth);
 	if (truth->orders != 1 || due != 1)
 		return;
 
@@ -175,15 +175,15 @@ Judge(int key, const Truth *truth, int64_t finisher)
 		Violation("[effects] operation %d has amount %d, not %d", key, truth->amount,
 				  AmountOf(key));
 	if (truth->worker != finisher)
-		Violation("[effects] operation %d was written by worker %lld, and finished by %lld", key,
+		Violation("[effects] operation %d was written by worker %lld and finished by %lld", key,
 				  (long long) truth->worker, (long long) finisher);
 	if (AnswerAttempt(truth->answer) >= 0 && AnswerAttempt(truth->answer) != truth->worker)
-		Violation("[effects] operation %d was written by worker %lld, and answered: %.300s", key,
+		Violation("[effects] operation %d was written by worker %lld, with response: %.300s", key,
 				  (long long) truth->worker, truth->answer);
 }
 
 /*
- * Check compares what the tables say with what the clients were told.
+ * Check compares the tables with the responses that the clients received.
  */
 void
 Check(Session *session)
@@ -202,7 +202,7 @@ Check(Session *session)
 
 	for (int key = 0; key < config.operations; key++)
 	{
-		Judge(key, &truths[key], finishers[key]);
+		CheckOperation(key, &truths[key], finishers[key]);
 		records += truths[key].stored;
 		failures += truths[key].failed;
 		orders += truths[key].orders;
@@ -216,9 +216,8 @@ Check(Session *session)
 }
 
 /*
- * CheckServer makes sure that nothing is left in the server, that the reaper
- * has taken, and takes, what has run out and nothing else, and that the
- * indexes of the store are sound.
+ * CheckServer checks that no locks are left, that the reaper has deleted all expired
+ * rows and nothing else, and that the indexes of the store are valid.
  */
 void
 CheckServer(Session *session)
@@ -231,7 +230,7 @@ CheckServer(Session *session)
 	while (Ask(session, NULL, "SELECT idempotency.reap(1000)") &&
 		   strcmp(Value(session, 0, 0), "0") != 0)
 		;
-	Expect(session, "rows that the reaper left", "0",
+	Expect(session, "expired rows", "0",
 		   "SELECT count(*) FROM idempotency.keys WHERE scope = 'storm/prey' OR state = 'expired'");
 	snprintf(outcomes, sizeof(outcomes), "%d", config.operations);
 	Expect(session, "outcomes through the primary key", outcomes,

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * check.h
- *	  Compares keys, orders, charges and answers.
+ *	  Compares keys, orders, charges and responses.
  *
  *-------------------------------------------------------------------------
  */

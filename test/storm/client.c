@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * client.c
- *	  What a client's worker begins with: the claim.
+ *	  The first step of a client's worker: the claim.
  *
- * Most workers claim with a lease, in a statement of its own or in a
- * transaction of some isolation level, perhaps at the second go; some claim
- * without, and do all of their work in one transaction.  A few come with
- * another request, and must be refused.
+ * Most workers claim with a lease, in a separate statement or in a transaction of some
+ * isolation level, some of them after a rolled back claim. Some claim without a lease
+ * and do all work in one transaction. A few send another request, which must be
+ * rejected.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,27 +29,26 @@ static const char *const levels[] = {"READ COMMITTED", "READ COMMITTED", "READ C
 									 "REPEATABLE READ", "SERIALIZABLE"};
 
 /* ----------------------------------------------------------------
- * Asking
+ * Claims
  * ----------------------------------------------------------------
  */
 
 /*
- * CheckInProgress reports that an operation is said to be in progress though
- * somebody has been told its answer.
+ * CheckInProgress reports an operation that is in progress although it was
+ * acknowledged.
  */
 static void
 CheckInProgress(Worker *worker, bool acknowledged)
 {
 	if (acknowledged)
-		Violation("[progress] operation %d is in progress, though it was acknowledged (worker "
+		Violation("[progress] operation %d is in progress, although it was acknowledged (worker "
 				  "%lld)",
 				  worker->key, (long long) worker->number);
 }
 
 /*
- * ReadClaim reads what a claim returned.  "acknowledged" says whether somebody
- * had been told the answer before the claim was sent.  Returns whether it was
- * granted.
+ * ReadClaim reads the result of a claim. "acknowledged" is whether the operation was
+ * acknowledged before the claim was sent. Returns whether the claim was granted.
  */
 static bool
 ReadClaim(Worker *worker, bool acknowledged)
@@ -61,8 +60,9 @@ ReadClaim(Worker *worker, bool acknowledged)
 	if (strcmp(outcome, "claimed") == 0 || strcmp(outcome, "taken_over") == 0)
 	{
 		if (acknowledged)
-			Violation("[claims] operation %d was granted, though it was acknowledged (worker %lld)",
-					  worker->key, (long long) worker->number);
+			Violation(
+				"[claims] operation %d was granted, although it was acknowledged (worker %lld)",
+				worker->key, (long long) worker->number);
 		Grant(worker, 0);
 		return true;
 	}
@@ -89,8 +89,8 @@ ReadClaim(Worker *worker, bool acknowledged)
 }
 
 /*
- * Claim asks for the operation, with the worker's lease or without one.
- * Returns whether it was granted.
+ * Claim claims the operation, with the worker's lease or without one. Returns whether
+ * it was granted.
  */
 static bool
 Claim(Worker *worker, bool withLease)
@@ -125,8 +125,8 @@ Claim(Worker *worker, bool withLease)
 }
 
 /*
- * Begin begins a transaction; above READ COMMITTED its snapshot may be old when
- * it claims.
+ * Begin begins a transaction. Above READ COMMITTED its snapshot can be old at the
+ * claim.
  */
 static bool
 Begin(Worker *worker)
@@ -140,8 +140,8 @@ Begin(Worker *worker)
 }
 
 /*
- * ClaimAndUndo claims in a savepoint, and takes that back.  Returns false if
- * the transaction is lost.
+ * ClaimAndUndo claims in a savepoint and rolls back to it. Returns false if the
+ * transaction failed.
  */
 static bool
 ClaimAndUndo(Worker *worker, bool withLease)
@@ -163,7 +163,7 @@ ClaimAndUndo(Worker *worker, bool withLease)
  */
 
 /*
- * AttemptLeased claims with a lease, commits that, and does the work.
+ * AttemptLeased claims with a lease, commits, and does the work.
  */
 static void
 AttemptLeased(Worker *worker)
@@ -183,8 +183,8 @@ AttemptLeased(Worker *worker)
 }
 
 /*
- * AttemptInTransaction claims without a lease, and does all of the work in the
- * transaction that claimed.
+ * AttemptInTransaction claims without a lease, and does all work in the claiming
+ * transaction.
  */
 static void
 AttemptInTransaction(Worker *worker)
@@ -195,9 +195,9 @@ AttemptInTransaction(Worker *worker)
 }
 
 /*
- * AttemptAnotherRequest claims with another request than all others.  Where
- * something stands under the key that is a mismatch.  Otherwise it may be
- * granted, and leaves no trace: it is not completed, and so cannot commit.
+ * AttemptAnotherRequest claims with a different request than all others. If the key is
+ * stored, that is a mismatch. Otherwise it can be granted, but is not completed, and so
+ * cannot commit.
  */
 static void
 AttemptAnotherRequest(Worker *worker)
@@ -219,20 +219,20 @@ AttemptAnotherRequest(Worker *worker)
 	}
 	else if (acknowledged && !session->lost && strcmp(session->state, "57014") != 0 &&
 			 (try || strcmp(session->state, "IK422") != 0))
-		Violation("[requests] operation %d: %s for another request, though it was acknowledged "
+		Violation("[requests] operation %d: %s for another request, although it was acknowledged "
 				  "(worker %lld)",
 				  worker->key, session->state, (long long) worker->number);
 }
 
 /*
- * Attempt makes the attempt of a client's worker.
+ * Attempt runs the attempt of a client's worker.
  */
 void
 Attempt(Worker *worker)
 {
 	int dice = RandomBelow(&worker->random, 100);
 
-	if (worker->calm || dice >= REQUEST_OF_OTHERS_PERCENT + WITHOUT_LEASE_PERCENT)
+	if (worker->reliable || dice >= REQUEST_OF_OTHERS_PERCENT + WITHOUT_LEASE_PERCENT)
 		AttemptLeased(worker);
 	else if (dice < REQUEST_OF_OTHERS_PERCENT)
 		AttemptAnotherRequest(worker);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * client.h
- *	  What a client's worker begins with: the claim.
+ *	  The first step of a client's worker: the claim.
  *
  *-------------------------------------------------------------------------
  */

@@ -1,12 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * completer.c
- *	  Completers: they take over what nobody came back for.
+ *	  Completers: workers that take over abandoned operations.
  *
- * A completer takes a few operations at once and works them off one after the
- * other, so that it may have lost the last of them when it gets there.  Things
- * go wrong for it as for any worker.
- *
+ * A completer takes over a few operations at once and completes them one after the
+ * other, so that its lease on the last one can expire meanwhile. It has the same faults
+ * as any other worker.
  *-------------------------------------------------------------------------
  */
 #include <stdatomic.h>
@@ -19,14 +18,14 @@
 #include "work.h"
 
 #define MOST_AT_ONCE 3
-#define LONGEST_NAP 25000 /* microseconds */
+#define LONGEST_DELAY 25000 /* microseconds */
 
-/* Their workers have numbers that no client's has. */
+/* Workers of completers have numbers that no client's worker has. */
 static atomic_llong nextNumber = (1LL << 40);
 
 /*
- * CheckAbandoned makes sure that an operation that was taken over is one of
- * ours, and comes with its request.  Returns its number, or -1.
+ * CheckAbandoned checks that an operation that was taken over exists and has its
+ * request. Returns its number, or -1.
  */
 static int
 CheckAbandoned(Session *session, int row)
@@ -38,23 +37,21 @@ CheckAbandoned(Session *session, int row)
 	if (key < 0 || strcmp(Field(session, row, "scope"), SCOPE) != 0)
 		Violation("[abandoned] key %s belongs to no operation", name);
 	else if (request == NULL || strstr(request, name) == NULL)
-		Violation("[abandoned] operation %d comes with request %s", key,
-				  request ? request : "NULL");
+		Violation("[abandoned] operation %d has request %s", key, request ? request : "NULL");
 	else if (strcmp(Field(session, row, "outcome"), "taken_over") != 0)
-		Violation("[abandoned] operation %d comes with outcome %s", key,
-				  Field(session, row, "outcome"));
+		Violation("[abandoned] operation %d has outcome %s", key, Field(session, row, "outcome"));
 	return key;
 }
 
 /*
- * TakeOver takes over a few operations and does their work.
+ * TakeOver takes over a few operations and completes them.
  */
 static void
-TakeOver(Seat *seat, Random *random)
+TakeOver(Slot *slot, Random *random)
 {
 	int lease = 40 + RandomBelow(random, 300);
 	long long number = atomic_fetch_add(&nextNumber, MOST_AT_ONCE);
-	Session *session = &seat->session;
+	Session *session = &slot->session;
 	Worker workers[MOST_AT_ONCE];
 	int count = 0;
 
@@ -70,7 +67,7 @@ TakeOver(Seat *seat, Random *random)
 
 		if (key < 0)
 			continue;
-		WorkerMake(&workers[count], seat, number + row, key, false);
+		WorkerMake(&workers[count], slot, number + row, key, false);
 		workers[count].leaseMs = lease;
 		Grant(&workers[count], row);
 		Count(TALLY_COMPLETER);
@@ -80,27 +77,27 @@ TakeOver(Seat *seat, Random *random)
 	{
 		Work(&workers[i]);
 		SessionSettle(session);
-		SessionSettle(&seat->provider);
+		SessionSettle(&slot->provider);
 	}
 }
 
 /*
- * CompleterMain is the thread of a completer, until the storm is over.
- * "argument" is its seat.
+ * CompleterMain is the thread of a completer. It runs until all clients have ended.
+ * "argument" is its slot.
  */
 void *
 CompleterMain(void *argument)
 {
-	Seat *seat = argument;
+	Slot *slot = argument;
 	Random random;
 
 	RandomSeed(&random, config.seed, (uint64_t) atomic_fetch_add(&nextNumber, 1));
 	while (!StormIsOver())
 	{
-		SleepMicroseconds(RandomBelow(&random, LONGEST_NAP));
-		TakeOver(seat, &random);
-		SessionSettle(&seat->session);
-		SessionSettle(&seat->provider);
+		SleepMicroseconds(RandomBelow(&random, LONGEST_DELAY));
+		TakeOver(slot, &random);
+		SessionSettle(&slot->session);
+		SessionSettle(&slot->provider);
 	}
 	return NULL;
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * completer.h
- *	  Completers: they take over what nobody came back for.
+ *	  Completers: workers that take over abandoned operations.
  *
  *-------------------------------------------------------------------------
  */

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * history.c
- *	  What happened to each operation, step by step.
+ *	  The history of each operation.
  *
- * Every step was logged in the transaction that took it, under the lock of its
- * key, so that the log of a key in the order of its ids is its history.  Here
- * it is played once more against a model of the protocol: who may follow whom,
- * with which token, attempt and recovery point, and when.
+ * Every step was logged in its own transaction, under the lock of its key, so that the
+ * log of a key, ordered by ID, is its history. This file replays the log against a
+ * model of the protocol: the permitted order of steps, with tokens, attempts, recovery
+ * points and times.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,8 +22,8 @@ typedef enum State
 {
 	NOTHING, /* is stored */
 	LEASED,
-	RELEASED, /* with a checkpoint: nobody owns it, but something is stored */
-	CLAIMED,  /* without a lease, by a transaction that finishes it */
+	RELEASED, /* with a checkpoint: no owner, but a stored row */
+	CLAIMED,  /* without a lease, until the end of the transaction */
 	FINISHED
 } State;
 
@@ -32,7 +32,7 @@ typedef struct Model
 {
 	State state;
 	int64_t token;	 /* of the owner */
-	int64_t highest; /* token that there ever was */
+	int64_t highest; /* token so far */
 	int attempt;
 	int64_t until; /* when the lease ends, in microseconds */
 	char *point;   /* the last checkpoint, or NULL */
@@ -87,23 +87,23 @@ SetPoint(Model *model, const char *point, const char *state)
  */
 
 /*
- * PlayGrant is a claim that was granted.  A token is new and higher than all
- * before; a takeover comes after the end of the lease, counts the attempt up,
- * and gets the last checkpoint.
+ * PlayGrant is a granted claim. Its token must be higher than all before. A takeover
+ * must follow the end of the lease, increments the attempt, and returns the last
+ * checkpoint.
  */
 static void
 PlayGrant(Model *model, const Event *event, bool takeover)
 {
 	if (event->token != 0 && event->token <= model->highest)
-		Wrong(event, model, "whose token is not higher than all before");
+		Wrong(event, model, "with a token not higher than all before");
 	if (takeover ? model->state != LEASED && model->state != RELEASED : model->state != NOTHING)
-		Wrong(event, model, "out of turn");
+		Wrong(event, model, "in the wrong state");
 	else if (event->attempt != (takeover ? model->attempt + 1 : 1))
-		Wrong(event, model, "whose attempt is not the next");
+		Wrong(event, model, "with the wrong attempt");
 	else if (!Same(event->point, model->point) || !Same(event->state, model->pointState))
 		Wrong(event, model, "without the last checkpoint");
 	else if (takeover && model->state == LEASED && event->at <= model->until)
-		Wrong(event, model, "before the lease ran out");
+		Wrong(event, model, "before the lease expired");
 
 	model->state = event->token == 0 ? CLAIMED : LEASED;
 	model->token = event->token;
@@ -114,13 +114,13 @@ PlayGrant(Model *model, const Event *event, bool takeover)
 }
 
 /*
- * PlayOwner is a step that only the owner may take.
+ * PlayOwner is a step that only the owner can take.
  */
 static void
 PlayOwner(Model *model, const Event *event)
 {
 	if (model->state != LEASED || event->token != model->token)
-		Wrong(event, model, "by somebody who is not the owner");
+		Wrong(event, model, "by a worker that is not the owner");
 	if (strcmp(event->name, "renewed") == 0)
 		model->until = event->until;
 	else if (strcmp(event->name, "checkpoint") == 0)
@@ -136,7 +136,7 @@ static void
 PlayFinish(Model *model, const Event *event)
 {
 	if (model->state != (event->token == 0 ? CLAIMED : LEASED) || event->token != model->token)
-		Wrong(event, model, "by somebody who is not the owner");
+		Wrong(event, model, "by a worker that is not the owner");
 	model->state = FINISHED;
 	model->finisher = event->worker;
 }
@@ -145,14 +145,14 @@ static void
 PlayEviction(Model *model, const Event *event)
 {
 	if (model->state != LEASED && model->state != RELEASED)
-		Wrong(event, model, "out of turn");
+		Wrong(event, model, "in the wrong state");
 	model->state = NOTHING;
 	model->token = 0;
 	SetPoint(model, NULL, NULL);
 }
 
 /*
- * Play plays one event of the log.
+ * Play replays one event of the log.
  */
 static void
 Play(Model *model, const Event *event)
@@ -183,7 +183,7 @@ Number(Session *session, int row, const char *name)
 }
 
 /*
- * HistoryCheck plays the log.  Returns who finished each operation, or 0; the
+ * HistoryCheck replays the log. Returns which worker finished each operation, or 0; the
  * caller frees it.
  */
 int64_t *
@@ -223,6 +223,6 @@ HistoryCheck(Session *session)
 		SetPoint(&models[key], NULL, NULL);
 	}
 	free(models);
-	printf("  %d steps played once more\n", rows);
+	printf("  %d steps replayed\n", rows);
 	return finishers;
 }

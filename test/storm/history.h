@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * history.h
- *	  What happened to each operation, step by step.
+ *	  The history of each operation.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,7 +10,7 @@
 
 #include "session.h"
 
-/* Who finished each operation; 0 for nobody. */
+/* The worker that finished each operation; 0 for none. */
 extern int64_t *HistoryCheck(Session *session);
 
 #endif /* STORM_HISTORY_H */

@@ -1,25 +1,22 @@
 -- test/storm/schema.sql
 --
--- What the workers of the storm call, and the tables that they write to.
---
--- Every step that moves an operation along is logged in the transaction that
--- takes it, under the lock of its key, so that the log of a key in the order of
--- its ids is that key's history.  (A transaction holds the lock to its end.)
---
--- Every function can be made wrong on purpose, by the setting stress.break, so
--- that the test can show that it would notice.
+-- Functions that the workers of the storm call, and their tables. Every step of an
+-- operation is logged in its own transaction, under the lock of its key. The log of a
+-- key, ordered by ID, is therefore that key's history. (A transaction holds the lock
+-- to its end.) The setting stress.break makes a function wrong on purpose, so that the
+-- test can show that it detects the mistake.
 
 CREATE EXTENSION idempotency;
 CREATE SCHEMA storm;
 CREATE SCHEMA provider;
 
--- No session waits for a key for long: somebody may be stalled who holds it.
+-- No session waits long for a key: its owner might be stalled.
 SELECT format('ALTER DATABASE %I SET idempotency.wait = %L', current_database(), '300ms')
 \gexec
 
 -- ---------------------------------------------------------------------------
--- The provider: an outside service, to which each worker has a connection of
--- its own.  It charges once for each key that it is given.
+-- The provider: an external service, to which each worker has a separate connection. It
+-- charges once for each key.
 -- ---------------------------------------------------------------------------
 
 CREATE TABLE provider.charges (
@@ -42,8 +39,8 @@ AS $$
 $$;
 
 -- ---------------------------------------------------------------------------
--- The business tables.  No constraint on the key: that a key has one effect is
--- left to the extension alone.  One is guarded, the other is not.
+-- The business tables. They have no unique key: only the extension ensures that a key
+-- has one effect. One table is guarded, the other is not.
 -- ---------------------------------------------------------------------------
 
 CREATE TABLE storm.orders (
@@ -56,7 +53,7 @@ CREATE TABLE storm.bookings (LIKE storm.orders INCLUDING ALL);
 CREATE TRIGGER guard BEFORE INSERT OR UPDATE OR DELETE ON storm.bookings
 	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('storm/charge');
 
--- The mark of a server that has not crashed since it was set.
+-- The mark of a server that has not crashed since the mark was set.
 CREATE UNLOGGED TABLE storm.alive ();
 
 CREATE TABLE storm.log (
@@ -73,7 +70,7 @@ CREATE TABLE storm.log (
 );
 CREATE INDEX ON storm.log (key, id);
 
--- broken tells, now and then, that the caller is to do what p_what names wrong.
+-- broken returns, sometimes, that the caller must make the mistake p_what.
 CREATE FUNCTION storm.broken(p_what text) RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -81,7 +78,7 @@ AS $$
 		AND random() < 0.3
 $$;
 
--- spoil does to the row of a lease what nothing may ever do.
+-- spoil changes the row of a lease in a forbidden way.
 CREATE FUNCTION storm.spoil(p_key text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -106,8 +103,8 @@ $$;
 -- The steps of a worker
 -- ---------------------------------------------------------------------------
 
--- granted logs a claim that was granted.  When a lease runs out is read from
--- its row, since no call tells it to the microsecond.
+-- granted logs a claim that was granted. It reads the end of the lease from its row,
+-- because no call returns it to the microsecond.
 CREATE FUNCTION storm.granted(p_key text, p_worker bigint, op idempotency.operation) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -124,7 +121,7 @@ BEGIN
 END
 $$;
 
--- claim claims, with a lease unless that is NULL, or says why not.
+-- claim claims, with a lease unless that is NULL, or returns why not.
 CREATE FUNCTION storm.claim(p_key text, p_worker bigint, p_request text, p_lease interval,
 	p_wait interval, p_try boolean) RETURNS idempotency.operation
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -145,7 +142,7 @@ BEGIN
 END
 $$;
 
--- claim_abandoned takes over what nobody came back for.
+-- claim_abandoned takes over abandoned operations.
 CREATE FUNCTION storm.claim_abandoned(p_worker bigint, p_lease interval, p_max integer)
 	RETURNS SETOF idempotency.abandoned
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -191,7 +188,7 @@ BEGIN
 END
 $$;
 
--- finish stores the outcome.  The token is NULL for a claim without a lease.
+-- finish stores the outcome. The token is NULL for a claim without a lease.
 CREATE FUNCTION storm.finish(p_key text, p_worker bigint, p_token bigint, p_failed boolean,
 	p_status integer, p_headers text, p_response text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -215,9 +212,8 @@ BEGIN
 END
 $$;
 
--- overtaken tells whether anything happened to the operation since it was
--- granted under that token that takes the token's worth, or whether the grant
--- itself did not commit.
+-- overtaken returns whether a later step of the operation invalidated that token, or
+-- the grant itself did not commit.
 CREATE FUNCTION storm.overtaken(p_key text, p_token bigint) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -234,8 +230,8 @@ $$;
 -- Others
 -- ---------------------------------------------------------------------------
 
--- evict forgets an operation that is leased.  It needs a fixed snapshot, under
--- which forget() fails with 40001 for a row that changed since peek().
+-- evict deletes an operation that is leased. It needs a fixed snapshot, under which
+-- forget() fails with 40001 for a row that changed since peek().
 CREATE FUNCTION storm.evict(p_key text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -249,8 +245,8 @@ BEGIN
 END
 $$;
 
--- plant leaves a row that has run out, for the workers to find: an outcome, or
--- a lease that nobody came back for.
+-- plant stores an expired row for the workers to find: an outcome, or an abandoned
+-- lease.
 CREATE FUNCTION storm.plant(p_scope text, p_key text, p_leased boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

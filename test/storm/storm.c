@@ -1,26 +1,26 @@
 /*-------------------------------------------------------------------------
  *
  * storm.c
- *	  Many workers do the work of many operations under leases while they die
- *	  at random; then the provider, the tables, the log and the answers are
+ *	  Many workers execute operations under leases while faults kill them at
+ *	  random; then the provider, the tables, the log and the responses are
  *	  compared.
  *
- * Needs a database with schema.sql in it, that nobody else uses, and the right
- * to kill a backend of its server.  Environment:
+ * Needs its own database with schema.sql, and the right to kill a backend of its
+ * server. Environment:
  *
  *	CLIENTS			how many clients, 12
  *	OPERATIONS		how many operations, each with its key, 1300
- *	SEED			determines what every worker wants, and its fate, 1
- *	PATIENCE		after how many seconds a client that has no answer yet is
+ *	SEED			determines the operations and faults of all workers, 1
+ *	PATIENCE		after how many seconds a client without response is
  *					a violation, 60
- *	STRESS_BREAK	what to do wrong on purpose (see schema.sql and work.c)
+ *	STRESS_BREAK	a deliberate mistake (see schema.sql and work.c)
  *
- * Exits with 0 if all is well, 1 for a violation, 2 if it could not run.
+ * Exits with 0 for success, 1 for a violation, 2 if it could not run.
  *
- * Every operation is wanted by COPIES clients at about the same time, each of
- * which sends one worker after the other until it has the answer.  One thread
- * for each client, some for completers, and one each for trouble, for the
- * reaper, and for an administrator's work.
+ * COPIES clients request every operation at about the same time. Each of them starts
+ * one worker after the other until it has the response. There is one thread for each
+ * client, some for completers, and one each for faults, for the reaper, and for
+ * maintenance.
  *
  *-------------------------------------------------------------------------
  */
@@ -39,30 +39,34 @@
 #include "tally.h"
 #include "trouble.h"
 
-/* How many clients want the same operation, of how many at the same time. */
+/*
+ * How many clients request the same operation, and how many operations are concurrent.
+ */
 #define COPIES 3
 #define WINDOW 4
 
 #define COMPLETERS 2
 
-/* The number of a worker is that of its client's errand, and which it is. */
+/*
+ * The number of a worker combines the number of its client's task with its own number.
+ */
 #define WORKERS_EACH 1024
 
-/* From this worker on, a client sends calm ones. */
-#define CALM_FROM 8
+/* From this worker on, workers of a client have no faults. */
+#define RELIABLE_FROM 8
 
-/* In percent of the operations: those that find a row that has run out. */
+/* In percent of the operations: those that find an expired row. */
 #define EXPIRED_PERCENT 10
 
-/* How long a restarting server may take, and a client may rest, at most. */
+/* Time limits: for a restart of the server, and between tasks of a client. */
 #define RESTART_SECONDS 60
-#define LONGEST_REST 12000 /* microseconds */
+#define LONGEST_PAUSE 12000 /* microseconds */
 
-Seat *seats;
-int seatCount;
+Slot *slots;
+int slotCount;
 
-static atomic_llong nextErrand;
-static atomic_llong longestErrand; /* in microseconds */
+static atomic_llong nextTask;
+static atomic_llong longestTask; /* in microseconds */
 static atomic_bool over;
 static int patience = 60;
 
@@ -73,25 +77,25 @@ StormIsOver(void)
 }
 
 /*
- * StormProgress returns how much of the errands has begun, from 0 to 1.
+ * StormProgress returns the fraction of tasks that have begun, from 0 to 1.
  */
 double
 StormProgress(void)
 {
-	double progress = (double) atomic_load(&nextErrand) / (config.operations * COPIES);
+	double progress = (double) atomic_load(&nextTask) / (config.operations * COPIES);
 
 	return progress > 1 ? 1 : progress;
 }
 
 /*
- * OperationOf returns the operation of an errand: COPIES rounds through one
- * WINDOW of operations, then the next.
+ * OperationOf returns the operation of a task: COPIES rounds through one WINDOW of
+ * operations, then the next.
  */
 static int
-OperationOf(long long errand)
+OperationOf(long long task)
 {
-	int window = (int) (errand / (COPIES * WINDOW));
-	int key = window * WINDOW + (int) (errand % WINDOW);
+	int window = (int) (task / (COPIES * WINDOW));
+	int key = window * WINDOW + (int) (task % WINDOW);
 
 	return key < config.operations ? key : config.operations - 1;
 }
@@ -102,62 +106,62 @@ OperationOf(long long errand)
  */
 
 /*
- * NoteLength notes how long a client went without its answer.
+ * RecordLength records how long a client was without its response.
  */
 static void
-NoteLength(int64_t length)
+RecordLength(int64_t length)
 {
-	long long longest = atomic_load(&longestErrand);
+	long long longest = atomic_load(&longestTask);
 
-	while (length > longest && !atomic_compare_exchange_weak(&longestErrand, &longest, length))
+	while (length > longest && !atomic_compare_exchange_weak(&longestTask, &longest, length))
 		;
 }
 
 /*
- * Serve sends workers until the client has its answer.
+ * Serve starts workers until the client has its response.
  */
 static void
-Serve(Seat *seat, long long errand)
+Serve(Slot *slot, long long task)
 {
 	int64_t begin = Microseconds();
-	int key = OperationOf(errand);
+	int key = OperationOf(task);
 
 	for (int i = 0;; i++)
 	{
 		Worker worker;
 
-		WorkerMake(&worker, seat, errand * WORKERS_EACH + 1 + i % (WORKERS_EACH - 1), key,
-				   i >= CALM_FROM);
+		WorkerMake(&worker, slot, task * WORKERS_EACH + 1 + i % (WORKERS_EACH - 1), key,
+				   i >= RELIABLE_FROM);
 		Attempt(&worker);
-		SessionSettle(&seat->session);
-		SessionSettle(&seat->provider);
+		SessionSettle(&slot->session);
+		SessionSettle(&slot->provider);
 		if (worker.answered)
 		{
-			NoteLength(Microseconds() - begin);
+			RecordLength(Microseconds() - begin);
 			return;
 		}
 		if (Microseconds() - begin > (int64_t) patience * 1000000)
 		{
-			Violation("[blocked] operation %d: no answer for %d seconds, from %d workers", key,
+			Violation("[blocked] operation %d: no response for %d seconds, from %d workers", key,
 					  patience, i + 1);
-			atomic_store(&nextErrand, (long long) config.operations * COPIES);
+			atomic_store(&nextTask, (long long) config.operations * COPIES);
 			return;
 		}
-		SleepMicroseconds(RandomBelow(&worker.random, LONGEST_REST));
+		SleepMicroseconds(RandomBelow(&worker.random, LONGEST_PAUSE));
 	}
 }
 
 /*
- * ClientMain is the thread of a client: it serves errands while there are any.
+ * ClientMain is the thread of a client: it executes tasks until none is left.
  */
 static void *
 ClientMain(void *argument)
 {
-	Seat *seat = argument;
-	long long errand;
+	Slot *slot = argument;
+	long long task;
 
-	while ((errand = atomic_fetch_add(&nextErrand, 1)) < (long long) config.operations * COPIES)
-		Serve(seat, errand);
+	while ((task = atomic_fetch_add(&nextTask, 1)) < (long long) config.operations * COPIES)
+		Serve(slot, task);
 	return NULL;
 }
 
@@ -167,8 +171,7 @@ ClientMain(void *argument)
  */
 
 /*
- * PlantExpired leaves rows that have run out under some of the keys, which must
- * count as absent.
+ * PlantExpired stores expired rows under some of the keys, which must count as absent.
  */
 static void
 PlantExpired(Session *session)
@@ -190,7 +193,7 @@ PlantExpired(Session *session)
 }
 
 /*
- * Prepare does what the mistakes need that are made on purpose.
+ * Prepare does the preparation of deliberate mistakes.
  */
 static void
 Prepare(Session *session)
@@ -201,7 +204,7 @@ Prepare(Session *session)
 }
 
 /*
- * LoseRecord removes one of the outcomes, as a restore that loses it would.
+ * LoseRecord removes one of the outcomes, as a lossy restore would.
  */
 static void
 LoseRecord(Session *session)
@@ -213,10 +216,10 @@ LoseRecord(Session *session)
 }
 
 /*
- * Storm lets the clients do all errands, and returns when everybody is gone.
+ * RunTasks lets the clients execute all tasks, and returns once all threads have ended.
  */
 static void
-Storm(void)
+RunTasks(void)
 {
 	enum
 	{
@@ -225,47 +228,47 @@ Storm(void)
 		JANITOR,
 		OTHERS
 	};
-	static void *(*const mains[OTHERS])(void *) = {TroubleMain, ReaperMain, JanitorMain};
+	static void *(*const mains[OTHERS])(void *) = {FaultMain, ReaperMain, JanitorMain};
 	static const char *const names[OTHERS] = {"storm trouble", "storm reaper", "storm janitor"};
 	Session others[OTHERS];
 	pthread_t otherThreads[OTHERS];
-	pthread_t *threads = calloc(seatCount, sizeof(pthread_t));
+	pthread_t *threads = calloc(slotCount, sizeof(pthread_t));
 
-	for (int i = 0; i < seatCount; i++)
+	for (int i = 0; i < slotCount; i++)
 	{
-		SessionOpen(&seats[i].session, "storm worker");
-		SessionOpen(&seats[i].provider, "storm provider");
+		SessionOpen(&slots[i].session, "storm worker");
+		SessionOpen(&slots[i].provider, "storm provider");
 	}
 	for (int i = 0; i < OTHERS; i++)
 	{
 		SessionOpen(&others[i], names[i]);
 		pthread_create(&otherThreads[i], NULL, mains[i], &others[i]);
 	}
-	for (int i = 0; i < seatCount; i++)
+	for (int i = 0; i < slotCount; i++)
 		pthread_create(&threads[i], NULL, i < config.clients ? ClientMain : CompleterMain,
-					   &seats[i]);
+					   &slots[i]);
 
 	for (int i = 0; i < config.clients; i++)
 		pthread_join(threads[i], NULL);
 	atomic_store(&over, true);
 	JanitorStop();
-	for (int i = config.clients; i < seatCount; i++)
+	for (int i = config.clients; i < slotCount; i++)
 		pthread_join(threads[i], NULL);
 	for (int i = 0; i < OTHERS; i++)
 	{
 		pthread_join(otherThreads[i], NULL);
 		SessionClose(&others[i]);
 	}
-	for (int i = 0; i < seatCount; i++)
+	for (int i = 0; i < slotCount; i++)
 	{
-		SessionClose(&seats[i].session);
-		SessionClose(&seats[i].provider);
+		SessionClose(&slots[i].session);
+		SessionClose(&slots[i].provider);
 	}
 	free(threads);
 }
 
 /*
- * Defaults sets what ConfigRead() would set otherwise.
+ * Defaults sets the configuration before ConfigRead() reads the environment.
  */
 static void
 Defaults(void)
@@ -287,13 +290,13 @@ main(void)
 	Defaults();
 	ConfigRead();
 	LedgerMake();
-	seatCount = config.clients + COMPLETERS;
-	seats = calloc(seatCount, sizeof(Seat));
+	slotCount = config.clients + COMPLETERS;
+	slots = calloc(slotCount, sizeof(Slot));
 	SessionOpen(&session, "storm");
 	Prepare(&session);
 
 	start = Microseconds();
-	Storm();
+	RunTasks();
 	stormSeconds = (Microseconds() - start) / 1e6;
 	SessionSettle(&session);
 	SessionClose(&session);
@@ -306,11 +309,15 @@ main(void)
 	SessionClose(&session);
 
 	TallyPrint();
-	printf("  the longest that a client went without its answer: %.1f s\n",
-		   (double) atomic_load(&longestErrand) / 1e6);
+	printf("  longest time of a client without response: %.1f s\n",
+		   (double) atomic_load(&longestTask) / 1e6);
 	printf("  seed %llu: %d operations, %lld workers of %d clients and %d completers in %.1f s, "
-		   "%lld answers compared, %d violations\n",
+		   "%lld responses compared, %d violations\n",
 		   (unsigned long long) config.seed, config.operations, Counted(TALLY_ATTEMPTS),
-		   config.clients, COMPLETERS, stormSeconds, LedgerNotes(), Violations());
+		   config.clients, COMPLETERS, stormSeconds, LedgerCount(), Violations());
+	printf("counts: operations=%d faults=%lld violations=%d\n", config.operations,
+		   Counted(TALLY_CANCELS) + Counted(TALLY_DROPPED) + Counted(TALLY_TERMINATIONS) +
+			   Counted(TALLY_KILLED),
+		   Violations());
 	return Violations() == 0 ? 0 : 1;
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * storm.h
- *	  What the threads of the storm share.
+ *	  Declarations that all threads share.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,9 +10,9 @@
 
 #include "worker.h"
 
-/* Seats of the clients come first, then those of the completers. */
-extern Seat *seats;
-extern int seatCount;
+/* Slots of the clients come first, then those of the completers. */
+extern Slot *slots;
+extern int slotCount;
 
 extern bool StormIsOver(void);
 extern double StormProgress(void);

@@ -1,14 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * trouble.c
- *	  Those who make trouble for the workers, and the reaper.
+ *	  Faults of the workers, and the reaper.
  *
- * One thread terminates connections, evicts operations under their owners'
- * hands and, few times in a run, kills a backend with SIGKILL, after which the
- * server throws everybody out and recovers.  Another leaves rows that run out
- * at once, and reaps.
+ * One thread terminates connections and evicts operations in progress. A few times in
+ * a run it kills a backend with SIGKILL: the server terminates all sessions and
+ * recovers. Another thread stores rows that expire at once, and reaps.
  *
- * A server that crashes by itself empties an unlogged table.
+ * A crash of the server truncates an unlogged table, which shows unexpected crashes.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,13 +21,13 @@
 #include "tally.h"
 #include "trouble.h"
 
-/* How often in a run a backend is killed, at equal distances. */
+/* How many times a backend is killed in a run, at equal intervals. */
 #define KILLS 2
 
-/* Microseconds between one trouble and the next, at most. */
-#define LONGEST_PEACE 40000
+/* Maximum microseconds between two faults. */
+#define LONGEST_PAUSE 40000
 
-#define PREY_AT_ONCE 20
+#define SHORT_LIVED_AT_ONCE 20
 
 /* ----------------------------------------------------------------
  * Killing
@@ -36,7 +35,7 @@
  */
 
 /*
- * MarkAlive notes that the server is running.
+ * MarkAlive stores a row in the unlogged table.
  */
 void
 MarkAlive(Session *session)
@@ -46,7 +45,7 @@ MarkAlive(Session *session)
 }
 
 /*
- * CheckAlive reports a server that crashed though nobody killed a backend.
+ * CheckAlive reports a crash of the server without a killed backend.
  */
 static void
 CheckAlive(Session *session)
@@ -54,14 +53,14 @@ CheckAlive(Session *session)
 	if (Ask(session, NULL, "SELECT count(*) FROM storm.alive") &&
 		strcmp(Value(session, 0, 0), "0") == 0)
 	{
-		Violation("[server] the server crashed, though nobody killed a backend");
+		Violation("[server] the server crashed, although no backend was killed");
 		MarkAlive(session);
 	}
 }
 
 /*
- * AwaitCrash waits until the server throws the session out because that backend
- * was killed.  Returns false if the backend had left by itself before.
+ * AwaitCrash waits until the server terminates the session because that backend was
+ * killed. Returns false if the backend had exited before.
  */
 static bool
 AwaitCrash(Session *session, int pid)
@@ -73,9 +72,9 @@ AwaitCrash(Session *session, int pid)
 }
 
 /*
- * Kill kills the backend of some client or completer, and waits until the
- * server is there again.  The server itself says who is a backend of ours, so
- * that nobody else is killed.  Returns whether the server crashed.
+ * Kill kills the backend of a client or completer, and waits until the server has
+ * recovered. The server lists the backends of this test, so that no other process is
+ * killed. Returns whether the server crashed.
  */
 static bool
 Kill(Session *session, Random *random)
@@ -91,7 +90,7 @@ Kill(Session *session, Random *random)
 	if (kill(pid, SIGKILL) != 0)
 	{
 		if (errno == EPERM)
-			Violation("[coverage] killing a backend takes the server's user");
+			Violation("[coverage] killing a backend needs the server's user");
 		return false;
 	}
 	if (!AwaitCrash(session, pid))
@@ -103,18 +102,18 @@ Kill(Session *session, Random *random)
 }
 
 /* ----------------------------------------------------------------
- * Lesser trouble
+ * Other faults
  * ----------------------------------------------------------------
  */
 
 /*
- * Terminate terminates one of the connections of some client or completer.
+ * Terminate terminates one of the connections of a client or completer.
  */
 static void
 Terminate(Session *session, Random *random)
 {
-	Seat *seat = &seats[RandomBelow(random, seatCount)];
-	Session *victim = RandomPercent(random, 75) ? &seat->session : &seat->provider;
+	Slot *slot = &slots[RandomBelow(random, slotCount)];
+	Session *victim = RandomPercent(random, 75) ? &slot->session : &slot->provider;
 	int pid = atomic_load(&victim->pid);
 
 	if (pid == 0)
@@ -124,7 +123,7 @@ Terminate(Session *session, Random *random)
 }
 
 /*
- * Evict forgets an operation that somebody works at, as an operator may.
+ * Evict deletes an operation in progress, as an operator can.
  */
 static void
 Evict(Session *session, Random *random)
@@ -143,11 +142,11 @@ Evict(Session *session, Random *random)
 }
 
 /*
- * TroubleMain is the thread that makes trouble until the storm is over.
- * "argument" is its session.
+ * FaultMain is the thread that causes faults until all clients have ended. "argument"
+ * is its session.
  */
 void *
-TroubleMain(void *argument)
+FaultMain(void *argument)
 {
 	Session *session = argument;
 	Random random;
@@ -157,7 +156,7 @@ TroubleMain(void *argument)
 	MarkAlive(session);
 	while (!StormIsOver())
 	{
-		SleepMicroseconds(RandomBelow(&random, LONGEST_PEACE));
+		SleepMicroseconds(RandomBelow(&random, LONGEST_PAUSE));
 		CheckAlive(session);
 		if (config.operations >= FULL_RUN && kills < KILLS &&
 			StormProgress() > (kills + 1.0) / (KILLS + 1))
@@ -178,8 +177,8 @@ TroubleMain(void *argument)
  */
 
 /*
- * ReaperMain is the thread that leaves rows that run out, and reaps, until the
- * storm is over.  "argument" is its session.
+ * ReaperMain is the thread that stores rows that expire, and reaps, until all clients
+ * have ended. "argument" is its session.
  */
 void *
 ReaperMain(void *argument)
@@ -191,16 +190,16 @@ ReaperMain(void *argument)
 	RandomSeed(&random, config.seed, UINT64_MAX - 4);
 	while (!StormIsOver())
 	{
-		SleepMicroseconds(RandomBelow(&random, LONGEST_PEACE));
+		SleepMicroseconds(RandomBelow(&random, LONGEST_PAUSE));
 		if (Ask(session, NULL,
 				"SELECT storm.plant('storm/prey', 'prey ' || i, i %% 3 = 0) "
 				"FROM generate_series(%d, %d) AS i",
-				prey, prey + PREY_AT_ONCE - 1))
+				prey, prey + SHORT_LIVED_AT_ONCE - 1))
 		{
-			for (int i = 0; i < PREY_AT_ONCE; i++)
-				Count(TALLY_PREY);
+			for (int i = 0; i < SHORT_LIVED_AT_ONCE; i++)
+				Count(TALLY_SHORT_LIVED);
 		}
-		prey += PREY_AT_ONCE;
+		prey += SHORT_LIVED_AT_ONCE;
 		if (RandomPercent(&random, 30) &&
 			Ask(session, NULL, "SELECT idempotency.reap(%d)", 1 + RandomBelow(&random, 200)))
 		{

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * trouble.h
- *	  Those who make trouble for the workers, and the reaper.
+ *	  Faults of the workers, and the reaper.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,7 +11,7 @@
 #include "session.h"
 
 extern void MarkAlive(Session *session);
-extern void *TroubleMain(void *argument);
+extern void *FaultMain(void *argument);
 extern void *ReaperMain(void *argument);
 
 #endif /* STORM_TROUBLE_H */

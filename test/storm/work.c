@@ -6,12 +6,11 @@
  *
  *		claim | checkpoint | charge | checkpoint | write, finish
  *
- * Each bar is a commit, and a place to die at.  The provider is asked through
- * a connection of its own, and nothing here can take back what it has done; it
- * charges once for the key that is derived from the operation's.  What it has
- * answered is noted in the second checkpoint, from which the next owner goes
- * on.  The order and the outcome are written in one transaction, which shows
- * the token.
+ * Each bar is a commit, and a point where a worker can fail. The provider is called
+ * through a separate connection, and its charges cannot be rolled back. It charges once
+ * for the key that is derived from the operation's key. The second checkpoint stores
+ * its response, from which the next owner continues. The order and the outcome are
+ * written in one transaction with the token.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,8 +23,8 @@
 #include "work.h"
 
 /*
- * TableFor returns where the orders of the operation go: half of them into a
- * table that takes no write without a claim.
+ * TableFor returns the table of the operation's orders: half of them use a table that
+ * requires a claim.
  */
 const char *
 TableFor(int key)
@@ -45,8 +44,8 @@ IsGuarded(int key)
  */
 
 /*
- * Charge charges the customer.  Whoever gets no answer asks again, or gives up
- * without knowing.  Returns false if he does.
+ * Charge charges the customer. A worker without a response asks again, or gives up with
+ * unknown outcome. Returns false if it gives up.
  */
 static bool
 Charge(Worker *worker)
@@ -77,11 +76,11 @@ Charge(Worker *worker)
 }
 
 /*
- * ChargeAndNote charges, unless a former owner has noted that he did; and
- * even then at times, which must make no difference.
+ * ChargeAndStore charges unless a former owner has stored its charge. Sometimes it
+ * charges nevertheless, which must have no effect.
  */
 static bool
-ChargeAndNote(Worker *worker)
+ChargeAndStore(Worker *worker)
 {
 	char state[96];
 
@@ -110,8 +109,8 @@ Insert(Worker *worker, const char *expected)
 }
 
 /*
- * BreakFence does what no worker may: the token was refused, and the order is
- * written all the same.
+ * BreakFence does what no worker is allowed to do: it writes the order although its
+ * token was rejected.
  */
 static void
 BreakFence(Worker *worker)
@@ -144,8 +143,8 @@ Finish(Worker *worker, const Reply *reply)
 }
 
 /*
- * FinishInSavepoint finishes in a savepoint, so that a refused token can be
- * taken back; the transaction must not commit then, whatever it does.
+ * FinishInSavepoint finishes in a savepoint, so that a rejected token can be rolled
+ * back; the transaction must still fail to commit.
  */
 static bool
 FinishInSavepoint(Worker *worker, const Reply *reply)
@@ -159,16 +158,16 @@ FinishInSavepoint(Worker *worker, const Reply *reply)
 	if (strcmp(session->state, "IK410") != 0 || !Ask(session, NULL, "ROLLBACK TO finishing"))
 		return false;
 	if (Ask(session, "IK410", "COMMIT"))
-		Violation("[doomed] operation %d: worker %lld lost its lease, and committed", worker->key,
+		Violation("[commit] operation %d: worker %lld lost its lease and committed", worker->key,
 				  (long long) worker->number);
 	else if (strcmp(session->state, "IK410") == 0)
-		Count(TALLY_DOOMED);
+		Count(TALLY_REJECTED);
 	return false;
 }
 
 /*
- * WriteAndFinish writes and finishes, in either order.  A guarded table needs
- * a heartbeat before, which counts as a claim.
+ * WriteAndFinish writes and finishes, in either order. A guarded table needs an earlier
+ * heartbeat, which counts as a claim.
  */
 static bool
 WriteAndFinish(Worker *worker, const Reply *reply)
@@ -194,21 +193,21 @@ WriteAndFinish(Worker *worker, const Reply *reply)
 }
 
 /*
- * Commit commits; at times nobody reads what the server says to it.
+ * Commit commits; sometimes the reply is not read.
  */
 static bool
 Commit(Worker *worker)
 {
-	if (!worker->calm && RandomPercent(&worker->random, 3))
+	if (!worker->reliable && RandomPercent(&worker->random, 3))
 	{
 		Count(TALLY_UNREAD);
-		SessionLight(worker->session, FUSE_DROP, 0);
+		SessionSetFault(worker->session, NETWORK_DROP, 0);
 	}
 	return Ask(worker->session, "IK410", "COMMIT");
 }
 
 /*
- * Answer gives the client what was committed.
+ * Answer returns the committed response to the client.
  */
 static void
 Answer(Worker *worker, const Reply *reply)
@@ -222,8 +221,8 @@ Answer(Worker *worker, const Reply *reply)
 }
 
 /*
- * LastTransaction writes, finishes and commits.  "begin" begins the
- * transaction, or is empty if it has begun.
+ * LastTransaction writes, finishes and commits. "begin" begins the transaction, or is
+ * empty if it has begun.
  */
 static bool
 LastTransaction(Worker *worker, const char *begin, const Reply *reply)
@@ -250,7 +249,7 @@ LastTransaction(Worker *worker, const char *begin, const Reply *reply)
 }
 
 /* ----------------------------------------------------------------
- * The whole
+ * All steps
  * ----------------------------------------------------------------
  */
 
@@ -261,9 +260,9 @@ ReplyOf(Worker *worker)
 }
 
 /*
- * FinishLeased makes the last transaction under a lease, as often as it takes:
- * after a lost COMMIT it may have to be done again, or have been done.  Some do
- * it again for no reason, which must be refused.
+ * FinishLeased runs the last transaction under a lease, repeatedly if needed: after a
+ * lost reply to COMMIT it might have committed or not. Some workers repeat it without
+ * reason, which must be rejected.
  */
 static void
 FinishLeased(Worker *worker)
@@ -287,7 +286,7 @@ FinishLeased(Worker *worker)
 }
 
 /*
- * Work does the work of an operation under a lease.
+ * Work executes an operation under a lease.
  */
 void
 Work(Worker *worker)
@@ -297,14 +296,14 @@ Work(Worker *worker)
 	if (worker->point[0] == '\0' && RandomPercent(&worker->random, 50) &&
 		!Checkpoint(worker, "prepared", "{}"))
 		return;
-	if (WorkerAlive(worker, PHASE_PREPARED) && ChargeAndNote(worker) &&
+	if (WorkerAlive(worker, PHASE_PREPARED) && ChargeAndStore(worker) &&
 		WorkerAlive(worker, PHASE_NOTED))
 		FinishLeased(worker);
 }
 
 /*
- * WorkInTransaction does the work under a claim without a lease, in the
- * transaction that has claimed, while the provider is asked outside of it.
+ * WorkInTransaction executes an operation under a claim without a lease, in the
+ * claiming transaction; the provider is called outside of it.
  */
 void
 WorkInTransaction(Worker *worker)
@@ -312,7 +311,7 @@ WorkInTransaction(Worker *worker)
 	Reply reply;
 
 	worker->inTransaction = true;
-	if (!WorkerAlive(worker, PHASE_CLAIMED) || !ChargeAndNote(worker))
+	if (!WorkerAlive(worker, PHASE_CLAIMED) || !ChargeAndStore(worker))
 		return;
 	reply = ReplyOf(worker);
 	(void) LastTransaction(worker, "", &reply);

@@ -1,13 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * worker.c
- *	  What becomes of a worker, and the calls that keep its lease.
+ *	  The faults of a worker, and the calls that keep its lease.
  *
- * A worker dies, stalls, gives up or lives; its connection is terminated,
- * cancelled or dropped under its hands.  One that lost its connection may make
- * another and go on: it still has its token, and that is all that counts.  A
- * token that is refused must have been overtaken by something, and the log
- * has to show what.
+ * A worker dies, stalls, releases or survives; its connection is terminated, cancelled
+ * or dropped. A worker that lost its connection can reconnect and continue, because it
+ * still has its token. A rejected token must have a cause, and the log must contain it.
  *
  * A worker belongs to one thread.
  *
@@ -20,42 +18,42 @@
 #include "tally.h"
 #include "worker.h"
 
-/* In percent of the workers: what the network does to them. */
+/* In percent of the workers: network faults. */
 #define CANCEL_PERCENT 6
 #define DROP_PERCENT 3
-#define LONGEST_FUSE 40000 /* microseconds */
+#define LONGEST_FAULT_DELAY 40000 /* microseconds */
 
-/* Milliseconds; whoever is calm has all the time that there is. */
+/* Milliseconds; a worker without faults has a long lease. */
 #define SHORTEST_LEASE 20
 #define LONGEST_LEASE 160
-#define CALM_LEASE 5000
+#define RELIABLE_LEASE 5000
 
-static Fate
-PickFate(Random *random)
+static Fault
+PickFault(Random *random)
 {
 	int dice = RandomBelow(random, 100);
 
 	if (dice < 12)
-		return FATE_DIE;
+		return FAULT_DIE;
 	if (dice < 19)
-		return FATE_TERMINATE;
+		return FAULT_TERMINATE;
 	if (dice < 37)
-		return FATE_STALL;
-	return dice < 41 ? FATE_RELEASE : FATE_LIVE;
+		return FAULT_STALL;
+	return dice < 41 ? FAULT_RELEASE : FAULT_LIVE;
 }
 
 /*
- * WorkerMake makes the worker of that number.  A calm one lives, and has time:
- * a client whose workers have failed too often sends such.
+ * WorkerMake creates the worker of that number. A reliable worker has no faults and a
+ * long lease; a client starts reliable workers after too many failures.
  */
 void
-WorkerMake(Worker *worker, Seat *seat, int64_t number, int key, bool calm)
+WorkerMake(Worker *worker, Slot *slot, int64_t number, int key, bool reliable)
 {
 	Random *random = &worker->random;
 
 	memset(worker, 0, sizeof(*worker));
-	worker->session = &seat->session;
-	worker->provider = &seat->provider;
+	worker->session = &slot->session;
+	worker->provider = &slot->provider;
 	worker->number = number;
 	worker->key = key;
 	KeyText(key, worker->name);
@@ -63,26 +61,25 @@ WorkerMake(Worker *worker, Seat *seat, int64_t number, int key, bool calm)
 	Count(TALLY_ATTEMPTS);
 
 	worker->leaseMs = SHORTEST_LEASE + RandomBelow(random, LONGEST_LEASE - SHORTEST_LEASE);
-	worker->fate = PickFate(random);
+	worker->fault = PickFault(random);
 	worker->when = (Phase) RandomBelow(random, PHASE_COUNT);
 	worker->diligent = RandomPercent(random, 40);
 	worker->persistent = RandomPercent(random, 60);
-	worker->calm = calm;
-	if (calm)
+	worker->reliable = reliable;
+	if (reliable)
 	{
-		worker->leaseMs = CALM_LEASE;
-		worker->fate = FATE_LIVE;
+		worker->leaseMs = RELIABLE_LEASE;
+		worker->fault = FAULT_LIVE;
 		worker->persistent = true;
 	}
 	else if (RandomPercent(random, CANCEL_PERCENT))
-		SessionLight(worker->session, FUSE_CANCEL, RandomBelow(random, LONGEST_FUSE));
+		SessionSetFault(worker->session, NETWORK_CANCEL, RandomBelow(random, LONGEST_FAULT_DELAY));
 	else if (RandomPercent(random, DROP_PERCENT))
-		SessionLight(worker->session, FUSE_DROP, RandomBelow(random, LONGEST_FUSE));
+		SessionSetFault(worker->session, NETWORK_DROP, RandomBelow(random, LONGEST_FAULT_DELAY));
 }
 
 /*
- * Grant reads the operation that was just granted from a row of the session's
- * result.
+ * Grant reads the operation that was just granted from a row of the session's result.
  */
 void
 Grant(Worker *worker, int row)
@@ -114,13 +111,13 @@ Grant(Worker *worker, int row)
 }
 
 /* ----------------------------------------------------------------
- * Fates
+ * Faults
  * ----------------------------------------------------------------
  */
 
 /*
- * Stall sleeps past the end of the lease, by up to its length or by very
- * little, so that the worker may be overtaken or not.
+ * Stall sleeps past the end of the lease, by up to its length or only slightly, so that
+ * another worker might take over.
  */
 static void
 Stall(Worker *worker, Phase phase)
@@ -136,7 +133,7 @@ Stall(Worker *worker, Phase phase)
 }
 
 /*
- * Release gives the operation up.
+ * Release releases the operation.
  */
 static void
 Release(Worker *worker)
@@ -149,33 +146,33 @@ Release(Worker *worker)
 }
 
 /*
- * MeetFate does to the worker what it is fated to.  Returns whether it goes on.
+ * InjectFault applies the worker's fault. Returns whether the worker continues.
  */
 static bool
-MeetFate(Worker *worker, Fate fate, Phase phase)
+InjectFault(Worker *worker, Fault fault, Phase phase)
 {
-	switch (fate)
+	switch (fault)
 	{
-		case FATE_LIVE:
+		case FAULT_LIVE:
 			break;
-		case FATE_DIE:
+		case FAULT_DIE:
 			Count(TALLY_DIED);
 			worker->dead = true;
 			if (RandomPercent(&worker->random, 50))
 				SessionDrop(worker->session);
 			return false;
-		case FATE_TERMINATE:
+		case FAULT_TERMINATE:
 			Count(TALLY_TERMINATIONS);
 			(void) Ask(worker->provider, NULL, "SELECT pg_terminate_backend(%d)",
 					   atomic_load(&worker->session->pid));
 			break;
-		case FATE_STALL:
+		case FAULT_STALL:
 			Stall(worker, phase);
 			break;
-		case FATE_RELEASE:
+		case FAULT_RELEASE:
 			if (!worker->leased || phase >= PHASE_WRITTEN)
 				break;
-			/* Half of those who have given up go on all the same. */
+			/* Half of the workers that have released continue nevertheless. */
 			Release(worker);
 			worker->dead = RandomPercent(&worker->random, 50);
 			return !worker->dead && !worker->fenced;
@@ -184,18 +181,18 @@ MeetFate(Worker *worker, Fate fate, Phase phase)
 }
 
 /*
- * WorkerAlive lets the worker's fate overtake it if this is the phase, and lets
- * it do its duty in between.  Returns whether it goes on.
+ * WorkerAlive applies the worker's fault if this is its phase, and renews the lease
+ * between phases. Returns whether the worker continues.
  */
 bool
 WorkerAlive(Worker *worker, Phase phase)
 {
-	if (worker->when == phase && worker->fate != FATE_LIVE)
+	if (worker->when == phase && worker->fault != FAULT_LIVE)
 	{
-		Fate fate = worker->fate;
+		Fault fault = worker->fault;
 
-		worker->fate = FATE_LIVE;
-		return MeetFate(worker, fate, phase);
+		worker->fault = FAULT_LIVE;
+		return InjectFault(worker, fault, phase);
 	}
 	if (!worker->diligent || !worker->leased || worker->inTransaction)
 		return true;
@@ -208,9 +205,8 @@ WorkerAlive(Worker *worker, Phase phase)
  */
 
 /*
- * Recover tells whether a worker goes on whose last call has failed: it has
- * its token, and makes another connection if need be.  The call may have been
- * carried out.
+ * Recover returns whether a worker continues after its last call failed: it keeps its
+ * token, and reconnects if needed. The call might have been executed.
  */
 bool
 Recover(Worker *worker)
@@ -227,8 +223,8 @@ Recover(Worker *worker)
 }
 
 /*
- * Fenced tells whether the worker's last call was refused for its token.  If
- * so, something must have overtaken it.  Ends the transaction.
+ * Fenced returns whether the worker's last call was rejected for its token. If so, the
+ * log must have a cause. Ends the transaction.
  */
 bool
 Fenced(Worker *worker)
@@ -246,14 +242,14 @@ Fenced(Worker *worker)
 	if (Ask(session, NULL, "SELECT storm.overtaken('%s', %lld)", worker->name,
 			(long long) worker->token) &&
 		strcmp(Value(session, 0, 0), "t") != 0)
-		Violation("[fenced] operation %d: token %lld of worker %lld was refused, though nothing "
-				  "had overtaken it",
+		Violation("[fenced] operation %d: token %lld of worker %lld was rejected, although no "
+				  "other step caused it",
 				  worker->key, (long long) worker->token, (long long) worker->number);
 	return true;
 }
 
 /*
- * Renew is the heartbeat.  Returns false if the worker has to stop.
+ * Renew is the heartbeat. Returns false if the worker must stop.
  */
 bool
 Renew(Worker *worker)
@@ -277,8 +273,7 @@ Renew(Worker *worker)
 }
 
 /*
- * Checkpoint notes how far the work has come.  Returns false if the worker has
- * to stop.
+ * Checkpoint stores the progress of the work. Returns false if the worker must stop.
  */
 bool
 Checkpoint(Worker *worker, const char *point, const char *state)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * worker.h
- *	  One worker: an attempt at one operation, and what becomes of it.
+ *	  One worker: an attempt at one operation, with its faults.
  *
  *-------------------------------------------------------------------------
  */
@@ -14,33 +14,33 @@
 #define SCOPE "storm/charge"
 #define MOST_RECONNECTS 4 /* of one worker */
 
-/* Where a worker stands; its fate overtakes it at one of them. */
+/* The phases of a worker; its fault occurs at one of them. */
 typedef enum Phase
 {
 	PHASE_CLAIMED,
 	PHASE_PREPARED, /* the first checkpoint */
-	PHASE_CHARGED,	/* the provider has charged, and nothing here says so */
-	PHASE_NOTED,	/* the second checkpoint says so */
+	PHASE_CHARGED,	/* the provider has charged, not yet stored */
+	PHASE_NOTED,	/* the second checkpoint is stored */
 	PHASE_WRITTEN,	/* in the last transaction, not yet finished */
 	PHASE_FINISHED, /* in the last transaction, not yet committed */
 	PHASE_COUNT
 } Phase;
 
-typedef enum Fate
+typedef enum Fault
 {
-	FATE_LIVE,
-	FATE_DIE,		/* is never heard of again */
-	FATE_TERMINATE, /* its backend is terminated */
-	FATE_STALL,		/* sleeps past its lease, and goes on */
-	FATE_RELEASE	/* gives up, and says so */
-} Fate;
+	FAULT_LIVE,
+	FAULT_DIE,		 /* stops without notice */
+	FAULT_TERMINATE, /* its backend is terminated */
+	FAULT_STALL,	 /* sleeps past its lease and continues */
+	FAULT_RELEASE	 /* releases its lease */
+} Fault;
 
 /* The two connections of a thread. */
-typedef struct Seat
+typedef struct Slot
 {
 	Session session;
 	Session provider;
-} Seat;
+} Slot;
 
 typedef struct Worker
 {
@@ -51,30 +51,30 @@ typedef struct Worker
 	int key;
 	char name[KEY_TEXT];
 
-	/* What it is like. */
-	bool calm;
-	Fate fate;
+	/* Its behaviour. */
+	bool reliable;
+	Fault fault;
 	Phase when;
 	bool diligent;	 /* renews its lease between the phases */
-	bool persistent; /* reconnects, and goes on */
+	bool persistent; /* reconnects and continues */
 	int reconnects;	 /* so far */
 	int leaseMs;
 
-	/* What it has been granted, and how far it has come. */
+	/* What it was granted, and its progress. */
 	bool leased;
 	int64_t token;
-	int64_t leaseEnd; /* when it will have run out, on this side's clock */
+	int64_t leaseEnd; /* when it expires, by the clock of this process */
 	char derived[40]; /* the key for the provider */
 	char point[32];	  /* the last checkpoint, "" for none */
 	char charge[32];  /* the provider's number */
 	bool declined;
 	bool inTransaction;
 	bool dead;
-	bool fenced;   /* its token was refused */
-	bool answered; /* the client has its answer */
+	bool fenced;   /* its token was rejected */
+	bool answered; /* the client has its response */
 } Worker;
 
-extern void WorkerMake(Worker *worker, Seat *seat, int64_t number, int key, bool calm);
+extern void WorkerMake(Worker *worker, Slot *slot, int64_t number, int key, bool reliable);
 extern void Grant(Worker *worker, int row);
 extern bool WorkerAlive(Worker *worker, Phase phase);
 extern bool Recover(Worker *worker);

@@ -1,12 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * attempt.c
- *	  What all attempts have in common.
+ *	  Functions that all attempts share.
  *
- * An attempt may fail in any way; the next one finds out how things stand.
- * Only two things count: what a client was told (ledger.c), and what is in the
- * tables in the end (check.c).  Answers that an owner makes are pending until
- * its COMMIT has been confirmed.
+ * An attempt can fail in any way; the next one determines the state. Only two things
+ * count: the responses that clients received (ledger.c), and the final contents of the
+ * tables (check.c). Responses of an owner are pending until its COMMIT is confirmed.
  *
  * An attempt belongs to one thread.
  *
@@ -21,25 +20,25 @@
 #include "tally.h"
 
 /*
- * How often something goes wrong on the way, in percent.  A new connection
- * costs the server as much as many attempts do.
+ * Probabilities of faults, in percent. A new connection costs the server as much as
+ * many attempts.
  */
 #define CANCEL_PERCENT 3
 #define DROP_PERCENT 0.7
 #define TIMEOUT_PERCENT 6
 
-/* One call in three comes by the extended protocol. */
+/* One call in three uses the extended protocol. */
 #define EXTENDED_PERCENT 33
 
-/* Naps and fuses are up to this long; most are much shorter. */
-#define LONGEST_NAP 5000
+/* Maximum microseconds of delays and of fault timers; most are much shorter. */
+#define LONGEST_DELAY 5000
 
 static int
 SkewedMicroseconds(Random *random)
 {
 	double unit = RandomUnit(random);
 
-	return (int) (unit * unit * LONGEST_NAP);
+	return (int) (unit * unit * LONGEST_DELAY);
 }
 
 /*
@@ -56,7 +55,7 @@ AttemptMake(Attempt *attempt, Session *session, int64_t number)
 }
 
 /*
- * Endanger decides what the network will do to the attempt.
+ * Endanger chooses the network fault of the attempt.
  */
 void
 Endanger(Attempt *attempt)
@@ -64,30 +63,30 @@ Endanger(Attempt *attempt)
 	Random *random = &attempt->random;
 
 	if (RandomPercent(random, CANCEL_PERCENT))
-		SessionLight(attempt->session, FUSE_CANCEL, SkewedMicroseconds(random));
+		SessionSetFault(attempt->session, NETWORK_CANCEL, SkewedMicroseconds(random));
 	else if (RandomPercent(random, DROP_PERCENT))
-		SessionLight(attempt->session, FUSE_DROP, SkewedMicroseconds(random));
+		SessionSetFault(attempt->session, NETWORK_DROP, SkewedMicroseconds(random));
 }
 
 /*
- * NapText writes how many seconds a function is to sleep.
+ * DelayText writes how many seconds a function must sleep.
  */
 void
-NapText(Attempt *attempt, char text[NAP_TEXT])
+DelayText(Attempt *attempt, char text[DELAY_TEXT])
 {
 	int microseconds = 0;
 
 	if (RandomPercent(&attempt->random, 40))
 		microseconds = SkewedMicroseconds(&attempt->random);
-	snprintf(text, NAP_TEXT, "%.6f", microseconds / 1e6);
+	snprintf(text, DELAY_TEXT, "%.6f", microseconds / 1e6);
 }
 
 /*
- * Nap lets some time pass, at times, in the server or on the way to it.
- * Returns false if the nap was disturbed.
+ * Delay sometimes waits, in the server or in the client. Returns false if the delay was
+ * interrupted.
  */
 bool
-Nap(Attempt *attempt)
+Delay(Attempt *attempt)
 {
 	int dice = RandomBelow(&attempt->random, 100);
 	int microseconds = SkewedMicroseconds(&attempt->random);
@@ -100,8 +99,8 @@ Nap(Attempt *attempt)
 }
 
 /*
- * Timeouts sets a statement_timeout or a lock_timeout, at times; "local" is
- * LOCAL in a transaction.  Returns false if that failed.
+ * Timeouts sometimes sets a statement_timeout or a lock_timeout; "local" is LOCAL in a
+ * transaction. Returns false if that failed.
  */
 bool
 Timeouts(Attempt *attempt, const char *local)
@@ -119,9 +118,8 @@ Timeouts(Attempt *attempt, const char *local)
 }
 
 /*
- * Frame surrounds a call with a transaction of another isolation level, at
- * times, all in one message.  "begin" and "commit" are set to what to put
- * before and behind it.
+ * Frame sometimes wraps a call in a transaction of another isolation level, all in one
+ * message. "begin" and "commit" are set to the SQL before and after the call.
  */
 void
 Frame(Attempt *attempt, const char **begin, const char **commit)
@@ -142,13 +140,13 @@ Frame(Attempt *attempt, const char **begin, const char **commit)
 }
 
 /* ----------------------------------------------------------------
- * Answers
+ * Responses
  * ----------------------------------------------------------------
  */
 
 /*
- * Pend notes an answer that the owner will give when it has committed.  Takes
- * over "answer".
+ * Pend stores a response that the owner will give after its commit. Takes ownership of
+ * "answer".
  */
 void
 Pend(Attempt *attempt, int key, char *answer)
@@ -157,7 +155,7 @@ Pend(Attempt *attempt, int key, char *answer)
 }
 
 /*
- * PendingForget forgets the pending answers.
+ * PendingForget discards the pending responses.
  */
 void
 PendingForget(Attempt *attempt)
@@ -168,7 +166,8 @@ PendingForget(Attempt *attempt)
 }
 
 /*
- * PendingHold makes the pending answers hold: they are committed.
+ * PendingHold records the pending responses as acknowledged, because they are
+ * committed.
  */
 void
 PendingHold(Attempt *attempt)
@@ -190,8 +189,8 @@ PendingHold(Attempt *attempt)
 }
 
 /*
- * ResultAnswer returns the answer in the session's result, which is an
- * operation.  The caller frees it.
+ * ResultAnswer returns the response in the session's result, which is an operation. The
+ * caller frees it.
  */
 char *
 ResultAnswer(Session *session)
@@ -201,22 +200,21 @@ ResultAnswer(Session *session)
 }
 
 /*
- * CheckInProgress reports a claim on a key that was acknowledged before, and
- * yet is said to be in progress.
+ * CheckInProgress reports a claim that is in progress on a key that was acknowledged
+ * before.
  */
 static void
 CheckInProgress(Attempt *attempt, int key, bool acknowledged)
 {
 	if (acknowledged)
 		Violation(
-			"[progress] operation %d is in progress, though it was acknowledged (attempt %lld)",
+			"[progress] operation %d is in progress, although it was acknowledged (attempt %lld)",
 			key, (long long) attempt->number);
 }
 
 /*
- * Refused handles a question for a key that failed: an acknowledged operation
- * cannot be in progress, and try_claim(), which "tried" stands for, says so in
- * its answer.
+ * Refused handles a claim that failed: an acknowledged operation cannot be in progress.
+ * try_claim(), if "tried" is true, returns that as an outcome.
  */
 void
 Refused(Attempt *attempt, int key, bool acknowledged, bool tried)
@@ -230,10 +228,10 @@ Refused(Attempt *attempt, int key, bool acknowledged, bool tried)
 }
 
 /*
- * ReadGrant reads the operation that a claim returned.  "acknowledged" says
- * whether the key had been acknowledged before the question was sent, and
- * "another" that the claim was made with another request.  A replayed answer
- * is noted; it is committed, or else nobody else could have seen it.
+ * ReadGrant reads the operation that a claim returned. "acknowledged" is whether the
+ * key was acknowledged before the claim was sent, "another" whether the claim had a
+ * different request. A replayed response is recorded: it is committed, because it is
+ * visible.
  */
 Grant
 ReadGrant(Attempt *attempt, int key, bool acknowledged, bool another)
@@ -242,14 +240,14 @@ ReadGrant(Attempt *attempt, int key, bool acknowledged, bool another)
 	const char *outcome = Field(session, 0, "outcome");
 	char *answer;
 
-	/* without one, the claim was released again */
+	/* Without a lease, the claim was released. */
 	if (outcome == NULL || strcmp(outcome, "claimed") == 0)
 	{
 		Count(TALLY_CLAIMED);
 		if (acknowledged)
 			Violation(
-				"[claims] operation %d was claimed, though it was acknowledged (attempt %lld)", key,
-				(long long) attempt->number);
+				"[claims] operation %d was claimed, although it was acknowledged (attempt %lld)",
+				key, (long long) attempt->number);
 		return GRANT_CLAIMED;
 	}
 	if (strcmp(outcome, "in_progress") == 0)
@@ -278,8 +276,8 @@ ReadGrant(Attempt *attempt, int key, bool acknowledged, bool another)
 }
 
 /*
- * ReadOnce reads what once() said about a message, and returns it.  False means
- * that the effect is committed; true holds when the transaction commits.
+ * ReadOnce reads and returns the result of once() for a message. False means that the
+ * effect is committed; true is valid once the transaction commits.
  */
 bool
 ReadOnce(Attempt *attempt, int key, bool acknowledged, bool isNew)
@@ -292,7 +290,7 @@ ReadOnce(Attempt *attempt, int key, bool acknowledged, bool isNew)
 	}
 	Count(TALLY_CLAIMED);
 	if (acknowledged)
-		Violation("[claims] message %d was new, though it was acknowledged (attempt %lld)", key,
+		Violation("[claims] message %d was new, although it was acknowledged (attempt %lld)", key,
 				  (long long) attempt->number);
 	return true;
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * attempt.h
- *	  One attempt of a client: what it wants, and what it has been granted.
+ *	  One attempt of a client: its operations and its grants.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,9 +13,9 @@
 
 #define MOST_KEYS 20 /* of one attempt */
 #define LIST_TEXT (MOST_KEYS * (REQUEST_TEXT + 64))
-#define NAP_TEXT 16
+#define DELAY_TEXT 16
 
-/* An answer that holds as soon as the transaction has committed. */
+/* A response that is valid once the transaction has committed. */
 typedef struct Pending
 {
 	int key;
@@ -27,29 +27,29 @@ typedef struct Attempt
 	Session *session;
 	Random random;
 	int64_t number;
-	bool plain;	  /* READ COMMITTED, so that no serialization failure is due */
-	bool patient; /* waits for each key, so that deadlocks come about */
+	bool plain;	  /* READ COMMITTED, so that no serialization failure can occur */
+	bool patient; /* waits for each key, so that deadlocks occur */
 	bool owner;	  /* has been granted a key, outside savepoints */
 
 	Pending pending[MOST_KEYS];
 	int pendings;
 
-	/* What a commit must be refused for: IK428, IK412, or nothing. */
+	/* The error that a commit must fail with: IK428, IK412, or none. */
 	const char *refusal;
 } Attempt;
 
-/* What came of a question for a claim. */
+/* The result of a claim. */
 typedef enum Grant
 {
 	GRANT_CLAIMED,
 	GRANT_NOT,	/* replayed, in progress, mismatched, or seen before */
-	GRANT_ERROR /* the transaction is lost */
+	GRANT_ERROR /* the transaction failed */
 } Grant;
 
 extern void AttemptMake(Attempt *attempt, Session *session, int64_t number);
 extern void Endanger(Attempt *attempt);
-extern bool Nap(Attempt *attempt);
-extern void NapText(Attempt *attempt, char text[NAP_TEXT]);
+extern bool Delay(Attempt *attempt);
+extern void DelayText(Attempt *attempt, char text[DELAY_TEXT]);
 extern bool Timeouts(Attempt *attempt, const char *local);
 extern void Pend(Attempt *attempt, int key, char *answer);
 extern void PendingHold(Attempt *attempt);

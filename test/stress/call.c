@@ -3,9 +3,9 @@
  * call.c
  *	  Attempts that are one call.
  *
- * The whole operation stands in a function in the server (schema.sql), which
- * is how the extension is meant to be used: one statement, one transaction.
- * Here are also the calls that must be refused, and that of the final pass.
+ * The whole operation is a function in the server (schema.sql), which is the
+ * recommended use of the extension: one statement, one transaction. This file also has
+ * the calls that must be rejected, and that of the final pass.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,8 +18,8 @@
 #include "tally.h"
 
 /*
- * Granted notes the answer of an owner that has committed.  The session's
- * result is the operation.
+ * Granted records the response of an owner that has committed. The session's result is
+ * the operation.
  */
 static void
 Granted(Attempt *attempt, int key)
@@ -29,7 +29,7 @@ Granted(Attempt *attempt, int key)
 	if (Field(session, 0, "outcome") == NULL)
 		Count(TALLY_RELEASED);
 	else if (Field(session, 0, "status") == NULL)
-		Violation("[commit] attempt %lld claimed operation %d, did not complete it, and committed",
+		Violation("[commit] attempt %lld claimed operation %d, did not complete it and committed",
 				  (long long) attempt->number, key);
 	else
 	{
@@ -47,46 +47,46 @@ Granted(Attempt *attempt, int key)
  * AskCharge calls the stored procedure.
  */
 static bool
-AskCharge(Attempt *attempt, int key, const char *wait, const char *fate)
+AskCharge(Attempt *attempt, int key, const char *wait, const char *ending)
 {
-	bool declined = strcmp(fate, "decline") == 0;
+	bool declined = strcmp(ending, "decline") == 0;
 	Reply reply = ReplyMake(attempt->number, declined, &attempt->random);
 	const char *expected = NULL;
 	const char *begin;
 	const char *commit;
 	char request[REQUEST_TEXT];
 	char name[KEY_TEXT];
-	char nap[NAP_TEXT];
+	char delay[DELAY_TEXT];
 	bool done;
 
-	if (strcmp(fate, "raise") == 0)
+	if (strcmp(ending, "raise") == 0)
 		expected = "ST001";
-	else if (strcmp(fate, "forget") == 0)
+	else if (strcmp(ending, "forget") == 0)
 		expected = "IK428";
 	KeyText(key, name);
 	RequestText(key, false, &attempt->random, request);
-	NapText(attempt, nap);
+	DelayText(attempt, delay);
 	Frame(attempt, &begin, &commit);
 	done = Ask(attempt->session, expected,
 			   "%s SELECT * FROM stress.charge('%s', '%s', %d, %lld, %s, '%s', %s, %d, "
 			   "nullif('%s', ''), nullif('%s', '')) %s",
-			   begin, name, request, AmountOf(key), (long long) attempt->number, wait, fate, nap,
-			   reply.status, reply.headers ? reply.headers : "",
+			   begin, name, request, AmountOf(key), (long long) attempt->number, wait, ending,
+			   delay, reply.status, reply.headers ? reply.headers : "",
 			   reply.response ? reply.response : "", commit);
 	ReplyFree(&reply);
 	return done;
 }
 
 /*
- * AttemptProcedure calls the stored procedure, which succeeds, fails in some
- * way, or does not do its duty.
+ * AttemptProcedure calls the stored procedure, which succeeds, fails in some way, or
+ * does not complete its claim.
  */
 void
 AttemptProcedure(Attempt *attempt)
 {
-	static const char *const fates[] = {"succeed", "succeed", "succeed", "succeed", "undo",
-										"decline", "raise",	  "raise",	 "forget",	"release"};
-	const char *fate = fates[RandomBelow(&attempt->random, 10)];
+	static const char *const endings[] = {"succeed", "succeed", "succeed", "succeed", "undo",
+										  "decline", "raise",	"raise",   "forget",  "release"};
+	const char *ending = endings[RandomBelow(&attempt->random, 10)];
 	int key = PickKey(attempt->number, &attempt->random);
 	char wait[32] = "NULL";
 	bool acknowledged;
@@ -98,25 +98,25 @@ AttemptProcedure(Attempt *attempt)
 	if (!Timeouts(attempt, ""))
 		return;
 	acknowledged = Acknowledged(key);
-	if (!AskCharge(attempt, key, wait, fate))
+	if (!AskCharge(attempt, key, wait, ending))
 		Refused(attempt, key, acknowledged, false);
 	else if (ReadGrant(attempt, key, acknowledged, false) == GRANT_CLAIMED)
 		Granted(attempt, key);
 }
 
 /*
- * AttemptRun calls run(), whose handler succeeds, declines or breaks.
+ * AttemptRun calls run(), whose handler succeeds, declines or fails.
  */
 void
 AttemptRun(Attempt *attempt)
 {
-	static const char *const fates[] = {"succeed", "succeed", "decline", "raise"};
+	static const char *const endings[] = {"succeed", "succeed", "decline", "raise"};
 	Session *session = attempt->session;
-	const char *fate = fates[RandomBelow(&attempt->random, 4)];
+	const char *ending = endings[RandomBelow(&attempt->random, 4)];
 	int key = PickKey(attempt->number, &attempt->random);
 	char request[REQUEST_TEXT];
 	char name[KEY_TEXT];
-	char nap[NAP_TEXT];
+	char delay[DELAY_TEXT];
 	bool acknowledged;
 	char *answer;
 
@@ -124,16 +124,16 @@ AttemptRun(Attempt *attempt)
 		key--;
 	KeyText(key, name);
 	RequestText(key, false, &attempt->random, request);
-	NapText(attempt, nap);
+	DelayText(attempt, delay);
 	if (!Timeouts(attempt, ""))
 		return;
 	acknowledged = Acknowledged(key);
-	if (!Ask(session, strcmp(fate, "raise") == 0 ? "ST001" : NULL,
+	if (!Ask(session, strcmp(ending, "raise") == 0 ? "ST001" : NULL,
 			 "SELECT set_config('stress.attempt', '%lld', true), "
-			 "set_config('stress.fate', '%s', true), set_config('stress.nap', '%s', true); "
+			 "set_config('stress.ending', '%s', true), set_config('stress.delay', '%s', true); "
 			 "SELECT * FROM idempotency.run('stress/charge', '%s', '%s', "
 			 "'stress.handle(idempotency.document)')",
-			 (long long) attempt->number, fate, nap, name, request))
+			 (long long) attempt->number, ending, delay, name, request))
 	{
 		Refused(attempt, key, acknowledged, false);
 		return;
@@ -175,14 +175,14 @@ AttemptEach(Attempt *attempt)
 }
 
 /* ----------------------------------------------------------------
- * What must be refused
+ * Calls that must be rejected
  * ----------------------------------------------------------------
  */
 
 /*
- * AttemptAnotherRequest claims a key with another request than all others.
- * Under a stored outcome that is a mismatch.  Otherwise it may be granted, and
- * leaves no trace: it is not completed, and so cannot commit.
+ * AttemptAnotherRequest claims with a different request than all others. If the key is
+ * stored, that is a mismatch. Otherwise it can be granted, but is not completed, and so
+ * cannot commit.
  */
 void
 AttemptAnotherRequest(Attempt *attempt)
@@ -195,7 +195,7 @@ AttemptAnotherRequest(Attempt *attempt)
 	char request[REQUEST_TEXT];
 	char name[KEY_TEXT];
 
-	/* Behind the front, where something is stored. */
+	/* Behind the front, where keys are stored. */
 	if (IsInbox(key))
 		key--;
 	if (key > 16 && RandomPercent(&attempt->random, 70))
@@ -209,7 +209,7 @@ AttemptAnotherRequest(Attempt *attempt)
 	{
 		Refused(attempt, key, acknowledged, try);
 		if (acknowledged && strcmp(session->state, "IK428") == 0)
-			Violation("[claims] operation %d was claimed, though it was acknowledged", key);
+			Violation("[claims] operation %d was claimed, although it was acknowledged", key);
 	}
 	else if (ReadGrant(attempt, key, acknowledged, true) == GRANT_CLAIMED && !inTransaction)
 		Violation("[commit] attempt %lld claimed operation %d and nothing else, and committed",
@@ -217,7 +217,7 @@ AttemptAnotherRequest(Attempt *attempt)
 }
 
 /*
- * AttemptWithoutClaim writes, or completes, what it has not claimed.
+ * AttemptWithoutClaim writes or completes an operation without a claim.
  */
 void
 AttemptWithoutClaim(Attempt *attempt)
@@ -246,8 +246,8 @@ AttemptWithoutClaim(Attempt *attempt)
  */
 
 /*
- * AttemptFinal retries an operation in the plainest way, and waits as long as
- * it takes.  Returns whether it is done.
+ * AttemptFinal retries an operation with a plain call and no limit of the wait. Returns
+ * whether the operation is done.
  */
 bool
 AttemptFinal(Attempt *attempt, int key)

@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * check.c
- *	  Compares keys, effects and answers.
+ *	  Compares keys, effects and responses.
  *
- * All there is to know is read from the tables into memory, one entry for each
- * operation, and compared there, so that the judgment needs no SQL.  Nothing
- * else may be connected.
+ * Reads all tables into memory, one entry for each operation, and compares them without
+ * SQL. No other session may be connected.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,12 +18,12 @@
 #include "server.h"
 #include "tally.h"
 
-/* What the tables say about one operation. */
+/* What the tables contain about one operation. */
 typedef struct Truth
 {
 	bool stored;
 	bool failed;
-	char *answer; /* as peek() gives it */
+	char *answer; /* as peek() returns it */
 	int effects;
 	int64_t attempt; /* that made the last effect */
 	int amount;
@@ -92,10 +91,10 @@ ReadEffects(Session *session, Truth *truths, const char *table)
 }
 
 /*
- * Judge compares all that is known about one operation.
+ * CheckOperation compares all that is known about one operation.
  */
 static void
-Judge(int key, const Truth *truth, bool acknowledged, bool complete)
+CheckOperation(int key, const Truth *truth, bool acknowledged, bool complete)
 {
 	int due = truth->stored && !truth->failed ? 1 : 0;
 
@@ -116,13 +115,13 @@ Judge(int key, const Truth *truth, bool acknowledged, bool complete)
 		Violation("[effects] operation %d has amount %d, not %d", key, truth->amount,
 				  AmountOf(key));
 	if (AnswerAttempt(truth->answer) >= 0 && AnswerAttempt(truth->answer) != truth->attempt)
-		Violation("[effects] operation %d was done by attempt %lld, and answered: %.300s", key,
+		Violation("[effects] operation %d was done by attempt %lld, with response: %.300s", key,
 				  (long long) truth->attempt, truth->answer);
 }
 
 /*
- * Check compares what the tables say with what the clients were told.  After
- * the final pass the run is complete: every operation must be done.
+ * Check compares the tables with the responses that the clients received. After the
+ * final pass every operation must be done.
  */
 void
 Check(Session *session, bool complete)
@@ -132,26 +131,26 @@ Check(Session *session, bool complete)
 	int records = 0;
 	int failures = 0;
 	int effects = 0;
-	int told = 0;
+	int acknowledgedCount = 0;
 
-	/* Reading the records notes their answers, which acknowledges them. */
+	/* Reading the records records their responses, which acknowledges them. */
 	for (int key = 0; key < config.operations; key++)
-		told += acknowledged[key] = Acknowledged(key);
+		acknowledgedCount += acknowledged[key] = Acknowledged(key);
 	ReadRecords(session, truths);
 	ReadEffects(session, truths, "stress.charges");
 	ReadEffects(session, truths, "stress.deliveries");
 
 	for (int key = 0; key < config.operations; key++)
 	{
-		Judge(key, &truths[key], acknowledged[key], complete);
+		CheckOperation(key, &truths[key], acknowledged[key], complete);
 		records += truths[key].stored;
 		failures += truths[key].failed;
 		effects += truths[key].effects;
 		free(truths[key].answer);
 	}
 	printf("  %s: %d operations acknowledged, %d recorded = %d effects + %d failures\n",
-		   complete ? "after the final pass" : "before the final pass", told, records, effects,
-		   failures);
+		   complete ? "after the final pass" : "before the final pass", acknowledgedCount, records,
+		   effects, failures);
 	if (records != effects + failures)
 		Violation("[counts] %d records, but %d effects and %d failures", records, effects,
 				  failures);
@@ -162,8 +161,8 @@ Check(Session *session, bool complete)
 }
 
 /*
- * CheckServer makes sure that nothing is left in the server, and that the
- * index of the store is sound, as far as the server can tell.
+ * CheckServer checks that no locks or prepared transactions are left, and that the
+ * index of the store is valid, as far as the server can check.
  */
 void
 CheckServer(Session *session)

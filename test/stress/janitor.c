@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * janitor.c
- *	  An administrator at work on the key store, meanwhile.
+ *	  Concurrent maintenance of the key store.
  *
- * Vacuums, rebuilds the primary key under the clients' hands, adds an index and
- * drops it again.  None of it may change what the clients are told.  All of it
- * gives up where it would have to wait long.
+ * Vacuums, rebuilds the primary key, adds an index and drops it again. The clients'
+ * responses must not change. Every command gives up instead of waiting long.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,7 +18,7 @@
 #include "session.h"
 #include "tally.h"
 
-/* What an administrator may run into beside busy clients. */
+/* Errors that maintenance can meet beside active clients. */
 #define EXPECTED "55P03 40P01"
 
 static atomic_bool stopping;
@@ -36,11 +35,14 @@ static const char *const chores[] = {
 
 #define CHORES ((int) (sizeof(chores) / sizeof(chores[0])))
 
-/* From these on no server loses long values to REINDEX TABLE CONCURRENTLY (docs/guarantees.md). */
-static const int mended[] = {150020, 160016, 170012, 180006};
+/*
+ * From these minor versions on, REINDEX TABLE CONCURRENTLY loses no long values
+ * (docs/guarantees.md).
+ */
+static const int fixedVersions[] = {150020, 160016, 170012, 180006};
 
 /*
- * MayDo tells whether the server can be trusted with a chore.
+ * MayDo returns whether the server can execute a command safely.
  */
 static bool
 MayDo(const Session *session, const char *chore)
@@ -49,17 +51,17 @@ MayDo(const Session *session, const char *chore)
 
 	if (strncmp(chore, "REINDEX TABLE CONCURRENTLY", strlen("REINDEX TABLE CONCURRENTLY")) != 0)
 		return true;
-	for (size_t i = 0; i < sizeof(mended) / sizeof(mended[0]); i++)
+	for (size_t i = 0; i < sizeof(fixedVersions) / sizeof(fixedVersions[0]); i++)
 	{
-		if (version / 10000 == mended[i] / 10000 && version < mended[i])
+		if (version / 10000 == fixedVersions[i] / 10000 && version < fixedVersions[i])
 			return false;
 	}
 	return true;
 }
 
 /*
- * Sweep drops the indexes that rebuilds left behind when they gave up.  (The
- * server makes even such an index valid, when it rebuilds the whole table.)
+ * Sweep drops the invalid indexes of rebuilds that gave up. (The server makes even such
+ * an index valid when it rebuilds the whole table.)
  */
 static void
 Sweep(Session *session)
@@ -79,20 +81,20 @@ Sweep(Session *session)
 }
 
 /*
- * JanitorMain is the thread that does the chores, one after the other, until
- * it is stopped.  "argument" is its session.
+ * JanitorMain is the thread that executes the commands, one after the other, until it
+ * is stopped. "argument" is its session.
  */
 void *
 JanitorMain(void *argument)
 {
 	Session *session = argument;
 	Random random;
-	int turn = 0;
+	int done = 0;
 
 	RandomSeed(&random, config.seed, UINT64_MAX - 1);
 	while (!atomic_load(&stopping))
 	{
-		const char *chore = chores[turn++ % CHORES];
+		const char *chore = chores[done++ % CHORES];
 
 		SleepMicroseconds(RandomBelow(&random, 150000));
 		if (MayDo(session, chore) && Ask(session, NULL, "SET lock_timeout = '200ms'") &&
@@ -105,7 +107,7 @@ JanitorMain(void *argument)
 }
 
 /*
- * JanitorStop asks the janitor to end.
+ * JanitorStop requests the end of the thread.
  */
 void
 JanitorStop(void)

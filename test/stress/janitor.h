@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * janitor.h
- *	  An administrator at work on the key store, meanwhile.
+ *	  Concurrent maintenance of the key store.
  *
  *-------------------------------------------------------------------------
  */

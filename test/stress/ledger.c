@@ -1,15 +1,14 @@
 /*-------------------------------------------------------------------------
  *
  * ledger.c
- *	  What the clients were told about each operation.
+ *	  The responses that the clients received for each operation.
  *
- * An operation is acknowledged once any client has been told that it is done:
- * the owner by a successful COMMIT, others by a replayed answer or by a false
- * from once().  From then on every answer must be the same, byte by byte, to
- * the end of the run.
+ * An operation is acknowledged once any client has received its result: the owner
+ * through a successful COMMIT, others through a replay or through false from once().
+ * From then on every response must be identical, byte by byte, to the end of the run.
  *
- * Any thread may read and note; a lock for each few keys is held while one
- * compares.
+ * Any thread can read and record. One lock for every few keys is held during a
+ * comparison.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,8 +26,8 @@
 typedef struct Entry
 {
 	atomic_bool acknowledged;
-	char *answer;  /* NULL: nobody was told one */
-	char *expires; /* NULL: nobody was told when */
+	char *answer;  /* NULL: no response so far */
+	char *expires; /* NULL: no expiry so far */
 } Entry;
 
 static Entry *entries;
@@ -36,7 +35,7 @@ static pthread_mutex_t locks[LOCKS];
 static atomic_llong notes;
 
 /*
- * LedgerMake makes an empty ledger for all operations of the run.
+ * LedgerMake creates an empty ledger for all operations of the run.
  */
 void
 LedgerMake(void)
@@ -47,8 +46,7 @@ LedgerMake(void)
 }
 
 /*
- * Acknowledged tells whether some client has been told that the operation is
- * done.
+ * Acknowledged returns whether a client has received the result of the operation.
  */
 bool
 Acknowledged(int key)
@@ -57,7 +55,7 @@ Acknowledged(int key)
 }
 
 /*
- * Acknowledge notes that a client has been told so.
+ * Acknowledge records that a client has received the result.
  */
 void
 Acknowledge(int key)
@@ -66,24 +64,23 @@ Acknowledge(int key)
 }
 
 /*
- * Agree notes the first text that was told, and compares every later one.
- * Needs the entry's lock.
+ * Agree records the first text, and compares every later one with it. Needs the entry's
+ * lock.
  */
 static void
-Agree(int key, const char *what, char **noted, const char *told)
+Agree(int key, const char *what, char **noted, const char *acknowledged)
 {
-	if (told == NULL)
+	if (acknowledged == NULL)
 		return;
 	if (*noted == NULL)
-		*noted = strdup(told);
-	else if (strcmp(*noted, told) != 0)
-		Violation("[answers] operation %d was told two different %s:\n  %.300s\n  %.300s", key,
-				  what, *noted, told);
+		*noted = strdup(acknowledged);
+	else if (strcmp(*noted, acknowledged) != 0)
+		Violation("[answers] operation %d has two different %s:\n  %.300s\n  %.300s", key, what,
+				  *noted, acknowledged);
 }
 
 /*
- * AcknowledgeAnswer notes what a client was told: the answer, and when it is
- * to be forgotten, if it was told that.
+ * AcknowledgeAnswer records the response of a client and, if known, its time of expiry.
  */
 void
 AcknowledgeAnswer(int key, const char *answer, const char *expires)
@@ -100,8 +97,8 @@ AcknowledgeAnswer(int key, const char *answer, const char *expires)
 }
 
 /*
- * LedgerAnswer returns the answer that was told, or NULL.  Needs that nobody
- * notes anything at the same time.
+ * LedgerAnswer returns the recorded response, or NULL. Needs that no other thread
+ * records concurrently.
  */
 const char *
 LedgerAnswer(int key)
@@ -110,10 +107,10 @@ LedgerAnswer(int key)
 }
 
 /*
- * LedgerNotes returns how many answers were noted.
+ * LedgerCount returns how many responses were recorded.
  */
 long long
-LedgerNotes(void)
+LedgerCount(void)
 {
 	return atomic_load(&notes);
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * ledger.h
- *	  What the clients were told about each operation.
+ *	  The responses that the clients received for each operation.
  *
  *-------------------------------------------------------------------------
  */
@@ -15,6 +15,6 @@ extern bool Acknowledged(int key);
 extern void Acknowledge(int key);
 extern void AcknowledgeAnswer(int key, const char *answer, const char *expires);
 extern const char *LedgerAnswer(int key);
-extern long long LedgerNotes(void);
+extern long long LedgerCount(void);
 
 #endif /* STRESS_LEDGER_H */

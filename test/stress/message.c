@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * message.c
- *	  Attempts that take messages from an inbox, by once() and once_many().
+ *	  Attempts that consume messages of an inbox with once() and once_many().
  *
- * One message or a batch, in a function or in statements of the client's own.
- * What once() calls new is pending until it is committed; what it calls seen
+ * One message or a batch, in a function or in separate statements. A message that
+ * once() reports as new is pending until the commit; a message that it reports as seen
  * is committed.
  *
  *-------------------------------------------------------------------------
@@ -22,7 +22,7 @@ typedef struct Batch
 {
 	int count;
 	int keys[MOST_KEYS];
-	bool acknowledged[MOST_KEYS]; /* before the question was sent */
+	bool acknowledged[MOST_KEYS]; /* before the query was sent */
 } Batch;
 
 /* ----------------------------------------------------------------
@@ -31,7 +31,7 @@ typedef struct Batch
  */
 
 /*
- * BatchPick picks the messages of a batch.
+ * BatchPick chooses the messages of a batch.
  */
 static void
 BatchPick(Attempt *attempt, Batch *batch)
@@ -63,8 +63,8 @@ BatchList(const Batch *batch, char list[LIST_TEXT])
 }
 
 /*
- * BatchRead reads the session's result, which is the keys that are new.  These
- * become pending; the others are seen.
+ * BatchRead reads the session's result, which is the keys that are new. These become
+ * pending; the others were seen.
  */
 static void
 BatchRead(Attempt *attempt, const Batch *batch)
@@ -87,9 +87,10 @@ BatchRead(Attempt *attempt, const Batch *batch)
 			noted = true;
 		}
 		if (!noted)
-			Violation("[batch] once_many() returned key %s, which is not in its batch or twice in the "
-					  "answer",
-					  Value(session, row, 0));
+			Violation(
+				"[batch] once_many() returned key %s, which is not in its batch or twice in the "
+				"answer",
+				Value(session, row, 0));
 	}
 	for (int i = 0; i < batch->count; i++)
 		(void) ReadOnce(attempt, batch->keys[i], batch->acknowledged[i], isNew[i]);
@@ -101,7 +102,7 @@ BatchRead(Attempt *attempt, const Batch *batch)
  */
 
 /*
- * Once asks whether the message is new.
+ * Once calls once() for a message.
  */
 static Grant
 Once(Attempt *attempt, const Part *part)
@@ -119,8 +120,8 @@ Once(Attempt *attempt, const Part *part)
 }
 
 /*
- * OneMessage takes a message, perhaps at the second go, and makes its effect
- * if it is new.  Returns false if the transaction is lost.
+ * OneMessage consumes a message, sometimes after a rolled back attempt, and writes its
+ * effect if it is new. Returns false if the transaction failed.
  */
 static bool
 OneMessage(Attempt *attempt)
@@ -145,12 +146,12 @@ OneMessage(Attempt *attempt)
 	if (part.grant != GRANT_CLAIMED)
 		return part.grant == GRANT_NOT;
 	Pend(attempt, part.key, NULL);
-	return Nap(attempt) && Write(attempt, &part);
+	return Delay(attempt) && Write(attempt, &part);
 }
 
 /*
- * ManyMessages takes a batch of messages in any order and makes the effects of
- * those that are new.  Returns false if the transaction is lost.
+ * ManyMessages consumes a batch of messages in any order and writes the effects of the
+ * new ones. Returns false if the transaction failed.
  */
 static bool
 ManyMessages(Attempt *attempt)
@@ -175,11 +176,11 @@ ManyMessages(Attempt *attempt)
 						 name, AmountOf(key), (long long) attempt->number);
 	}
 	return attempt->pendings == 0 ||
-		   (Nap(attempt) && Ask(session, NULL, "INSERT INTO stress.deliveries VALUES %s", list));
+		   (Delay(attempt) && Ask(session, NULL, "INSERT INTO stress.deliveries VALUES %s", list));
 }
 
 /*
- * AttemptInboxTransaction makes a transaction that takes messages.
+ * AttemptInboxTransaction runs a transaction that consumes messages.
  */
 void
 AttemptInboxTransaction(Attempt *attempt)
@@ -189,7 +190,7 @@ AttemptInboxTransaction(Attempt *attempt)
 	attempt->plain = false;
 	if (!Begin(attempt) || GivesUp(attempt))
 		return;
-	if ((many ? ManyMessages : OneMessage)(attempt) && !GivesUp(attempt) && Nap(attempt))
+	if ((many ? ManyMessages : OneMessage)(attempt) && !GivesUp(attempt) && Delay(attempt))
 		(void) End(attempt);
 }
 
@@ -204,25 +205,25 @@ AttemptInboxTransaction(Attempt *attempt)
 void
 AttemptDeliver(Attempt *attempt)
 {
-	static const char *const fates[] = {"succeed", "succeed", "undo", "raise"};
-	const char *fate = fates[RandomBelow(&attempt->random, 4)];
+	static const char *const endings[] = {"succeed", "succeed", "undo", "raise"};
+	const char *ending = endings[RandomBelow(&attempt->random, 4)];
 	int key = PickInboxKey(attempt->number, &attempt->random);
 	bool acknowledged;
 	const char *begin;
 	const char *commit;
 	char name[KEY_TEXT];
-	char nap[NAP_TEXT];
+	char delay[DELAY_TEXT];
 
 	attempt->plain = false;
 	KeyText(key, name);
-	NapText(attempt, nap);
+	DelayText(attempt, delay);
 	if (!Timeouts(attempt, ""))
 		return;
 	Frame(attempt, &begin, &commit);
 	acknowledged = Acknowledged(key);
-	if (!Ask(attempt->session, strcmp(fate, "raise") == 0 ? "ST001" : NULL,
+	if (!Ask(attempt->session, strcmp(ending, "raise") == 0 ? "ST001" : NULL,
 			 "%s SELECT stress.deliver('%s', %d, %lld, '%s', %s) %s", begin, name, AmountOf(key),
-			 (long long) attempt->number, fate, nap, commit))
+			 (long long) attempt->number, ending, delay, commit))
 	{
 		Refused(attempt, key, acknowledged, false);
 		return;
@@ -243,11 +244,11 @@ AttemptDeliverMany(Attempt *attempt)
 	const char *commit;
 	char list[LIST_TEXT];
 	char amounts[LIST_TEXT] = "";
-	char nap[NAP_TEXT];
+	char delay[DELAY_TEXT];
 	int used = 0;
 
 	attempt->plain = false;
-	NapText(attempt, nap);
+	DelayText(attempt, delay);
 	if (!Timeouts(attempt, ""))
 		return;
 	Frame(attempt, &begin, &commit);
@@ -258,7 +259,7 @@ AttemptDeliverMany(Attempt *attempt)
 						 AmountOf(batch.keys[i]));
 	if (!Ask(attempt->session, NULL,
 			 "%s SELECT * FROM stress.deliver_many(%s, ARRAY[%s], %lld, %s) %s", begin, list,
-			 amounts, (long long) attempt->number, nap, commit))
+			 amounts, (long long) attempt->number, delay, commit))
 		return;
 	BatchRead(attempt, &batch);
 	PendingHold(attempt);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * message.h
- *	  Attempts that take messages from an inbox, by once() and once_many().
+ *	  Attempts that consume messages of an inbox with once() and once_many().
  *
  *-------------------------------------------------------------------------
  */

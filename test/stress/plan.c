@@ -1,16 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * plan.c
- *	  The settings of a run, and what its operations are.
+ *	  The settings and the operations of a run.
  *
- * The operations are numbered.  Three of four are charges, with the request
- * that claim() wants; the fourth is a message in an inbox.  Attempts are
- * numbered, too, and come to the operations with a front that moves over them
- * once in a run: most attempts go to the few keys right behind the front, so
- * that many clients meet at one key while nothing is stored under it, and the
- * others go further back, where they should be given the stored answer.
+ * Operations are numbered. Three of four are charges, with the request that claim()
+ * needs; the fourth is a message of an inbox. Attempts are numbered too, and choose
+ * operations by a front that moves over all operations once in a run. Most attempts
+ * choose one of the few keys right behind the front, so that many clients compete for a
+ * key that is not yet stored. The others choose older keys, where they must receive the
+ * stored response.
  *
- * All of it is a function of the seed.  Needs no locks.
+ * All of it is a function of the seed, and needs no locks.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,7 +23,7 @@
 
 #include "plan.h"
 
-/* There is one pair of operations in that many. */
+/* One of so many operations belongs to a pair. */
 #define PAIR_DISTANCE 8
 
 Config config;
@@ -53,8 +53,8 @@ NumberFromEnvironment(const char *name, long long ifUnset, long long least)
 }
 
 /*
- * ConfigRead reads the settings of the run from the environment.  Exits with
- * 2 if one makes no sense.
+ * ConfigRead reads the settings of the run from the environment. Exits with 2 if one is
+ * invalid.
  */
 void
 ConfigRead(void)
@@ -69,8 +69,8 @@ ConfigRead(void)
 }
 
 /*
- * WrongOnPurpose tells whether the run is to do what "what" names wrong, so
- * as to show that it is noticed.
+ * WrongOnPurpose returns whether the run must make the mistake "what", to show that the
+ * checks detect it.
  */
 bool
 WrongOnPurpose(const char *what)
@@ -108,8 +108,8 @@ AmountOf(int key)
 }
 
 /*
- * KeyText writes the key of the operation.  It begins with random digits, so
- * that neighbours in time are none in the index.
+ * KeyText writes the key of the operation. It starts with random digits, so that
+ * consecutive keys are not adjacent in the index.
  */
 void
 KeyText(int key, char text[KEY_TEXT])
@@ -118,7 +118,7 @@ KeyText(int key, char text[KEY_TEXT])
 }
 
 /*
- * KeyNumber returns the operation that a key belongs to, or -1 if to none.
+ * KeyNumber returns the operation of a key, or -1 if there is none.
  */
 int
 KeyNumber(const char *text)
@@ -137,8 +137,8 @@ KeyNumber(const char *text)
 }
 
 /*
- * RequestText writes the operation's request, or another one.  It is one and
- * the same JSON value for all attempts, but not one and the same text.
+ * RequestText writes the operation's request, or another one. It is the same JSON value
+ * in all attempts, but different text.
  */
 void
 RequestText(int key, bool another, Random *random, char text[REQUEST_TEXT])
@@ -158,7 +158,7 @@ RequestText(int key, bool another, Random *random, char text[REQUEST_TEXT])
 }
 
 /*
- * PickKey returns the operation that an attempt goes to.
+ * PickKey returns the operation of an attempt.
  */
 int
 PickKey(int64_t attempt, Random *random)
@@ -177,8 +177,8 @@ PickKey(int64_t attempt, Random *random)
 }
 
 /*
- * PickPair picks two operations, in any order.  All attempts at a pair that
- * come one after the other get the same one, so that they cross.
+ * PickPair chooses two operations, in any order. Consecutive attempts at a pair get the
+ * same pair, so that they deadlock.
  */
 void
 PickPair(int64_t attempt, Random *random, int keys[2])
@@ -186,7 +186,7 @@ PickPair(int64_t attempt, Random *random, int keys[2])
 	int front = (int) (attempt * config.operations / config.attempts);
 	int first = RandomBelow(random, 2);
 
-	/* The last operation may have none behind it. */
+	/* The last operation might have no successor. */
 	keys[first] = front - front % PAIR_DISTANCE;
 	if (keys[first] + 1 == config.operations)
 		keys[first]--;
@@ -206,12 +206,12 @@ PickInboxKey(int64_t attempt, Random *random)
 }
 
 /* ----------------------------------------------------------------
- * Answers
+ * Responses
  * ----------------------------------------------------------------
  */
 
 /*
- * Filler returns digits, in few cases so many that a row does not hold them.
+ * Filler returns digits, in a few cases more than a row can store.
  */
 static char *
 Filler(Random *random)
@@ -227,8 +227,8 @@ Filler(Random *random)
 }
 
 /*
- * ReplyMake returns what the attempt stores if it is the one that decides: an
- * answer of its own, in bytes of its own.  ReplyFree() frees it.
+ * ReplyMake returns the unique response that the attempt stores if it is the owner.
+ * ReplyFree() frees it.
  */
 Reply
 ReplyMake(int64_t attempt, bool failed, Random *random)
@@ -259,8 +259,8 @@ ReplyFree(Reply *reply)
 }
 
 /*
- * AnswerText joins what a client is told into one text, to be compared byte
- * by byte.  NULL stands for NULL.  The caller frees it.
+ * AnswerText joins a response into one text for a comparison byte by byte. NULL stands
+ * for NULL. The caller frees it.
  */
 char *
 AnswerText(const char *status, const char *failed, const char *headers, const char *response)
@@ -273,7 +273,7 @@ AnswerText(const char *status, const char *failed, const char *headers, const ch
 }
 
 /*
- * ReplyAnswer returns the answer that "reply" is.
+ * ReplyAnswer returns the text of "reply".
  */
 char *
 ReplyAnswer(const Reply *reply)
@@ -285,8 +285,8 @@ ReplyAnswer(const Reply *reply)
 }
 
 /*
- * AnswerAttempt returns the attempt that made the answer, or -1 if the answer
- * does not say.
+ * AnswerAttempt returns the attempt that created the response, or -1 if the response
+ * does not contain it.
  */
 int64_t
 AnswerAttempt(const char *answer)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * plan.h
- *	  The settings of a run, and what its operations are.
+ *	  The settings and the operations of a run.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,10 +16,10 @@
 typedef struct Config
 {
 	int clients;
-	int operations;	   /* each has a key of its own */
+	int operations;	   /* each has its own key */
 	int64_t attempts;  /* before the final pass */
 	uint64_t seed;	   /* determines every attempt */
-	const char *wrong; /* what to do wrong on purpose, or NULL */
+	const char *wrong; /* a deliberate mistake, or NULL */
 } Config;
 
 extern Config config;

@@ -4,10 +4,10 @@
  *	  Prepared transactions, which another session finishes.
  *
  * Whether a transaction will be committed or rolled back is decided when it is
- * prepared, so that a session that loses its connection in COMMIT PREPARED can
- * find out what it did: a name that is gone was served.
+ * prepared. A session that loses its connection in COMMIT PREPARED can therefore
+ * determine the result: the name no longer exists.
  *
- * One lock guards the queue, and is never held while the server is asked.
+ * One lock protects the queue, and is never held during a query.
  *
  *-------------------------------------------------------------------------
  */
@@ -26,8 +26,8 @@ typedef struct Prepared
 	char name[64];
 	bool commit;
 	bool certain;	 /* the server said that it is prepared */
-	int pid;		 /* of the backend that was to prepare it */
-	Attempt attempt; /* with the answers that hold from COMMIT PREPARED on */
+	int pid;		 /* of the backend that prepares it */
+	Attempt attempt; /* with the responses that are valid after COMMIT PREPARED */
 } Prepared;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -36,12 +36,12 @@ static Prepared *first = NULL;
 static Prepared **last = &first;
 static bool stopping = false;
 
-/* How many there may be at once, and are; the server has room for so many. */
+/* The maximum and the current number; the server has space for so many. */
 #define MOST_PREPARED 20
 static int places = MOST_PREPARED;
 
 /*
- * TakePlace takes a place for a prepared transaction, if there is one.
+ * TakePlace reserves an entry for a prepared transaction, if one is free.
  */
 static bool
 TakePlace(void)
@@ -64,9 +64,9 @@ GiveUpPlace(void)
 }
 
 /*
- * Prepare prepares the transaction of an attempt and leaves its end to the
- * resolver.  Returns false if the transaction is gone, or was left as it is
- * because there are too many already.
+ * Prepare prepares the transaction of an attempt, which the resolver ends. Returns
+ * false if the transaction has ended, or is unchanged because there are too many
+ * already.
  */
 bool
 Prepare(Attempt *attempt)
@@ -103,7 +103,7 @@ Prepare(Attempt *attempt)
 }
 
 /*
- * Alive tells whether the backend that was to prepare may still be at it.
+ * Alive returns whether the backend that prepares might still be active.
  */
 static bool
 Alive(Session *session, const Prepared *prepared)
@@ -113,9 +113,9 @@ Alive(Session *session, const Prepared *prepared)
 }
 
 /*
- * Resolve ends one prepared transaction, however often it takes.  Where the
- * answer to PREPARE TRANSACTION was lost it waits for the backend to leave, and
- * nobody is told how that ended.
+ * Resolve ends one prepared transaction, and retries as often as needed. If the reply
+ * to PREPARE TRANSACTION was lost, it waits until the backend exits, and acknowledges
+ * nothing.
  */
 static void
 Resolve(Session *session, Prepared *prepared)
@@ -149,8 +149,8 @@ Resolve(Session *session, Prepared *prepared)
 }
 
 /*
- * ResolverMain is the thread that finishes prepared transactions, after a
- * while, until it is stopped and nothing is left.  "argument" is its session.
+ * ResolverMain is the thread that ends prepared transactions after some time, until it
+ * is stopped and none is left. "argument" is its session.
  */
 void *
 ResolverMain(void *argument)
@@ -188,7 +188,8 @@ ResolverMain(void *argument)
 }
 
 /*
- * ResolverStop asks the resolver to end.  Needs that nobody prepares any more.
+ * ResolverStop requests the end of the resolver. Needs that no client prepares any
+ * more.
  */
 void
 ResolverStop(void)

@@ -3,16 +3,15 @@
  * random.c
  *	  Random numbers that a seed determines.
  *
- * Each attempt has a stream of its own, made from the run's seed and the
- * attempt's number, so that it wants the same things whichever client makes
- * it and however the clients interleave.  Needs no locks.
- *
+ * Each attempt has its own stream, derived from the run's seed and the attempt's
+ * number. Its choices therefore do not depend on the client that runs it or on the
+ * interleaving of clients. Needs no locks.
  *-------------------------------------------------------------------------
  */
 #include "random.h"
 
 /*
- * Mix spreads the bits of two numbers over one.
+ * Mix combines the bits of two numbers into one.
  */
 uint64_t
 Mix(uint64_t a, uint64_t b)
@@ -25,7 +24,7 @@ Mix(uint64_t a, uint64_t b)
 }
 
 /*
- * RandomSeed begins the stream of that number.
+ * RandomSeed starts the stream of that number.
  */
 void
 RandomSeed(Random *random, uint64_t seed, uint64_t stream)
@@ -50,7 +49,7 @@ RandomBelow(Random *random, int limit)
 }
 
 /*
- * RandomUnit returns a number from 0 up to, but not, 1.
+ * RandomUnit returns a number from 0 up to, but not including, 1.
  */
 double
 RandomUnit(Random *random)
@@ -59,7 +58,7 @@ RandomUnit(Random *random)
 }
 
 /*
- * RandomPercent is true that often.
+ * RandomPercent returns true with that probability.
  */
 bool
 RandomPercent(Random *random, double percent)

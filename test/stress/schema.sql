@@ -1,11 +1,9 @@
 -- test/stress/schema.sql
 --
--- What the stress test's clients call, and the business tables that they write
--- to.  No table has a constraint on the key: that a key has one effect is left
--- to the extension alone.  One is guarded by statement, the other by row.
---
--- Every function can be made wrong on purpose, by the setting stress.break, so
--- that the test can show that it would notice.
+-- Functions that the clients of the stress test call, and their business tables. No
+-- table has a unique key: only the extension ensures that a key has one effect. One
+-- table is guarded by statement, the other by row. The setting stress.break makes a
+-- function wrong on purpose, so that the test can show that it detects the mistake.
 
 CREATE EXTENSION idempotency;
 CREATE SCHEMA stress;
@@ -22,7 +20,7 @@ CREATE TRIGGER guard BEFORE INSERT OR UPDATE OR DELETE ON stress.charges
 CREATE TRIGGER guard BEFORE INSERT OR UPDATE OR DELETE ON stress.deliveries
 	FOR EACH ROW EXECUTE FUNCTION idempotency.require_claim('stress/inbox');
 
--- broken tells, now and then, that the caller is to do what p_what names wrong.
+-- broken returns, sometimes, that the caller must make the mistake p_what.
 CREATE FUNCTION stress.broken(p_what text) RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -30,7 +28,7 @@ AS $$
 		AND random() < 0.5
 $$;
 
--- plant leaves a record that has run out, for the clients to find.
+-- plant stores an expired record for the clients to find.
 CREATE FUNCTION stress.plant(p_scope text, p_key text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -40,7 +38,7 @@ BEGIN
 END
 $$;
 
--- undo makes the mistakes that a savepoint takes back: claim, write, complete.
+-- undo makes the mistakes that a savepoint rolls back: claim, write, complete.
 CREATE FUNCTION stress.undo(p_key text, p_request text, p_attempt bigint, p_wait interval) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -59,11 +57,11 @@ EXCEPTION
 END
 $$;
 
--- charge is the plain stored procedure.  p_fate says what becomes of it; an outcome of NULL
+-- charge is the plain stored procedure. p_ending selects its end; an outcome of NULL
 -- stands for a claim that was released.
 CREATE FUNCTION stress.charge(
 	p_key text, p_request text, p_amount integer, p_attempt bigint,
-	p_wait interval, p_fate text, p_nap double precision,
+	p_wait interval, p_ending text, p_delay double precision,
 	p_status integer, p_headers text, p_response text)
 	RETURNS idempotency.operation
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -77,7 +75,7 @@ BEGIN
 		RETURN op;
 	END IF;
 
-	IF p_fate = 'undo' THEN
+	IF p_ending = 'undo' THEN
 		PERFORM stress.undo(p_key, p_request, p_attempt, p_wait);
 	END IF;
 
@@ -85,9 +83,9 @@ BEGIN
 	IF op.replayed THEN
 		RETURN op;
 	END IF;
-	PERFORM pg_sleep(p_nap);
+	PERFORM pg_sleep(p_delay);
 
-	IF p_fate = 'release' THEN
+	IF p_ending = 'release' THEN
 		PERFORM idempotency.release('stress/charge', p_key);
 		op.outcome := NULL;
 		RETURN op;
@@ -97,7 +95,7 @@ BEGIN
 		IF NOT stress.broken('effect') THEN
 			INSERT INTO stress.charges VALUES (p_key, p_amount, p_attempt);
 		END IF;
-		IF p_fate = 'decline' AND NOT stress.broken('failure') THEN
+		IF p_ending = 'decline' AND NOT stress.broken('failure') THEN
 			RAISE check_violation;
 		END IF;
 	EXCEPTION
@@ -105,11 +103,11 @@ BEGIN
 			NULL;
 	END;
 
-	IF p_fate = 'raise' THEN
+	IF p_ending = 'raise' THEN
 		RAISE EXCEPTION 'a transient failure' USING ERRCODE = 'ST001';
-	ELSIF p_fate = 'forget' THEN
+	ELSIF p_ending = 'forget' THEN
 		RETURN op;
-	ELSIF p_fate = 'decline' THEN
+	ELSIF p_ending = 'decline' THEN
 		PERFORM idempotency.fail('stress/charge', p_key, p_response, p_status, p_headers);
 	ELSE
 		PERFORM idempotency.complete('stress/charge', p_key, p_response, p_status, p_headers);
@@ -118,7 +116,7 @@ BEGIN
 	op.status := p_status;
 	op.headers := p_headers;
 	op.response := p_response;
-	op.failed := p_fate = 'decline';
+	op.failed := p_ending = 'decline';
 	IF stress.broken('answer') THEN
 		op.response := json_build_object('attempt', p_attempt, 'broken', true);
 	END IF;
@@ -126,8 +124,8 @@ BEGIN
 END
 $$;
 
--- charge_each commits after each key, inside one CALL.  (Which a procedure with
--- a search_path of its own may not; every name in it is qualified.)
+-- charge_each commits after each key, inside one CALL. (A procedure with its own
+-- search_path cannot; every name in it is qualified.)
 CREATE PROCEDURE stress.charge_each(p_keys text[], p_requests text[], p_amounts integer[], p_attempt bigint)
 LANGUAGE plpgsql
 AS $$
@@ -140,21 +138,21 @@ BEGIN
 END
 $$;
 
--- handle is run()'s handler, which learns about its attempt from settings: the
+-- handle is the handler of run(). It reads its attempt from settings, because the
 -- request is the same in all attempts.
 CREATE FUNCTION stress.handle(p_request idempotency.document) RETURNS json
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	attempt bigint := current_setting('stress.attempt');
-	fate text := current_setting('stress.fate');
+	ending text := current_setting('stress.ending');
 BEGIN
 	INSERT INTO stress.charges
 	VALUES (p_request::json ->> 'key', (p_request::json ->> 'amount')::numeric, attempt);
-	PERFORM pg_sleep(current_setting('stress.nap')::double precision);
-	IF fate = 'decline' THEN
+	PERFORM pg_sleep(current_setting('stress.delay')::double precision);
+	IF ending = 'decline' THEN
 		RAISE EXCEPTION 'declined by attempt %', attempt USING ERRCODE = 'IKFIN';
-	ELSIF fate = 'raise' THEN
+	ELSIF ending = 'raise' THEN
 		RAISE EXCEPTION 'a transient failure' USING ERRCODE = 'ST001';
 	END IF;
 	RETURN format('{"by":"run",  "attempt":%s}', attempt);
@@ -163,12 +161,12 @@ $$;
 
 -- deliver is the plain consumer of one message.
 CREATE FUNCTION stress.deliver(
-	p_key text, p_amount integer, p_attempt bigint, p_fate text, p_nap double precision)
+	p_key text, p_amount integer, p_attempt bigint, p_ending text, p_delay double precision)
 	RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	IF p_fate = 'undo' THEN
+	IF p_ending = 'undo' THEN
 		BEGIN
 			IF idempotency.once('stress/inbox', p_key) THEN
 				INSERT INTO stress.deliveries VALUES (p_key, 1, p_attempt);
@@ -183,9 +181,9 @@ BEGIN
 	IF NOT idempotency.once('stress/inbox', p_key) AND NOT stress.broken('inbox') THEN
 		RETURN false;
 	END IF;
-	PERFORM pg_sleep(p_nap);
+	PERFORM pg_sleep(p_delay);
 	INSERT INTO stress.deliveries VALUES (p_key, p_amount, p_attempt);
-	IF p_fate = 'raise' THEN
+	IF p_ending = 'raise' THEN
 		RAISE EXCEPTION 'a transient failure' USING ERRCODE = 'ST001';
 	END IF;
 	RETURN true;
@@ -193,14 +191,14 @@ END
 $$;
 
 -- deliver_many consumes a batch, and returns the messages that were new.
-CREATE FUNCTION stress.deliver_many(p_keys text[], p_amounts integer[], p_attempt bigint, p_nap double precision)
+CREATE FUNCTION stress.deliver_many(p_keys text[], p_amounts integer[], p_attempt bigint, p_delay double precision)
 	RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	fresh text[] := ARRAY(SELECT idempotency.once_many('stress/inbox', p_keys));
 BEGIN
-	PERFORM pg_sleep(p_nap);
+	PERFORM pg_sleep(p_delay);
 	INSERT INTO stress.deliveries
 	SELECT DISTINCT m.key, m.amount, p_attempt
 	FROM unnest(p_keys, p_amounts) AS m (key, amount)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * server.c
- *	  What must hold in the server when the clients are gone.
+ *	  Checks of the server after all clients have ended.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,7 +12,7 @@
 #include "tally.h"
 
 /*
- * Expect reports an answer other than the one expected.
+ * Expect reports a result other than the expected one.
  */
 void
 Expect(Session *session, const char *what, const char *expected, const char *sql)
@@ -22,8 +22,8 @@ Expect(Session *session, const char *what, const char *expected, const char *sql
 }
 
 /*
- * CheckIndexes makes sure that the indexes of the store are sound, as far as
- * the server can tell.
+ * CheckIndexes checks that the indexes of the store are valid, as far as the server can
+ * check.
  */
 void
 CheckIndexes(Session *session)

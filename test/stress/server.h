@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * server.h
- *	  What must hold in the server when the clients are gone.
+ *	  Checks of the server after all clients have ended.
  *
  *-------------------------------------------------------------------------
  */

@@ -1,13 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * session.c
- *	  A client's connection, and what the network does to it.
+ *	  A client's connection, with network faults.
  *
- * Ask() is all that the other rooms do with a connection.  Every error that
- * it meets is counted, or else is a violation: each attempt says which errors
- * it may meet.  In particular, nobody may be cancelled whom nobody cancelled.
+ * All other files use a connection only through Ask(). Every error is counted or is a
+ * violation: each attempt names the errors that it can meet. In particular, a cancel
+ * without a request is a violation.
  *
- * A session belongs to one thread; only its pid is read by others.
+ * A session belongs to one thread; others read only its pid.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,21 +25,21 @@
 #include "session.h"
 #include "tally.h"
 
-/* No question of this test takes nearly as long: something hangs. */
+/* No query of this test takes nearly as long: the server hangs. */
 #define HANG_SECONDS 120
 
-/* How long the sessions of dropped connections may take to leave. */
+/* Time limit for the sessions of dropped connections to exit. */
 #define SECONDS_TO_LEAVE 60
 
 /*
- * A deadlock should cost little time; a log full of the errors that the test
- * provokes would cost much.
+ * Deadlocks must be detected quickly. Logging the errors that the test provokes would
+ * be slow.
  */
 #define OPTIONS                                                                                    \
 	"-c deadlock_timeout=5ms -c log_min_messages=fatal -c log_min_error_statement=fatal "          \
 	"-c client_min_messages=error"
 
-/* How long a server may take to come back; 0: it must be there. */
+/* Time limit for a restart of the server; 0: the server must be running. */
 int serverPatience = 0;
 
 int64_t
@@ -65,8 +65,7 @@ SleepMicroseconds(int64_t microseconds)
  */
 
 /*
- * Ignore is what becomes of the server's messages on the side, as that it is
- * terminating a connection.
+ * Ignore discards the server's notices, such as that it is terminating a connection.
  */
 static void
 Ignore(void *argument, const PGresult *notice)
@@ -76,7 +75,7 @@ Ignore(void *argument, const PGresult *notice)
 }
 
 /*
- * Connect connects, if need be to a server that is about to restart.
+ * Connect connects, and waits for a server that is restarting.
  */
 static void
 Connect(Session *session)
@@ -120,8 +119,8 @@ Disconnect(Session *session)
 }
 
 /*
- * SessionOpen connects to the server that the environment names.  Exits with
- * 2 if it cannot.
+ * SessionOpen connects to the server that the environment names. Exits with 2 if it
+ * cannot.
  */
 void
 SessionOpen(Session *session, const char *name)
@@ -138,12 +137,12 @@ SessionClose(Session *session)
 }
 
 /* ----------------------------------------------------------------
- * Asking
+ * Queries
  * ----------------------------------------------------------------
  */
 
 /*
- * Lose notes that the connection is gone; Settle makes another.
+ * Lose records that the connection is lost; Settle opens another.
  */
 static void
 Lose(Session *session)
@@ -153,8 +152,8 @@ Lose(Session *session)
 }
 
 /*
- * SessionDrop loses the connection as a broken network does: nothing is said to
- * the server, and what it has sent already is not read.
+ * SessionDrop drops the connection as a broken network does: it sends nothing to the
+ * server, and does not read the data already sent.
  */
 void
 SessionDrop(Session *session)
@@ -171,14 +170,14 @@ SendCancel(Session *session)
 {
 	char error[256];
 
-	session->fuse = FUSE_NONE;
+	session->networkFault = NETWORK_NONE;
 	session->cancelled = true;
 	if (PQcancel(session->cancel, error, sizeof(error)))
 		Count(TALLY_CANCELS);
 }
 
 /*
- * Hang says what everybody waits for, and ends the run.
+ * Hang prints what all sessions wait for, and ends the run.
  */
 static void
 Hang(Session *session)
@@ -186,7 +185,7 @@ Hang(Session *session)
 	Session other;
 	PGresult *all;
 
-	Violation("[hang] no answer for %d seconds to backend %d", HANG_SECONDS, session->pid);
+	Violation("[hang] no reply for %d seconds from backend %d", HANG_SECONDS, session->pid);
 	SessionOpen(&other, "stress autopsy");
 	all = PQexec(other.conn,
 				 "SELECT a.pid, a.state, a.wait_event, pg_blocking_pids(a.pid), left(a.query, 150) "
@@ -199,8 +198,8 @@ Hang(Session *session)
 }
 
 /*
- * WaitReadable waits until the server has sent something, and does what the
- * fuse says if that comes first.  Returns false if the connection is lost.
+ * WaitReadable waits until the server has sent data, and applies the fault if its timer
+ * ends first. Returns false if the connection is lost.
  */
 static bool
 WaitReadable(Session *session)
@@ -211,7 +210,7 @@ WaitReadable(Session *session)
 	{
 		struct pollfd socket = {.fd = PQsocket(session->conn), .events = POLLIN};
 		int64_t now = Microseconds();
-		int64_t end = session->fuse == FUSE_NONE ? hung : session->fuseEnd;
+		int64_t end = session->networkFault == NETWORK_NONE ? hung : session->faultTime;
 		struct timespec left = {0, 0};
 		int ready;
 
@@ -223,9 +222,9 @@ WaitReadable(Session *session)
 		if (ready < 0)
 			continue;
 
-		if (session->fuse == FUSE_CANCEL)
+		if (session->networkFault == NETWORK_CANCEL)
 			SendCancel(session);
-		else if (session->fuse == FUSE_DROP)
+		else if (session->networkFault == NETWORK_DROP)
 		{
 			SessionDrop(session);
 			return false;
@@ -236,8 +235,8 @@ WaitReadable(Session *session)
 }
 
 /*
- * Keep makes "next" the session's result if it says more than what is there:
- * an error says most, and rows say more than none.
+ * Keep makes "next" the session's result if it is more informative than the present
+ * one: an error is the most informative, and rows are more than none.
  */
 static void
 Keep(Session *session, PGresult *next)
@@ -253,8 +252,8 @@ Keep(Session *session, PGresult *next)
 }
 
 /*
- * Collect reads all results of a question, and keeps one.  Returns false if
- * the connection is lost.
+ * Collect reads all results of a query, and keeps one. Returns false if the connection
+ * is lost.
  */
 static bool
 Collect(Session *session)
@@ -278,8 +277,8 @@ Collect(Session *session)
 }
 
 /*
- * MayMeet tells whether the present attempt may meet an error that nothing in
- * its question provokes.
+ * MayMeet returns whether the present attempt can meet an error that its query does not
+ * provoke.
  */
 static bool
 MayMeet(const Session *session)
@@ -296,12 +295,11 @@ MayMeet(const Session *session)
 }
 
 /*
- * Judge counts the error in the session's result, if it is one, and reports it
- * if it was not to be expected.  "expected" names the SQLSTATEs that the
- * question itself provokes, or is NULL.
+ * CheckState counts the error in the session's result, if there is one, and reports an
+ * unexpected error. "expected" names the SQLSTATEs that the query provokes, or is NULL.
  */
 static void
-Judge(Session *session, const char *expected, const char *sql)
+CheckState(Session *session, const char *expected, const char *sql)
 {
 	ExecStatusType status = PQresultStatus(session->result);
 	const char *state;
@@ -319,10 +317,9 @@ Judge(Session *session, const char *expected, const char *sql)
 }
 
 /*
- * Ask sends SQL and waits for the last of its results that has rows.  Returns
- * whether all of it succeeded; otherwise session->state says why, and the error
- * has been counted.  "expected" names the SQLSTATEs that it provokes, or is
- * NULL.
+ * Ask sends SQL and waits for the last of its results that has rows. Returns whether
+ * all of it succeeded; otherwise session->state is the error, which has been counted.
+ * "expected" names the SQLSTATEs that the query provokes, or is NULL.
  */
 bool
 Ask(Session *session, const char *expected, const char *format, ...)
@@ -344,7 +341,7 @@ Ask(Session *session, const char *expected, const char *format, ...)
 	sent = session->extended ? PQsendQueryParams(session->conn, sql, 0, NULL, NULL, NULL, NULL, 0)
 							 : PQsendQuery(session->conn, sql);
 	if (sent && Collect(session))
-		Judge(session, expected, sql);
+		CheckState(session, expected, sql);
 	else if (!session->lost)
 	{
 		Count(TALLY_TERMINATED);
@@ -381,29 +378,29 @@ Field(Session *session, int row, const char *name)
 }
 
 /* ----------------------------------------------------------------
- * Beginning and ending an attempt
+ * Start and end of an attempt
  * ----------------------------------------------------------------
  */
 
 /*
- * SessionLight lights the fuse.
+ * SessionSetFault starts the timer of the fault.
  */
 void
-SessionLight(Session *session, Fuse fuse, int microseconds)
+SessionSetFault(Session *session, NetworkFault networkFault, int microseconds)
 {
-	session->fuse = fuse;
-	session->fuseEnd = Microseconds() + microseconds;
-	session->mayCancel |= fuse == FUSE_CANCEL;
+	session->networkFault = networkFault;
+	session->faultTime = Microseconds() + microseconds;
+	session->mayCancel |= networkFault == NETWORK_CANCEL;
 }
 
 /*
- * SessionSettle ends whatever the last attempt left: a lost connection, an
- * open transaction, timeouts, a cancel that comes late.
+ * SessionSettle resets the session after the last attempt: a lost connection, an open
+ * transaction, timeouts, a late cancel.
  */
 void
 SessionSettle(Session *session)
 {
-	session->fuse = FUSE_NONE;
+	session->networkFault = NETWORK_NONE;
 	session->extended = false;
 	while (!session->lost && PQtransactionStatus(session->conn) != PQTRANS_IDLE)
 		(void) Ask(session, NULL, "ROLLBACK");
@@ -424,8 +421,8 @@ SessionSettle(Session *session)
 }
 
 /*
- * AwaitQuiet waits until no other client is connected: those whose connection
- * was dropped may be at work still.
+ * AwaitQuiet waits until no other client is connected: sessions of dropped connections
+ * can still be active.
  */
 void
 AwaitQuiet(Session *session)

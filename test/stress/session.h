@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * session.h
- *	  A client's connection, and what the network does to it.
+ *	  A client's connection, with network faults.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,13 +13,13 @@
 #include <stdint.h>
 #include <libpq-fe.h>
 
-/* What happens to a session when its fuse has burnt down. */
-typedef enum Fuse
+/* The fault of a session when its timer ends. */
+typedef enum NetworkFault
 {
-	FUSE_NONE,
-	FUSE_CANCEL, /* a cancel request is sent, once */
-	FUSE_DROP	 /* the connection is gone, and no answer is read */
-} Fuse;
+	NETWORK_NONE,
+	NETWORK_CANCEL, /* a cancel request is sent, once */
+	NETWORK_DROP	/* the connection is dropped, and no reply is read */
+} NetworkFault;
 
 typedef struct Session
 {
@@ -29,17 +29,17 @@ typedef struct Session
 	atomic_int pid; /* of the backend, for others to terminate */
 	bool lost;
 
-	Fuse fuse;
-	int64_t fuseEnd;
+	NetworkFault networkFault;
+	int64_t faultTime;
 	bool cancelled;
 
-	/* Errors that the present attempt may meet, and others may not. */
+	/* Errors that the present attempt can meet, and others cannot. */
 	bool mayCancel;
 	bool mayTimeOut;
 	bool maySerialize;
 
-	bool extended;	  /* ask by the extended protocol */
-	PGresult *result; /* of the last question, or NULL */
+	bool extended;	  /* use the extended protocol */
+	PGresult *result; /* of the last query, or NULL */
 	char state[6];	  /* its SQLSTATE, "" for success */
 } Session;
 
@@ -48,7 +48,7 @@ extern int serverPatience;
 extern void SessionOpen(Session *session, const char *name);
 extern void SessionClose(Session *session);
 extern void SessionSettle(Session *session);
-extern void SessionLight(Session *session, Fuse fuse, int microseconds);
+extern void SessionSetFault(Session *session, NetworkFault networkFault, int microseconds);
 extern void SessionDrop(Session *session);
 extern void AwaitQuiet(Session *session);
 

@@ -1,9 +1,9 @@
 /*-------------------------------------------------------------------------
  *
  * step.c
- *	  The steps of a transaction, but for those that ask for a key.
+ *	  The steps of a transaction, except claims.
  *
- * Every step returns whether the transaction may go on.
+ * Every step returns whether the transaction can continue.
  *
  *-------------------------------------------------------------------------
  */
@@ -14,7 +14,7 @@
 #include "tally.h"
 
 /*
- * GivesUp tells whether the client has had enough; it will roll back.
+ * GivesUp returns whether the client gives up and rolls back.
  */
 bool
 GivesUp(Attempt *attempt)
@@ -26,8 +26,8 @@ GivesUp(Attempt *attempt)
 }
 
 /*
- * Begin begins a transaction.  Above READ COMMITTED its snapshot may be old
- * when it claims.
+ * Begin begins a transaction. Above READ COMMITTED its snapshot can be old at the
+ * claim.
  */
 bool
 Begin(Attempt *attempt)
@@ -61,7 +61,7 @@ Insert(Attempt *attempt, const Part *part, int amount, const char *expected)
 }
 
 /*
- * Write makes the operation's effect, perhaps at the second go.
+ * Write writes the operation's effect, sometimes after a rolled back attempt.
  */
 bool
 Write(Attempt *attempt, const Part *part)
@@ -80,8 +80,8 @@ Write(Attempt *attempt, const Part *part)
 }
 
 /*
- * WriteAndFail makes the effect in a savepoint and takes it back: by an error,
- * or because the client learns that the charge is declined.
+ * WriteAndFail writes the effect in a savepoint and rolls it back: because of an error,
+ * or because the charge is declined.
  */
 bool
 WriteAndFail(Attempt *attempt, const Part *part)
@@ -97,8 +97,8 @@ WriteAndFail(Attempt *attempt, const Part *part)
 }
 
 /*
- * WriteWithoutGrant tries to write although the key was not granted, which
- * must be refused.  Returns GRANT_ERROR: the transaction is lost.
+ * WriteWithoutGrant tries to write although the key was not granted, which must be
+ * rejected. Returns GRANT_ERROR: the transaction failed.
  */
 Grant
 WriteWithoutGrant(Attempt *attempt, const Part *part)
@@ -110,7 +110,7 @@ WriteWithoutGrant(Attempt *attempt, const Part *part)
 }
 
 /*
- * PartFill makes the part of an operation.
+ * PartFill initializes the part of an operation.
  */
 void
 PartFill(Part *part, int key)
@@ -121,8 +121,8 @@ PartFill(Part *part, int key)
 }
 
 /*
- * Commit commits, and makes what was answered hold; unless the transaction is
- * one that must be refused.  Returns whether it is known to have committed.
+ * Commit commits and records the pending responses, unless the transaction must be
+ * rejected. Returns whether it is known to have committed.
  */
 static bool
 Commit(Attempt *attempt)
@@ -134,15 +134,15 @@ Commit(Attempt *attempt)
 	if (strcmp(PQcmdStatus(session->result), "COMMIT") != 0)
 		return false;
 	if (attempt->refusal != NULL)
-		Violation("[commit] attempt %lld was to be refused with %s, and committed",
+		Violation("[commit] attempt %lld should fail with %s, and committed",
 				  (long long) attempt->number, attempt->refusal);
 	PendingHold(attempt);
 	return true;
 }
 
 /*
- * End ends the transaction, in one of the ways there are.  Returns whether it
- * is known to have committed.
+ * End ends the transaction in one of several ways. Returns whether it is known to have
+ * committed.
  */
 bool
 End(Attempt *attempt)
@@ -154,13 +154,13 @@ End(Attempt *attempt)
 	if (dice < 80)
 	{
 		Count(TALLY_UNREAD);
-		SessionLight(attempt->session, FUSE_DROP, 0);
+		SessionSetFault(attempt->session, NETWORK_DROP, 0);
 		return Commit(attempt);
 	}
 	if (dice < 90)
 	{
 		if (Prepare(attempt) && attempt->refusal != NULL && !attempt->session->lost)
-			Violation("[commit] attempt %lld was to be refused with %s, and was prepared",
+			Violation("[commit] attempt %lld should fail with %s, and was prepared",
 					  (long long) attempt->number, attempt->refusal);
 	}
 	else if (Ask(attempt->session, NULL, "ROLLBACK"))

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * step.h
- *	  The steps of a transaction, but for those that ask for a key.
+ *	  The steps of a transaction, except claims.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,15 +10,15 @@
 
 #include "attempt.h"
 
-/* What an owner means to do with its claim. */
-typedef enum Fate
+/* How an owner ends its claim. */
+typedef enum Ending
 {
-	FATE_SUCCEED,
-	FATE_DECLINE, /* a business failure: store it */
-	FATE_RELEASE, /* give the claim up */
-	FATE_FORGET,  /* commit without an outcome: IK428 */
-	FATE_TWICE	  /* complete twice: IK412 */
-} Fate;
+	END_SUCCEED,
+	END_DECLINE, /* store a business failure */
+	END_RELEASE, /* release the claim */
+	END_FORGET,	 /* commit without an outcome: IK428 */
+	END_TWICE	 /* complete twice: IK412 */
+} Ending;
 
 /* One operation of the transaction. */
 typedef struct Part
@@ -26,7 +26,7 @@ typedef struct Part
 	int key;
 	char name[KEY_TEXT];
 	Grant grant;
-	Fate fate;
+	Ending ending;
 } Part;
 
 extern void PartFill(Part *part, int key);

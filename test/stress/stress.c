@@ -1,21 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * stress.c
- *	  Many clients retry many operations while everything goes wrong; then
- *	  the tables are compared with what the clients were told.
+ *	  Many clients retry many operations under faults; then the tables are
+ *	  compared with the responses that the clients received.
  *
- * Needs a database with schema.sql in it, that nobody else uses.  Environment:
+ * Needs its own database with schema.sql. Environment:
  *
  *	CLIENTS			how many clients, 8
  *	OPERATIONS		how many operations, each with its key, 20000
  *	RETRIES			attempts for each operation before the final pass, 3
  *	SEED			determines all attempts, 1
- *	STRESS_BREAK	what to do wrong on purpose (see schema.sql and below)
+ *	STRESS_BREAK	a deliberate mistake (see schema.sql and below)
  *
- * Exits with 0 if all is well, 1 for a violation, 2 if it could not run.
+ * Exits with 0 for success, 1 for a violation, 2 if it could not run.
  *
- * One thread for each client, one that finishes prepared transactions, and one
- * that does an administrator's work.  Attempts are dealt out by one counter.
+ * There is one thread for each client, one that ends prepared transactions, and one for
+ * maintenance. One counter distributes the attempts.
  *
  *-------------------------------------------------------------------------
  */
@@ -34,10 +34,10 @@
 #include "tally.h"
 #include "transaction.h"
 
-/* In percent of the operations: those that find a record that has run out. */
+/* In percent of the operations: those that find an expired record. */
 #define EXPIRED_PERCENT 10
 
-/* The clients' sessions, and behind them the resolver's. */
+/* The clients' sessions, followed by the resolver's. */
 static Session *sessions;
 static atomic_llong nextAttempt;
 static atomic_int nextKey;
@@ -48,7 +48,7 @@ static atomic_int nextKey;
  */
 
 /*
- * AttemptTerminate terminates another session, whatever it is doing.
+ * AttemptTerminate terminates another session at any time.
  */
 static void
 AttemptTerminate(Attempt *attempt)
@@ -65,7 +65,7 @@ AttemptTerminate(Attempt *attempt)
 typedef void (*Shape)(Attempt *attempt);
 
 /*
- * PickShape returns what kind of attempt this is.
+ * PickShape returns the kind of this attempt.
  */
 static Shape
 PickShape(Attempt *attempt)
@@ -90,7 +90,7 @@ PickShape(Attempt *attempt)
 }
 
 /*
- * ClientMain is the thread of a client: it makes attempts while there are any.
+ * ClientMain is the thread of a client: it runs attempts until none is left.
  */
 static void *
 ClientMain(void *argument)
@@ -162,8 +162,8 @@ RunClients(void *(*clientMain)(void *) )
  */
 
 /*
- * PlantExpired leaves records that have run out under some of the keys, which
- * must count as absent.
+ * PlantExpired stores expired records under some of the keys, which must count as
+ * absent.
  */
 static void
 PlantExpired(Session *session)
@@ -184,7 +184,7 @@ PlantExpired(Session *session)
 }
 
 /*
- * Unguard takes the guard off, for those mistakes that it would prevent.
+ * Unguard drops the require_claim triggers, for mistakes that they would prevent.
  */
 static void
 Unguard(Session *session)
@@ -196,7 +196,7 @@ Unguard(Session *session)
 }
 
 /*
- * LoseRecord removes one of the records, as a restore that loses it would.
+ * LoseRecord removes one of the records, as a lossy restore would.
  */
 static void
 LoseRecord(Session *session)
@@ -206,10 +206,10 @@ LoseRecord(Session *session)
 }
 
 /*
- * Storm lets the clients make all attempts, and returns when they are gone.
+ * RunAttempts lets the clients run all attempts, and returns once they have ended.
  */
 static void
-Storm(void)
+RunAttempts(void)
 {
 	Session janitor;
 	pthread_t resolverThread;
@@ -259,7 +259,7 @@ main(void)
 	PlantExpired(&session);
 
 	start = Microseconds();
-	Storm();
+	RunAttempts();
 	stormSeconds = (Microseconds() - start) / 1e6;
 	AwaitQuiet(&session);
 	LoseRecord(&session);
@@ -276,9 +276,12 @@ main(void)
 
 	TallyPrint();
 	printf("  seed %llu: %d operations, %lld attempts by %d clients in %.1f s (%.1f s in all), "
-		   "%lld answers compared, %d violations\n",
+		   "%lld responses compared, %d violations\n",
 		   (unsigned long long) config.seed, config.operations, Counted(TALLY_ATTEMPTS),
-		   config.clients, stormSeconds, (Microseconds() - start) / 1e6, LedgerNotes(),
+		   config.clients, stormSeconds, (Microseconds() - start) / 1e6, LedgerCount(),
+		   Violations());
+	printf("counts: operations=%d faults=%lld violations=%d\n", config.operations,
+		   Counted(TALLY_CANCELS) + Counted(TALLY_DROPPED) + Counted(TALLY_TERMINATIONS),
 		   Violations());
 	return Violations() == 0 ? 0 : 1;
 }

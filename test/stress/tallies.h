@@ -1,39 +1,39 @@
 /*-------------------------------------------------------------------------
  *
  * tallies.h
- *	  What this driver counts.
+ *	  The counters of this driver.
  *
  *-------------------------------------------------------------------------
  */
 #ifndef STRESS_TALLIES_H
 #define STRESS_TALLIES_H
 
-/* Runs with fewer operations or clients need not show everything. */
+/* Runs with fewer operations or clients need not reach all minimums. */
 #define FULL_RUN 5000
-#define FULL_HOUSE 4
+#define FULL_CLIENTS 4
 
-/* Everything that is counted: name, text, and the least a full run must show. */
+/* All counters: name, text, and the minimum of a full run. */
 #define TALLY_LIST(X)                                                                              \
 	X(ATTEMPTS, "attempts", 1)                                                                     \
 	X(CLAIMED, "claims granted", 1)                                                                \
 	X(EXPIRED, "expired records planted", 1)                                                       \
 	X(COMPLETED, "committed: completed", 1)                                                        \
-	X(FAILED, "committed: failed for good", 1)                                                     \
+	X(FAILED, "committed: failed", 1)                                                              \
 	X(ONCE_NEW, "committed: once, new", 1)                                                         \
 	X(RELEASED, "committed: released", 1)                                                          \
-	X(UNREAD, "COMMIT sent, answer not read", 1)                                                   \
+	X(UNREAD, "COMMIT sent, reply not read", 1)                                                    \
 	X(REPLAYED, "replayed", 1)                                                                     \
 	X(ONCE_SEEN, "once, seen before", 1)                                                           \
 	X(IN_PROGRESS, "in_progress", 1)                                                               \
 	X(MISMATCHED, "mismatched", 1)                                                                 \
 	X(ROLLED_BACK, "rolled back by the client", 1)                                                 \
 	X(SAVEPOINT, "rolled back to a savepoint", 1)                                                  \
-	X(PREPARED, "prepared, or in doubt", 1)                                                        \
+	X(PREPARED, "prepared, or unknown", 1)                                                         \
 	X(PREPARED_COMMITTED, "committed, prepared", 1)                                                \
 	X(PREPARED_ROLLED_BACK, "rolled back, prepared", 1)                                            \
 	X(IK403, "IK403 write without a claim", 1)                                                     \
 	X(IK409, "IK409 in progress", 1)                                                               \
-	X(IK412, "IK412 no claim", 1)                                                                \
+	X(IK412, "IK412 no claim", 1)                                                                  \
 	X(IK422, "IK422 another request", 1)                                                           \
 	X(IK428, "IK428 not completed", 1)                                                             \
 	X(SERIALIZATION, "40001 serialization failure", 1)                                             \

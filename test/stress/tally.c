@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * tally.c
- *	  What happened how often, and what must not have happened.
+ *	  Counters of events, and reports of violations.
  *
- * Any thread may count; the counters are atomic.  A lock of its own keeps the
- * lines of violations apart.
+ * Any thread can count; the counters are atomic. A separate lock serializes the lines
+ * of violations.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +17,7 @@
 #include "plan.h"
 #include "tally.h"
 
-/* How many violations of each check are printed, and how many checks there are. */
+/* Maximum number of printed violations of each check, and of checks. */
 #define SHOWN_VIOLATIONS 5
 #define MOST_CHECKS 32
 
@@ -52,8 +52,8 @@ Counted(Tally tally)
 }
 
 /*
- * CountError counts an error, if it is one of those that are counted.  Their
- * texts begin with the SQLSTATE.
+ * CountError counts an error, if it is one that is counted. The texts of these start
+ * with the SQLSTATE.
  */
 void
 CountError(const char *sqlstate)
@@ -80,13 +80,13 @@ TallyPrint(void)
 }
 
 /*
- * TallyCheck reports what a full run should have met and did not: it would
- * not have tested it.
+ * TallyCheck reports counters below the minimum of a full run: the run did not test
+ * these cases.
  */
 void
 TallyCheck(void)
 {
-	if (config.operations < FULL_RUN || config.clients < FULL_HOUSE)
+	if (config.operations < FULL_RUN || config.clients < FULL_CLIENTS)
 		return;
 	for (int i = 0; i < TALLY_COUNT; i++)
 	{
@@ -96,11 +96,11 @@ TallyCheck(void)
 }
 
 /*
- * NoteCheck counts a violation for its check, whose name is what stands in the
- * brackets at the beginning of "text".  Returns how many there are of it now.
+ * CountViolation counts a violation of its check, whose name is in brackets at the
+ * start of "text". Returns the number of its violations.
  */
 static int
-NoteCheck(const char *text)
+CountViolation(const char *text)
 {
 	size_t length = strcspn(text, "]") + 1;
 	int i = 0;
@@ -112,8 +112,8 @@ NoteCheck(const char *text)
 }
 
 /*
- * Violation reports something that must never happen.  The text begins with
- * the name of the check, in brackets.  Few of each check are printed.
+ * Violation reports an error of the tested library. The text starts with the name of
+ * the check, in brackets. Only the first few of each check are printed.
  */
 void
 Violation(const char *format, ...)
@@ -123,7 +123,7 @@ Violation(const char *format, ...)
 
 	atomic_fetch_add(&violations, 1);
 	pthread_mutex_lock(&lock);
-	if (NoteCheck(format) <= SHOWN_VIOLATIONS)
+	if (CountViolation(format) <= SHOWN_VIOLATIONS)
 	{
 		fputs("VIOLATION ", stdout);
 		va_start(arguments, format);

@@ -1,14 +1,14 @@
 /*-------------------------------------------------------------------------
  *
  * tally.h
- *	  What happened how often, and what must not have happened.
+ *	  Counters of events, and reports of violations.
  *
  *-------------------------------------------------------------------------
  */
 #ifndef STRESS_TALLY_H
 #define STRESS_TALLY_H
 
-/* The driver's own list, which its folder brings. */
+/* The driver's own list, from its directory. */
 #include <tallies.h>
 
 typedef enum Tally

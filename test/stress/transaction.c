@@ -3,10 +3,10 @@
  * transaction.c
  *	  Attempts that claim in one statement and complete in another.
  *
- * The client claims, writes and completes in statements of its own, with naps
- * in between, at any isolation level, on one key or two; it uses savepoints and
- * takes back what it did in them; it may give up at any step; and it makes the
- * mistakes that the extension must refuse.  Every step may be its last.
+ * The client claims, writes and completes in separate statements, with delays between
+ * them, at any isolation level, for one key or two. It uses savepoints and rolls back
+ * to them, can give up at any step, and makes the mistakes that the extension must
+ * reject. Every step can be its last.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,7 +25,7 @@
  */
 
 /*
- * Claim asks for the key in one of the ways there are.
+ * Claim claims the key in one of several ways.
  */
 static Grant
 Claim(Attempt *attempt, Part *part)
@@ -50,9 +50,9 @@ Claim(Attempt *attempt, Part *part)
 }
 
 /*
- * ClaimInSavepoint claims, and perhaps writes and completes, and takes all of
- * it back; after which it may not write, unless it owns another key.  Returns
- * false if the transaction is lost.
+ * ClaimInSavepoint claims, sometimes writes and completes, and rolls all of it back;
+ * then a write must fail, unless it owns another key. Returns false if the transaction
+ * failed.
  */
 static bool
 ClaimInSavepoint(Attempt *attempt, Part *part)
@@ -73,7 +73,7 @@ ClaimInSavepoint(Attempt *attempt, Part *part)
 }
 
 /*
- * AskAgain asks for a key that this transaction has claimed, which must be in
+ * AskAgain claims a key that this transaction has already claimed, which must be in
  * progress, or, if "answer" is not NULL, has finished, which must replay it.
  */
 static bool
@@ -81,7 +81,7 @@ AskAgain(Attempt *attempt, const Part *part, const char *answer)
 {
 	Session *session = attempt->session;
 	const char *expected = answer == NULL ? "in_progress" : "replayed";
-	char *told;
+	char *acknowledged;
 
 	if (!RandomPercent(&attempt->random, 5))
 		return true;
@@ -89,31 +89,32 @@ AskAgain(Attempt *attempt, const Part *part, const char *answer)
 			 part->name))
 		return false;
 
-	told = ResultAnswer(session);
+	acknowledged = ResultAnswer(session);
 	if (strcmp(Field(session, 0, "outcome"), expected) != 0 ||
-		(answer != NULL && strcmp(told, answer) != 0))
-		Violation("[again] attempt %lld, which owns operation %d, was told %s: %.300s",
-				  (long long) attempt->number, part->key, Field(session, 0, "outcome"), told);
-	free(told);
+		(answer != NULL && strcmp(acknowledged, answer) != 0))
+		Violation("[again] attempt %lld, which owns operation %d, received %s: %.300s",
+				  (long long) attempt->number, part->key, Field(session, 0, "outcome"),
+				  acknowledged);
+	free(acknowledged);
 	return true;
 }
 
-static Fate
-PickFate(Attempt *attempt)
+static Ending
+PickEnd(Attempt *attempt)
 {
 	int dice = RandomBelow(&attempt->random, 100);
 
 	if (dice < 70)
-		return FATE_SUCCEED;
+		return END_SUCCEED;
 	if (dice < 85)
-		return FATE_DECLINE;
+		return END_DECLINE;
 	if (dice < 90)
-		return FATE_RELEASE;
-	return dice < 95 ? FATE_FORGET : FATE_TWICE;
+		return END_RELEASE;
+	return dice < 95 ? END_FORGET : END_TWICE;
 }
 
 /*
- * BeginPart claims an operation and, if it is granted, does its work.
+ * BeginPart claims an operation and, if it is granted, executes it.
  */
 static Grant
 BeginPart(Attempt *attempt, Part *part)
@@ -129,11 +130,11 @@ BeginPart(Attempt *attempt, Part *part)
 		return part->grant;
 
 	attempt->owner = true;
-	part->fate = PickFate(attempt);
-	done = Nap(attempt);
-	if (done && part->fate == FATE_DECLINE)
+	part->ending = PickEnd(attempt);
+	done = Delay(attempt);
+	if (done && part->ending == END_DECLINE)
 		done = WriteAndFail(attempt, part);
-	else if (done && part->fate != FATE_RELEASE)
+	else if (done && part->ending != END_RELEASE)
 		done = Write(attempt, part);
 	return done && AskAgain(attempt, part, NULL) ? GRANT_CLAIMED : GRANT_ERROR;
 }
@@ -156,8 +157,8 @@ Store(Attempt *attempt, const Part *part, const Reply *reply, const char *expect
 }
 
 /*
- * StoreAndUndo stores the reply in a savepoint and takes it back, so that the
- * claim is open again.
+ * StoreAndUndo stores the reply in a savepoint and rolls it back, so that the claim is
+ * open again.
  */
 static bool
 StoreAndUndo(Attempt *attempt, const Part *part, const Reply *reply)
@@ -168,8 +169,8 @@ StoreAndUndo(Attempt *attempt, const Part *part, const Reply *reply)
 }
 
 /*
- * StoreTwice stores a reply once more, which must be refused, and dooms the
- * transaction although the error is taken back.
+ * StoreTwice stores a reply a second time, which must be rejected. The transaction must
+ * then fail at commit, although the error is rolled back.
  */
 static bool
 StoreTwice(Attempt *attempt, const Part *part, const Reply *reply)
@@ -186,7 +187,7 @@ StoreTwice(Attempt *attempt, const Part *part, const Reply *reply)
 }
 
 /*
- * FinishPart brings a claimed operation to the end that it is fated to.
+ * FinishPart ends a claimed operation in the chosen way.
  */
 static bool
 FinishPart(Attempt *attempt, const Part *part)
@@ -195,21 +196,21 @@ FinishPart(Attempt *attempt, const Part *part)
 	char *answer;
 	bool done;
 
-	if (part->fate == FATE_FORGET)
+	if (part->ending == END_FORGET)
 	{
 		if (attempt->refusal == NULL)
 			attempt->refusal = "IK428";
 		return true;
 	}
-	if (part->fate == FATE_RELEASE)
+	if (part->ending == END_RELEASE)
 		return Ask(attempt->session, NULL, "SELECT idempotency.release('%s', '%s')",
 				   ScopeOf(part->key), part->name);
 
-	reply = ReplyMake(attempt->number, part->fate == FATE_DECLINE, &attempt->random);
+	reply = ReplyMake(attempt->number, part->ending == END_DECLINE, &attempt->random);
 	answer = ReplyAnswer(&reply);
 	done = !RandomPercent(&attempt->random, 10) || StoreAndUndo(attempt, part, &reply);
 	done = done && Store(attempt, part, &reply, NULL) && AskAgain(attempt, part, answer);
-	if (done && part->fate == FATE_TWICE)
+	if (done && part->ending == END_TWICE)
 		done = StoreTwice(attempt, part, &reply);
 	ReplyFree(&reply);
 	Pend(attempt, part->key, answer);
@@ -222,8 +223,8 @@ FinishPart(Attempt *attempt, const Part *part)
  */
 
 /*
- * AttemptTransaction makes a transaction that claims one key or two, in any
- * order, and finishes them in any order.
+ * AttemptTransaction runs a transaction that claims one key or two, and ends them, in
+ * any order.
  */
 void
 AttemptTransaction(Attempt *attempt)
@@ -248,7 +249,7 @@ AttemptTransaction(Attempt *attempt)
 		return;
 	for (int i = 0; i < count; i++)
 	{
-		if (GivesUp(attempt) || BeginPart(attempt, &parts[i]) == GRANT_ERROR || !Nap(attempt))
+		if (GivesUp(attempt) || BeginPart(attempt, &parts[i]) == GRANT_ERROR || !Delay(attempt))
 			return;
 	}
 
@@ -260,11 +261,11 @@ AttemptTransaction(Attempt *attempt)
 		if (GivesUp(attempt) || (part->grant == GRANT_CLAIMED && !FinishPart(attempt, part)))
 			return;
 	}
-	if (!Nap(attempt) || !End(attempt))
+	if (!Delay(attempt) || !End(attempt))
 		return;
 	for (int i = 0; i < count; i++)
 	{
-		if (parts[i].grant == GRANT_CLAIMED && parts[i].fate == FATE_RELEASE)
+		if (parts[i].grant == GRANT_CLAIMED && parts[i].ending == END_RELEASE)
 			Count(TALLY_RELEASED);
 	}
 }

@@ -1,8 +1,8 @@
 # IdempotencyTest.pm
 #
-# What the TAP tests of the extension share: servers that have it, sessions
-# that stay open, and the comparison of an error with the SQLSTATE that is
-# expected.  The runner puts this directory into @INC.
+# Helpers that all TAP tests share: servers with the extension and their settings, open
+# sessions, checks of the SQLSTATE of an error, crashes and recovery, and the memory of a
+# session. The runner puts this directory into @INC.
 
 package IdempotencyTest;
 
@@ -13,22 +13,32 @@ use Exporter 'import';
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(new_node open_session fails_with session_fails error_is
-  answers_of keys_of synchronous_standby);
+our @EXPORT = qw(soak new_node open_session fails_with session_fails error_is
+  answers_of keys_of synchronous_standby change_settings dumps backend_pid
+  wait_for_end wait_until_up kill9 restart_after_kill9 memory_tools memory_is_flat);
 
-# Where a test is to fail, as with a planted bug, one failure is enough.
+# A mutant run stops at the first failure.
 if ($ENV{IDEMPOTENCY_STOP_AT_FAILURE})
 {
 	require Test2::API;
 	Test2::API::test2_stack()->top->listen(sub { BAIL_OUT($_[1]->summary) if $_[1]->isa('Test2::Event::Ok') && $_[1]->causes_fail });
 }
 
-# The server's own errors must arrive as text that a pattern can name.
+# Verbose errors contain the SQLSTATE that error_is() compares.
 my @verbose = ('-v', 'VERBOSITY=verbose');
 
-# new_node makes a server with the settings in $opt{conf}, and starts it with
-# the extension in database postgres.  $opt{new} goes to new(), $opt{init} to init().
+# soak returns the first value, or the second one under `make soak`: the bound of a loop
+# whose length only adds repetition.
+sub soak
+{
+	my ($short, $long) = @_;
+	return $ENV{IDEMPOTENCY_SOAK} ? $long : $short;
+}
+
+# new_node creates a server with the settings in $opt{conf}, starts it, and creates the
+# extension in database postgres. $opt{new} goes to new(), $opt{init} to init().
 sub new_node
 {
 	my ($name, %opt) = @_;
@@ -41,7 +51,7 @@ sub new_node
 	return $node;
 }
 
-# open_session starts a psql that goes on after an error.
+# open_session starts a psql that continues after an error.
 sub open_session
 {
 	my ($node, %opt) = @_;
@@ -54,8 +64,8 @@ sub open_session
 	return $session;
 }
 
-# error_is compares what psql said on stderr with an SQLSTATE and, if given,
-# with a pattern for the rest: message, detail and hint.
+# error_is compares an error on stderr of psql with an SQLSTATE and, if given, with a
+# pattern for message, detail and hint.
 sub error_is
 {
 	my ($stderr, $sqlstate, $name, $like) = @_;
@@ -68,8 +78,8 @@ sub error_is
 	return $right;
 }
 
-# fails_with runs SQL in a session of its own, which must end in one error with
-# that SQLSTATE.  %opt: like, dbname, extra_params.
+# fails_with runs SQL in a new session, which must end in one error with that SQLSTATE.
+# %opt: like, dbname, extra_params.
 sub fails_with
 {
 	my ($node, $sql, $sqlstate, $name, %opt) = @_;
@@ -94,11 +104,11 @@ sub session_fails
 	return error_is($stderr, $sqlstate, $name, $like);
 }
 
-# The query of answers_of() and keys_of(): bodies in full, by their bytes.
+# Format of a column in answers_of() and keys_of(): all bytes, in hexadecimal.
 my $bytes = q{pg_catalog.encode(pg_catalog.convert_to(%s::text, 'UTF8'), 'hex')};
 
-# answers_of returns what peek() answers for every key that the server has, one
-# line a key, bodies as hex digits, in the order of scope and key.
+# answers_of returns what peek() returns for every key of the database: one line for
+# each key, bodies in hexadecimal, ordered by scope and key.
 sub answers_of
 {
 	my ($node, $dbname) = @_;
@@ -111,7 +121,7 @@ sub answers_of
 		ORDER BY scope, key});
 }
 
-# keys_of returns all rows of the key table, whole, in the order of the key.
+# keys_of returns all rows of the key table, ordered by scope and key.
 sub keys_of
 {
 	my ($node, $dbname) = @_;
@@ -121,8 +131,8 @@ sub keys_of
 		qq{SELECT scope, key, $row FROM idempotency.key AS k ORDER BY scope, key});
 }
 
-# synchronous_standby makes a standby from a base backup of the server, and returns it
-# when commits wait for it.
+# synchronous_standby creates a standby from a base backup of the server and returns it
+# once commits wait for it.
 sub synchronous_standby
 {
 	my ($node) = @_;
@@ -135,6 +145,135 @@ sub synchronous_standby
 	$node->reload;
 	$node->poll_query_until('postgres', q{SELECT sync_state = 'sync' FROM pg_stat_replication}) or die 'the standby is not synchronous';
 	return $standby;
+}
+
+# change_settings changes settings of the server and waits until they apply.
+sub change_settings
+{
+	my ($node, %settings) = @_;
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'") foreach keys %settings;
+	$node->reload;
+	foreach my $name (keys %settings)
+	{
+		$node->poll_query_until('postgres', "SELECT current_setting('$name') = '$settings{$name}'") or die $name;
+	}
+	return;
+}
+
+# dumps runs pg_dump on the server, which must succeed and print nothing.
+sub dumps
+{
+	my ($node, $name, @arguments) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$node->command_checks_all([ 'pg_dump', @arguments ], 0, [qr/\A\z/], [qr/\A\z/], $name);
+}
+
+# backend_pid returns the process ID of a session's backend.
+sub backend_pid
+{
+	my ($session) = @_;
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+	$pid =~ s/\D//g;
+	return $pid;
+}
+
+# wait_for_end waits until a session whose server is gone ends, and returns its stderr.
+sub wait_for_end
+{
+	my ($session) = @_;
+	eval {
+		$session->{stdin} .= "SELECT 1;\n\\q\n";
+		$session->{run}->finish;
+	};
+	return $session->{stderr};
+}
+
+# wait_until_up waits for the end of a recovery. A rejected psql can die of SIGPIPE,
+# hence the eval.
+sub wait_until_up
+{
+	my ($node) = @_;
+	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		return if (eval { $node->psql('postgres', 'SELECT 1') } // -1) == 0;
+		usleep(100_000);
+	}
+	die 'the server did not recover';
+}
+
+# kill9 kills backends of a server that restarts after a crash, and returns after
+# recovery. The server counts the crash once it has reaped the process. There is no
+# crash if a process has just ended by itself.
+sub kill9
+{
+	my ($node, @pids) = @_;
+
+	kill 9, @pids;
+	foreach my $pid (@pids)
+	{
+		usleep(10_000) while kill 0, $pid;
+	}
+	wait_until_up($node);
+	return;
+}
+
+# restart_after_kill9 kills the postmaster, and starts the server as soon as the
+# backends have detached from the shared memory. It also kills processes that are
+# stopped at a point where the library does not sleep: only the wait at the point would
+# detect the postmaster's death there.
+sub restart_after_kill9
+{
+	my ($node, @pids) = @_;
+	my $postmaster = slurp_file($node->data_dir . '/postmaster.pid') =~ s/\n.*//sr;
+
+	kill 'STOP', @pids;
+	$node->kill9;
+	kill 9, @pids;
+	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		return if !kill(0, $postmaster) && $node->start(fail_ok => 1);
+		$node->{_pid} = undef;
+		usleep(100_000);
+	}
+	die 'the server did not start';
+}
+
+# memory_tools creates the SQL function measure(), which stores the memory of its session
+# before (part 0) and after (part 1) the measured work of a variant.
+sub memory_tools
+{
+	my ($node) = @_;
+	$node->safe_psql('postgres', q{
+	CREATE TABLE measured (variant text, part int, used int8, total int8, rss int8);
+
+	-- Bytes in use and bytes allocated in all memory contexts, and resident kB without
+	-- shared memory, which grows with each page that the session reads.
+	CREATE FUNCTION measure(variant text, part int) RETURNS void LANGUAGE sql AS $$
+		WITH status AS MATERIALIZED (SELECT pg_read_file('/proc/self/status') AS s)
+		INSERT INTO measured
+		SELECT variant, part, sum(used_bytes), sum(total_bytes),
+			(SELECT substring(s FROM 'VmRSS:\s+(\d+)')::int8 - substring(s FROM 'RssShmem:\s+(\d+)')::int8 FROM status)
+		FROM pg_backend_memory_contexts
+	$$});
+	return;
+}
+
+# memory_is_flat checks that the memory of a variant did not grow by $limit bytes.
+sub memory_is_flat
+{
+	my ($node, $variant, $limit, $name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($used, $total, $rss) = split /\|/, $node->safe_psql('postgres', qq{
+		SELECT b.used - a.used, b.total - a.total, b.rss - a.rss
+		FROM measured AS a JOIN measured AS b USING (variant)
+		WHERE variant = '$variant' AND a.part = 0 AND b.part = 1});
+
+	note("$name: used $used, total $total bytes, resident $rss kB more");
+	cmp_ok($used, '<', $limit, "$name: bytes in use do not grow");
+	cmp_ok($total, '<', 256 * 1024, "$name: allocated bytes do not grow");
+	# AddressSanitizer keeps freed memory for a while to detect uses of it.
+	cmp_ok($rss, '<', 4 * 1024, "$name: resident memory does not grow") unless $ENV{ASAN_OPTIONS};
+	return;
 }
 
 1;

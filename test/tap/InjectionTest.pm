@@ -1,9 +1,9 @@
 # InjectionTest.pm
 #
-# What the tests share that stop our code between two steps.  They need a server
-# that is built with injection points, as `make sanitize KIND=injection` does;
-# with any other they skip, unless INJECTION_POINTS says that there must be some.
-# The runner puts this directory into @INC.
+# Helpers for tests that stop the library between two steps. These tests need a server
+# with injection points, as `make sanitize KIND=injection` builds it. On another server
+# they skip, or fail if INJECTION_POINTS is set. The runner puts this directory into
+# @INC.
 
 package InjectionTest;
 
@@ -12,15 +12,15 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use IdempotencyTest;
-use OutboxTest qw(outbox_tools backend_pid wait_for_end kill9 restart_after_kill9);
+use OutboxTest qw(outbox_tools);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node consumer_tools begin_events says stop_at stops_at is_at wake interrupt answer_of
-  goes_on is_overtaken faults late_faults worker_faults late_worker_faults);
+our @EXPORT = qw(injection_node consumer_tools begin_events result_of stop_at stops_at is_at wake interrupt answer_of
+  last_statement check_race faults late_faults worker_faults late_worker_faults);
 
-# injection_node makes a server as new_node() does, or skips the whole script.
+# injection_node creates a server as new_node() does, or skips the whole script.
 sub injection_node
 {
 	my ($name, %opt) = @_;
@@ -30,15 +30,15 @@ sub injection_node
 		plan skip_all => 'the server is built without injection points, see test/sanitize/README.md';
 	}
 
-	# Cluster.pm switches restart_after_crash off.
+	# Cluster.pm disables restart_after_crash.
 	my $node = new_node($name, %opt, conf => "restart_after_crash = on\n" . ($opt{conf} // ''));
 	$node->safe_psql('postgres', 'CREATE EXTENSION injection_points');
 	return $node;
 }
 
-# consumer_tools makes a consumer that has its effects in the transaction in which it
-# acknowledges the batch.  take() fetches one and notes it; its events say which have
-# come again, as "2x2".
+# consumer_tools creates a consumer that writes its effects in the transaction that
+# acknowledges the batch. take() fetches a batch, stores its number and returns the
+# events; a redelivered event has its attempt appended, as in "2x2".
 sub consumer_tools
 {
 	my ($node) = @_;
@@ -65,8 +65,8 @@ sub consumer_tools
 	return;
 }
 
-# begin_events makes the subscription s anew, on top of nothing, and runs SQL.  reap()
-# leaves the events if somebody else is at the tables just then.
+# begin_events recreates the subscription s without events, then runs SQL. The DELETE is
+# needed because reap() skips the events if another process locks the tables.
 sub begin_events
 {
 	my ($node, @sql) = @_;
@@ -75,8 +75,8 @@ sub begin_events
 	return;
 }
 
-# says returns what a statement answers, or its SQLSTATE.
-sub says
+# result_of returns the result of a statement, or its SQLSTATE.
+sub result_of
 {
 	my ($node, $sql) = @_;
 	my ($rc, $stdout, $stderr) = $node->psql('postgres', $sql, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
@@ -84,7 +84,8 @@ sub says
 	return $rc == 0 ? $stdout : $stderr =~ s/.*ERROR:  (\w+).*/$1/sr;
 }
 
-# is_at waits until a process waits at a point: the one of that ID, or any.
+# is_at waits until a process waits at a point: the process with that ID, or any
+# process.
 sub is_at
 {
 	my ($node, $point, $pid) = @_;
@@ -92,12 +93,12 @@ sub is_at
 
 	$node->poll_query_until('postgres',
 		"SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'idempotency-$point' AND $whose")
-	  or die "nobody is at $point";
+	  or die "no process waits at $point";
 	return;
 }
 
-# stops_at runs SQL in a session that is stopped at a point, in which no other one
-# is.  What it says comes with answer_of().
+# stops_at runs SQL in a session and returns once the session waits at a point, where no
+# other process waits. answer_of() returns the result.
 sub stops_at
 {
 	my ($node, $session, $point, $sql) = @_;
@@ -109,7 +110,8 @@ sub stops_at
 	return $pid;
 }
 
-# stop_at opens a session for that, and returns it and the ID of its backend.
+# stop_at does so in a new session; returns the session and the process ID of its
+# backend.
 sub stop_at
 {
 	my ($node, $point, $sql) = @_;
@@ -118,7 +120,7 @@ sub stop_at
 	return ($session, stops_at($node, $session, $point, $sql));
 }
 
-# wake lets whoever waits at a point go on, to be stopped there no more.
+# wake lets the processes that wait at a point continue, and removes the point.
 sub wake
 {
 	my ($node, $point) = @_;
@@ -127,8 +129,8 @@ sub wake
 	return;
 }
 
-# cancel cancels whatever a process does at a point, at which nobody is stopped any more.
-# The wait there serves interrupts, unless our code stands where they are put off.
+# cancel removes a point and cancels the process that waits there. The wait handles
+# interrupts unless the library holds them off at the point.
 sub cancel
 {
 	my ($node, $pid, $point) = @_;
@@ -136,8 +138,8 @@ sub cancel
 	return;
 }
 
-# interrupt cancels or ends whoever waits at a point where that is not taken, and lets him
-# go on when it is seen that he does not.
+# interrupt cancels or terminates a process at a point that holds off interrupts. It
+# checks that the process still waits, then lets the process continue.
 sub interrupt
 {
 	my ($node, $pid, $point, $what) = @_;
@@ -148,8 +150,8 @@ sub interrupt
 	return;
 }
 
-# answer_of returns what a session that was woken has said, or what it says to SQL,
-# errors by their SQLSTATE, which come last.
+# answer_of returns the output of a session that was woken, or the result of SQL in that
+# session. SQLSTATEs of errors come last.
 sub answer_of
 {
 	my ($session, $sql) = @_;
@@ -160,9 +162,9 @@ sub answer_of
 	return join ' ', grep { length } split(/\s+/, $answer), @states;
 }
 
-# goes_on returns a function by which a session does some SQL, as its last, and which
-# returns what is said.
-sub goes_on
+# last_statement returns a function that runs SQL in the session, ends the session, and
+# returns the result.
+sub last_statement
 {
 	my ($session) = @_;
 	return sub {
@@ -172,58 +174,59 @@ sub goes_on
 	};
 }
 
-# is_overtaken checks what is said where a session is stopped at a point and somebody
-# gets between: [ SQL, answer ] of the other one, the id of an event left out;
-# and the answer of the one who was stopped, once he goes on.
-sub is_overtaken
+# check_race stops a session at a point, runs the SQL of another session, and lets the
+# first one continue. $meanwhile is [ SQL, result ] of the other session, without the ID
+# of an event; $expected is the result of the stopped session.
+sub check_race
 {
-	my ($node, $name, $sql, $point, $meanwhile, $says) = @_;
+	my ($node, $name, $sql, $point, $meanwhile, $result) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my ($session) = stop_at($node, $point, $sql);
 
-	is(says($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
+	is(result_of($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
 	wake($node, $point);
-	is(answer_of($session), $says, "$name: who was stopped");
+	is(answer_of($session), $result, "$name: the stopped session");
 	$session->quit;
 	return;
 }
 
-# is_cancelled cancels what a session does at a point, and checks that it is told so and
-# has let go of everything, but of what the server keeps to the end of the transaction:
-# its number, and the sequences that it has used.
+# is_cancelled cancels a session at a point. It checks that the session reports the
+# cancel and has released all locks. Excluded are the locks that the server keeps to the
+# end of the transaction: the transaction ID and the sequences in use.
 sub is_cancelled
 {
 	my ($node, $session, $pid, $point, $name) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
 	cancel($node, $pid, $point);
-	is(answer_of($session), '57014', "$name: it is told so");
+	is(answer_of($session), '57014', "$name: the statement is cancelled");
 	is( $node->safe_psql('postgres', qq{SELECT count(*) FROM pg_locks WHERE pid = $pid AND locktype NOT IN ('virtualxid', 'transactionid')
-			AND relation NOT IN (SELECT oid FROM pg_class WHERE relkind = 'S') IS NOT FALSE}), 0, "$name: it holds no lock");
+			AND relation NOT IN (SELECT oid FROM pg_class WHERE relkind = 'S') IS NOT FALSE}), 0, "$name: the session holds no lock");
 	return;
 }
 
-# faults returns what may befall a session, by name: functions that are given the
-# session that is stopped, its backend's ID, the point, what it does there, what that
-# says, as it is or as a pattern, and the name of the test.  They return when the server
-# is back, with a function by which it is done once more, by another session.
+# faults returns the faults of a session by name, as functions. Their arguments are: the
+# stopped session, the process ID of its backend, the point, the statement that is
+# stopped, its result (a string or a pattern), and the name of the test. A fault returns
+# when the server is available, with a function that repeats a statement in another
+# session.
 #
-# Whoever is cancelled goes on: he does it once more, and takes that back; then he is
-# cancelled in a savepoint, and does it once more in the same transaction.  What a mark
-# names that is left of the savepoint would be said as well.
+# After a cancel the same session repeats the statement and rolls it back. The session
+# is then cancelled in a savepoint, and repeats the statement in the same transaction.
+# current_key() reports a mark that the savepoint left behind.
 sub faults
 {
 	my ($node) = @_;
-	my $another = sub { says($node, $_[0]) };
+	my $another = sub { result_of($node, $_[0]) };
 
 	return (
 		'a cancel' => sub {
-			my ($session, $pid, $point, $sql, $says, $name) = @_;
+			my ($session, $pid, $point, $sql, $result, $name) = @_;
 			is_cancelled($node, $session, $pid, $point, $name);
-			like(answer_of($session, "BEGIN; $sql; ROLLBACK"), ref $says ? $says : qr/^\Q$says\E$/, "$name: it can do it");
+			like(answer_of($session, "BEGIN; $sql; ROLLBACK"), ref $result ? $result : qr/^\Q$result\E$/, "$name: the session repeats the statement");
 			stops_at($node, $session, $point, "BEGIN; SAVEPOINT a; $sql");
 			is_cancelled($node, $session, $pid, $point, "$name, in a savepoint");
-			my $again = goes_on($session);
+			my $again = last_statement($session);
 			return sub { $again->("ROLLBACK TO a; SELECT idempotency.current_key('s'); $_[0]; COMMIT") };
 		},
 		'the end of the backend' => sub {
@@ -246,22 +249,23 @@ sub faults
 		});
 }
 
-# late_faults returns what may befall a session behind the commit.  There a backend takes
-# no interrupt, since the server puts them off from before the end in the list of running
-# transactions until the locks are released.  It ends when it goes on; and a cancel comes
-# too late for the statement, and hits none after it.
+# late_faults returns the faults of a session after its commit. There a backend handles
+# no interrupt: the server holds interrupts off from before the transaction leaves the
+# list of running transactions until its locks are released. A termination takes effect
+# when the session continues. A cancel comes too late for the statement and does not
+# affect the next one.
 sub late_faults
 {
 	my ($node) = @_;
-	my $another = sub { says($node, $_[0]) };
+	my $another = sub { result_of($node, $_[0]) };
 
 	return (
 		faults($node),
 		'a cancel' => sub {
-			my ($session, $pid, $point, $sql, $says, $name) = @_;
+			my ($session, $pid, $point, $sql, $result, $name) = @_;
 			interrupt($node, $pid, $point, 'cancel');
-			unlike(answer_of($session), qr/\b57014$/, "$name: it is not told so");
-			return goes_on($session);
+			unlike(answer_of($session), qr/\b57014$/, "$name: the statement is not cancelled");
+			return last_statement($session);
 		},
 		'the end of the backend' => sub {
 			my ($session, $pid, $point) = @_;
@@ -277,8 +281,8 @@ sub late_faults
 		});
 }
 
-# worker_faults returns what may befall a worker, by name: functions that are given its
-# ID, and the point at which it is stopped.
+# worker_faults returns the faults of a worker by name, as functions of its process ID
+# and the point where it is stopped.
 sub worker_faults
 {
 	my ($node) = @_;
@@ -294,7 +298,8 @@ sub worker_faults
 		'nothing' => sub { wake($node, $_[1]) });
 }
 
-# late_worker_faults returns those of a worker that takes no interrupt there.
+# late_worker_faults returns the faults of a worker at a point that holds off
+# interrupts.
 sub late_worker_faults
 {
 	my ($node) = @_;

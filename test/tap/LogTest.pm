@@ -1,7 +1,7 @@
 # LogTest.pm
 #
-# What the TAP tests of the background workers share: what the log of their server has
-# got, and whether it would alarm anybody.  The runner puts this directory into @INC.
+# Helpers for tests of the background workers: reading the server's log, and checking
+# that it has no unexpected warning or error. The runner puts this directory into @INC.
 
 package LogTest;
 
@@ -14,19 +14,19 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw($alarm $too_late watch_log log_since log_comes log_waiting sent visits is_quiet);
+our @EXPORT = qw($unexpected $too_late watch_log log_since log_comes log_unread reaper_starts wait_for_reapers is_quiet worker_pid expire_keys);
 
-# What a log has got where all is well does not match this.
-our $alarm = qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|subscription|(?!parameter).*idempotency)/;
+# A clean log does not match this.
+our $unexpected = qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|subscription|(?!parameter).*idempotency)/;
 
-# What alarms nobody where databases are dropped or closed: a reaper that was sent there
-# before, and found no way in.
+# Expected where databases are dropped or closed: a reaper was started for the database
+# before, and cannot connect.
 our $too_late = qr/LOG:  background worker "idempotency reaper" \(PID \d+\) exited with exit code 1/;
 
 my $node;
-my $log_from; # where the log begins that was not looked at yet
+my $log_from; # offset of the unread part of the log
 
-# watch_log says whose log is looked at, from now on.
+# watch_log sets the server whose log is read from now on.
 sub watch_log
 {
 	($node) = @_;
@@ -34,21 +34,21 @@ sub watch_log
 	return;
 }
 
-# log_waiting returns what was not looked at yet, and leaves it so.
-sub log_waiting
+# log_unread returns the unread part of the log and leaves it unread.
+sub log_unread
 {
 	return slurp_file($node->logfile, $log_from);
 }
 
-# log_since returns what the log has got since it was looked at last.
+# log_since returns the unread part of the log and marks it as read.
 sub log_since
 {
-	my $log = log_waiting();
+	my $log = log_unread();
 	$log_from += length $log;
 	return $log;
 }
 
-# log_comes waits for a line in the part of the log that was not looked at yet.
+# log_comes waits for a line in the unread part of the log.
 sub log_comes
 {
 	my ($pattern, $name) = @_;
@@ -56,17 +56,17 @@ sub log_comes
 	return ok($node->wait_for_log($pattern, $log_from), $name);
 }
 
-# sent returns how many reapers have been sent to a database since a point in the log,
-# which a server says at debug1.
-sub sent
+# reaper_starts returns how many reapers were started for a database since an offset in
+# the log, which the server logs at debug1.
+sub reaper_starts
 {
 	my ($at, $oid, $from) = @_;
 	return scalar(() = slurp_file($at->logfile, $from) =~ /starting background worker process "idempotency reaper for database $oid"/g);
 }
 
-# visits waits until so many reapers have been sent to a database from now on, and the
-# last but one has left.  Returns where the log began.
-sub visits
+# wait_for_reapers waits until so many reapers were started for a database from now on,
+# and the last but one has exited. Returns the offset where the log began.
+sub wait_for_reapers
 {
 	my ($count, $at, $dbname) = @_;
 	$at //= $node;
@@ -75,23 +75,44 @@ sub visits
 	my $sent = 0;
 	foreach (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
 	{
-		$sent = sent($at, $oid, $from);
+		$sent = reaper_starts($at, $oid, $from);
 		return $from if $sent > $count;
 		usleep(10_000);
 	}
-	die "$sent visits instead of $count";
+	die "$sent reapers instead of $count";
 }
 
-# is_quiet checks that the log has got nothing that would alarm anybody, but what the
-# pattern allows.
+# is_quiet checks that the unread part of the log has no warning or error but those that
+# the pattern allows.
 sub is_quiet
 {
 	my ($name, $allowed) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my @alarms = grep { $_ =~ $alarm } split /\n/, log_since();
+	my @unexpected = grep { $_ =~ $unexpected } split /\n/, log_since();
 
-	@alarms = grep { $_ !~ $allowed } @alarms if defined $allowed;
-	is(scalar(@alarms), 0, "$name: the log is quiet") or diag(join "\n", @alarms);
+	@unexpected = grep { $_ !~ $allowed } @unexpected if defined $allowed;
+	is(scalar(@unexpected), 0, "$name: the log has no unexpected message") or diag(join "\n", @unexpected);
+}
+
+# worker_pid waits for a process and returns its ID.
+sub worker_pid
+{
+	my ($node, $type, $and) = @_;
+	$and = defined $and ? "AND $and" : '';
+	for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; time < $end; usleep(10_000))
+	{
+		my $pid = $node->safe_psql('postgres', "SELECT min(pid) FROM pg_stat_activity WHERE backend_type = '$type' $and");
+		return $pid if $pid;
+	}
+	die "there is no $type";
+}
+
+# expire_keys stores so many inbox records that have expired.
+sub expire_keys
+{
+	my ($node, $rows, $prefix, $dbname) = @_;
+	return $node->safe_psql($dbname // 'postgres', qq{SELECT count(*) FROM idempotency.once_many('expired',
+		array(SELECT '$prefix' || i FROM generate_series(1, $rows) AS i), '1 microsecond')});
 }
 
 1;

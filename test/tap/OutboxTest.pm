@@ -1,8 +1,7 @@
 # OutboxTest.pm
 #
-# What the TAP tests of the outbox share: consumers in PL/pgSQL, clusters whose
-# transaction ids begin elsewhere, and what it takes to outlive a crash.  The
-# runner puts this directory into @INC.
+# Helpers for tests of the outbox: consumers in PL/pgSQL, clusters with other
+# transaction IDs, and restarts after a crash. The runner puts this directory into @INC.
 
 package OutboxTest;
 
@@ -13,14 +12,11 @@ use Exporter 'import';
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(outbox_tools drained publish set_next_xid backend_pid
-  wait_for_end wait_until_up kill9 restart_after_kill9);
+our @EXPORT = qw(outbox_tools drained publish set_next_xid);
 
-# outbox_tools makes the consumer that the tests use: drain() gives a table what
-# fetch() gives, and acknowledges it, batch by batch until there is nothing more,
-# each step in a transaction of its own.
+# outbox_tools creates the consumer: drain() stores the events of fetch() in a table and
+# acknowledges them, batch by batch until no event is left. Each step is a transaction.
 sub outbox_tools
 {
 	my ($node, $dbname) = @_;
@@ -45,9 +41,9 @@ sub outbox_tools
 	return;
 }
 
-# drained drains subscriptions, and returns a reference to a hash: for each the
-# "n" of its events in the order in which they came, followed by the attempt if
-# it was not the first: '1 2 3x2'.
+# drained drains subscriptions and returns a reference to a hash: for each subscription
+# the "n" of its events in order of delivery. The attempt is appended if it is not the
+# first: '1 2 3x2'.
 sub drained
 {
 	my ($node, $dbname, $max, @subscriptions) = @_;
@@ -64,7 +60,7 @@ sub drained
 	return \%got;
 }
 
-# publish returns the SQL that publishes the event with that "n".
+# publish returns the SQL that publishes an event with that "n".
 sub publish
 {
 	my ($n, $topic, $aggregate) = @_;
@@ -73,87 +69,17 @@ sub publish
 	return qq[SELECT idempotency.publish('$topic', '{"n": $n}'$about); ];
 }
 
-# set_next_xid lets the next transaction of a stopped cluster have that id.
+# set_next_xid sets the next transaction ID of a stopped cluster.
 sub set_next_xid
 {
 	my ($node, $epoch, $xid) = @_;
 	my $segment = sprintf '%s/pg_xact/%04X', $node->data_dir, int($xid / 1048576);
 
-	# The server wants to find what became of the transactions just before.
+	# The server reads the status of the preceding transactions.
 	append_to_file($segment, "\0" x (262144 - (-s $segment // 0)));
 	system_or_bail($node->installed_command('pg_resetwal'),
 		'-e', $epoch, '-x', $xid, '-D', $node->data_dir);
 	return;
-}
-
-# backend_pid returns the process ID of a session's backend.
-sub backend_pid
-{
-	my ($session) = @_;
-	my $pid = $session->query_safe('SELECT pg_backend_pid()');
-	$pid =~ s/\D//g;
-	return $pid;
-}
-
-# wait_for_end reads a session to its end.
-sub wait_for_end
-{
-	my ($session) = @_;
-	eval {
-		$session->{stdin} .= "SELECT 1;\n\\q\n";
-		$session->{run}->finish;
-	};
-	return;
-}
-
-# wait_until_up waits for the end of a recovery.  (psql dies of what it is sent if
-# it is turned away before it has read it.)
-sub wait_until_up
-{
-	my ($node) = @_;
-	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		return if (eval { $node->psql('postgres', 'SELECT 1') } // -1) == 0;
-		usleep(100_000);
-	}
-	die 'the server did not recover';
-}
-
-# kill9 kills backends of a server that restarts after a crash, and returns when it has
-# recovered.  It knows of a crash when it has buried the process; there is none if one has
-# just ended by itself.
-sub kill9
-{
-	my ($node, @pids) = @_;
-
-	kill 9, @pids;
-	foreach my $pid (@pids)
-	{
-		usleep(10_000) while kill 0, $pid;
-	}
-	wait_until_up($node);
-	return;
-}
-
-# restart_after_kill9 kills the postmaster, and starts the server again as soon
-# as its backends have let go of the shared memory.  With it are killed processes that
-# are stopped at a point where our code does not sleep: it is the wait at the point, and
-# nothing else, that would find the postmaster gone there.
-sub restart_after_kill9
-{
-	my ($node, @pids) = @_;
-	my $postmaster = slurp_file($node->data_dir . '/postmaster.pid') =~ s/\n.*//sr;
-
-	kill 'STOP', @pids;
-	$node->kill9;
-	kill 9, @pids;
-	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		return if !kill(0, $postmaster) && $node->start(fail_ok => 1);
-		$node->{_pid} = undef;
-		usleep(100_000);
-	}
-	die 'the server did not start';
 }
 
 1;

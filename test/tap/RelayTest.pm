@@ -1,7 +1,7 @@
 # RelayTest.pm
 #
-# What the TAP tests of the relay share: a server, a role that owns subscriptions, and
-# a handler that does what the event tells it.  The runner puts this directory into @INC.
+# Helpers for tests of the relay: a server, a role that owns subscriptions, and a
+# handler whose action the event names. The runner puts this directory into @INC.
 
 package RelayTest;
 
@@ -14,15 +14,14 @@ use LogTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
-our @EXPORT = qw($handlers $subscribe relay_node reload as_app fails_with_app publish done
-  comes idle pid_of waits_in_handler);
+our @EXPORT = qw($handlers $subscribe relay_node as_app fails_with_app publish done
+  becomes_true idle waits_in_handler);
 
 my $node;
 
-# What an event's payload tells the handler to do; what it did stands in a table,
-# unless that was rolled back.
+# The payload of an event names the handler's action. The handler stores what it did in
+# a table, unless that is rolled back.
 our $handlers = q{
 	CREATE TABLE done (n bigint GENERATED ALWAYS AS IDENTITY, topic text, seq bigint, id uuid, what text, attempt int,
 		at timestamptz DEFAULT clock_timestamp(), lag interval, note text);
@@ -43,7 +42,6 @@ our $handlers = q{
 		WHEN 'fail' THEN RAISE EXCEPTION 'no: %', what USING ERRCODE = 'P0042', DETAIL = 'in detail';
 		WHEN 'once' THEN
 			IF e.attempt = 1 THEN RAISE EXCEPTION 'the first time'; END IF;
-		WHEN 'kill' THEN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60);
 		WHEN 'sleep' THEN PERFORM pg_sleep(600);
 		WHEN 'nap' THEN PERFORM pg_sleep(split_part(what, ' ', 2)::float8);
 		WHEN 'deaf' THEN
@@ -59,9 +57,9 @@ our $handlers = q{
 		WHEN 'complete' THEN
 			PERFORM idempotency.claim('complete', e.seq::text);
 			PERFORM idempotency.complete('complete', e.seq::text);
-		WHEN 'lost' THEN PERFORM idempotency.complete('lost', 'nobody''s');
+		WHEN 'lost' THEN PERFORM idempotency.complete('lost', 'no owner');
 		WHEN 'caught' THEN
-			BEGIN PERFORM idempotency.complete('lost', 'nobody''s'); EXCEPTION WHEN OTHERS THEN NULL; END;
+			BEGIN PERFORM idempotency.complete('lost', 'no owner'); EXCEPTION WHEN OTHERS THEN NULL; END;
 		WHEN 'commit' THEN COMMIT;
 		WHEN 'publish' THEN PERFORM idempotency.publish('again', '{"do": "published"}');
 		WHEN 'temporary' THEN
@@ -91,11 +89,11 @@ our $handlers = q{
 	END $$;
 };
 
-# The subscription to everything.
+# The subscription to all topics.
 our $subscribe = q{SELECT idempotency.subscribe('all', ARRAY['*'], 'handle(idempotency.event)', retry_delay => '100 ms', max_attempts => 3)};
 
-# relay_node makes a server, with settings of its own, where app owns the subscription to everything.  The reaper
-# comes seldom, so that it is not what finds the events.
+# relay_node creates a server with additional settings, where app owns the subscription
+# to all topics. The reaper rarely runs, so that it does not find the events first.
 sub relay_node
 {
 	my ($conf) = @_;
@@ -122,18 +120,6 @@ sub relay_node
 	return $node;
 }
 
-# reload changes settings of the server.
-sub reload
-{
-	my (%settings) = @_;
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $_ = '$settings{$_}'") foreach keys %settings;
-	$node->reload;
-	foreach my $name (keys %settings)
-	{
-		$node->poll_query_until('postgres', "SELECT current_setting('$name') = '$settings{$name}'") or die $name;
-	}
-}
-
 # as_app runs SQL as the role that owns the subscriptions.
 sub as_app
 {
@@ -141,14 +127,14 @@ sub as_app
 	return $node->safe_psql($dbname // 'postgres', $sql, extra_params => [ '--username', 'app' ]);
 }
 
-# fails_with_app does the same, and returns what it says on stderr.
+# fails_with_app does the same and returns stderr.
 sub fails_with_app
 {
 	return ($node->psql('postgres', $_[0], extra_params => [ '--username', 'app' ]))[2];
 }
 
-# publish publishes events that the handler does something with, in a
-# transaction of their own: publish('order', 'fail', aggregate => 'A').
+# publish publishes events that the handler acts on, in one transaction:
+# publish('order', 'fail', aggregate => 'A').
 sub publish
 {
 	my ($topic, $do, %opt) = @_;
@@ -159,15 +145,15 @@ sub publish
 		FROM unnest(ARRAY[$list]) AS what}, $opt{dbname});
 }
 
-# done returns what the handler has done, in the order in which it did.
+# done returns what the handler has done, in order.
 sub done
 {
 	my ($condition) = @_;
 	return $node->safe_psql('postgres', "SELECT string_agg(what, ' ' ORDER BY n) FROM done WHERE $condition");
 }
 
-# comes waits until a query, run by the superuser, says true.
-sub comes
+# becomes_true waits until a query, run by the superuser, returns true.
+sub becomes_true
 {
 	my ($query, $name, $dbname) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
@@ -179,27 +165,14 @@ sub comes
 sub idle
 {
 	$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'})
-	  or die 'workers stay';
+	  or die 'workers do not exit';
 }
 
-# pid_of waits for a process and returns its number.
-sub pid_of
-{
-	my ($type, $and) = @_;
-	$and = defined $and ? "AND $and" : '';
-	for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; time < $end; usleep(10_000))
-	{
-		my $pid = $node->safe_psql('postgres', "SELECT min(pid) FROM pg_stat_activity WHERE backend_type = '$type' $and");
-		return $pid if $pid;
-	}
-	die "there is no $type";
-}
-
-# waits_in_handler waits until a worker is in a handler that sleeps, and returns its
-# number.
+# waits_in_handler waits until a worker runs a handler that sleeps, and returns the
+# worker's process ID.
 sub waits_in_handler
 {
-	return pid_of('idempotency relay', q{query LIKE 'serving%' AND wait_event = 'PgSleep'});
+	return worker_pid($node, 'idempotency relay', q{query LIKE 'serving%' AND wait_event = 'PgSleep'});
 }
 
 1;

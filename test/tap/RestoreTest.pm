@@ -1,9 +1,9 @@
 # RestoreTest.pm
 #
-# A database with a past, and what must be left of it wherever it is taken: keys of
-# every kind, leases in every state, subscriptions at different places, a batch that
-# is out, events that failed, and work for the background workers.  The runner puts
-# this directory into @INC.
+# A database with a history, and the checks of it after a copy: keys of every kind,
+# leases in every state, subscriptions at different positions, an unacknowledged batch,
+# failed events, and work for the background workers. The runner puts this directory
+# into @INC.
 
 package RestoreTest;
 
@@ -16,26 +16,27 @@ use OutboxTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(resting roles make_past rows_of goes_on);
+our @EXPORT = qw(workers_off roles make_history rows_of check_restored);
 
-# Settings under which a past stays as it is: the library is there, its workers rest.
-sub resting
+# workers_off returns settings that keep the state of the database: the library is
+# preloaded, its workers do not run.
+sub workers_off
 {
 	return "shared_preload_libraries = 'idempotency'\nidempotency.reaper_naptime = 0\n"
 	  . "idempotency.relay_workers = 0\nidempotency.outbox_retention = 0\n";
 }
 
-# roles is the SQL that makes the roles, which no dump of a database brings.
+# roles is the SQL that creates the roles, which are not part of a database dump.
 sub roles
 {
 	return 'CREATE ROLE app; CREATE ROLE worker LOGIN; ';
 }
 
-# An answer that a careless copy would change, by its bytes.
+# A response whose bytes change if a copy parses and prints it again.
 my $odd = qq( {"a" :  1,\t"a": 1.0e+2 , "\\u00e9":"\x{c3}\x{a9}\\\\."} \n);
 my $state = qq({"step" :  2,\t"b":[ 1 ]} );
 
-# finished is the SQL that claims a key, has its effect, and finishes it.
+# finished is the SQL that claims a key, has its effect, and finishes the operation.
 sub finished
 {
 	my ($key, $finish, $claim) = @_;
@@ -46,15 +47,15 @@ sub finished
 		SELECT idempotency.$finish; COMMIT; };
 }
 
-# make_past gives database postgres of a server with the extension a past, and
-# returns what its clients remember of it: tokens and batches.
-sub make_past
+# make_history fills database postgres of a server with the extension. Returns what the
+# clients know: tokens and batches.
+sub make_history
 {
 	my ($node) = @_;
-	my %past = (roles => roles());
+	my %history = (roles => roles());
 
 	outbox_tools($node);
-	$node->safe_psql('postgres', $past{roles} . q{
+	$node->safe_psql('postgres', $history{roles} . q{
 		SELECT idempotency.grant_client('app'), idempotency.grant_consumer('worker');
 		CREATE TABLE charge (key text PRIMARY KEY, amount numeric NOT NULL);
 		CREATE TRIGGER guard BEFORE INSERT OR UPDATE OR DELETE ON charge
@@ -74,44 +75,44 @@ sub make_past
 		. finished('short', q{complete('charge', 'short', '1')}, q{, retention => '1 microsecond'})
 		. finished('large', q{complete('charge', 'large', (SELECT json_agg(md5(i::text))::text FROM generate_series(1, 3000) AS i))})
 		. q{SELECT idempotency.once('inbox', 'one'), array(SELECT idempotency.once_many('inbox', array['b', 'a']))});
-	make_leases($node, \%past);
-	make_deliveries($node, \%past);
-	return \%past;
+	make_leases($node, \%history);
+	make_deliveries($node, \%history);
+	return \%history;
 }
 
-# make_leases makes one that runs, one that ran out after a checkpoint, and one that
-# was given up there.
+# make_leases creates one live lease, one that expired after a checkpoint, and one that
+# was released after a checkpoint.
 sub make_leases
 {
-	my ($node, $past) = @_;
+	my ($node, $history) = @_;
 
 	foreach my $key ('live', 'abandoned', 'released')
 	{
-		$past->{$key} = $node->safe_psql('postgres',
+		$history->{$key} = $node->safe_psql('postgres',
 			qq{SELECT token FROM idempotency.claim('lease', '$key', '{"amount" :  1}', lease => '1 day')});
 	}
 	$node->safe_psql('postgres', qq{
-		SELECT idempotency.checkpoint('lease', 'abandoned', $past->{abandoned}, 'charged', E'$state');
+		SELECT idempotency.checkpoint('lease', 'abandoned', $history->{abandoned}, 'charged', E'$state');
 		UPDATE idempotency.key SET leased_at = now() - interval '2 hours', leased_until = now() - interval '1 hour'
 			WHERE scope = 'lease' AND key::text = 'abandoned';
-		SELECT idempotency.checkpoint('lease', 'released', $past->{released}, 'begun'),
-			idempotency.release('lease', 'released', $past->{released})});
-	$past->{token} = $node->safe_psql('postgres', 'SELECT last_value FROM idempotency.token');
+		SELECT idempotency.checkpoint('lease', 'released', $history->{released}, 'begun'),
+			idempotency.release('lease', 'released', $history->{released})});
+	$history->{token} = $node->safe_psql('postgres', 'SELECT last_value FROM idempotency.token');
 	return;
 }
 
-# make_deliveries lets subscriptions read, some of five events or all, and fail.
+# make_deliveries has subscriptions read some or all of five events, and fail.
 sub make_deliveries
 {
-	my ($node, $past) = @_;
+	my ($node, $history) = @_;
 	my $fetch = q{SELECT max(batch) FROM idempotency.fetch('%s', %d, lease => '1 day')};
 
-	is_deeply(drained($node, 'postgres', 2, 'read'), { read => '1 2 3 4 5' }, 'source: one subscription has had all');
-	$past->{half} = $node->safe_psql('postgres', sprintf $fetch, 'half', 2);
-	$node->safe_psql('postgres', "SELECT idempotency.ack('half', $past->{half})");
-	$past->{out} = $node->safe_psql('postgres', sprintf $fetch, 'out', 3);
+	is_deeply(drained($node, 'postgres', 2, 'read'), { read => '1 2 3 4 5' }, 'source: one subscription has read all events');
+	$history->{half} = $node->safe_psql('postgres', sprintf $fetch, 'half', 2);
+	$node->safe_psql('postgres', "SELECT idempotency.ack('half', $history->{half})");
+	$history->{out} = $node->safe_psql('postgres', sprintf $fetch, 'out', 3);
 
-	# 11 is due in a day and 12 waits for it, 13 is a dead letter.
+	# Event 11 is due in a day and 12 waits for it; 13 is a dead letter.
 	$node->safe_psql('postgres', publish(11, 'job', 'K') . publish(12, 'job', 'K') . publish(13, 'job', 'L'));
 	my $nack = q{SELECT idempotency.nack('failed', batch, id, 'no ' || (payload->>'n'), retry_in => %s)
 		FROM idempotency.fetch('failed', 100) WHERE payload->>'n' IN (%s);
@@ -124,8 +125,7 @@ sub make_deliveries
 	return;
 }
 
-# rows_of returns all rows of all tables, by their bytes, the sequences, and the
-# effects.
+# rows_of returns all rows of all tables by their bytes, the sequences, and the effects.
 sub rows_of
 {
 	my ($node, $dbname) = @_;
@@ -137,87 +137,89 @@ sub rows_of
 	return $node->safe_psql($dbname // 'postgres', "$sql ORDER BY 1, 2");
 }
 
-# goes_on checks that a database with that past is as good as the one where it
-# was: clients, owners, consumers and workers all go on where they were.  Meanwhile
-# the workers of the whole server are awake.  %opt: name, dbname.
-sub goes_on
+# check_restored checks that clients, owners, consumers and workers of a database with
+# that history continue as in the original. The workers of the whole server run
+# meanwhile. %opt: name, dbname.
+sub check_restored
 {
-	my ($node, $past, %opt) = @_;
+	my ($node, $history, %opt) = @_;
 	my $dbname = $opt{dbname} // 'postgres';
 	my $sql = sub { return $node->safe_psql($dbname, join ';', @_) };
 
-	keys_go_on($node, $past, $dbname, $sql, $opt{name});
-	leases_go_on($node, $past, $dbname, $sql, $opt{name});
-	deliveries_go_on($node, $past, $dbname, $sql, $opt{name});
-	workers_go_on($node, $dbname, $sql, $opt{name});
+	check_keys($node, $history, $dbname, $sql, $opt{name});
+	check_leases($node, $history, $dbname, $sql, $opt{name});
+	check_deliveries($node, $history, $dbname, $sql, $opt{name});
+	check_workers($node, $dbname, $sql, $opt{name});
 	return;
 }
 
-# keys_go_on: each answer is the same, to the byte, and what is free is free.
-sub keys_go_on
+# check_keys: each response is the same to the byte, and expired and unfinished keys are
+# free.
+sub check_keys
 {
-	my ($node, $past, $dbname, $sql, $name) = @_;
+	my ($node, $history, $dbname, $sql, $name) = @_;
 	my $answer = q{SELECT outcome, status, encode(convert_to(response::text, 'UTF8'), 'hex'), headers, failed
 		FROM idempotency.claim('charge', '%s'%s)};
 
 	is($sql->(sprintf $answer, 'odd', q(, '{"amount":1.5}')), 'replayed|201|' . unpack('H*', $odd) . '| {"X" :"1"}|f', "$name: a success is replayed");
-	is($sql->(sprintf $answer, 'failed', ''), 'replayed|422|' . unpack('H*', '{"type":"about:blank" }') . '||t', "$name: and a failure");
+	is($sql->(sprintf $answer, 'failed', ''), 'replayed|422|' . unpack('H*', '{"type":"about:blank" }') . '||t', "$name: a failure is replayed");
 	is( $sql->(q{SELECT md5(response::text) = (SELECT md5(json_agg(md5(i::text))::text) FROM generate_series(1, 3000) AS i), status
-			FROM idempotency.claim('charge', 'large')}), 't|200', "$name: and a large answer");
-	fails_with($node, q{SELECT idempotency.claim('charge', 'odd', '{"amount": 2}')}, 'IK422', "$name: another request is refused", dbname => $dbname);
+			FROM idempotency.claim('charge', 'large')}), 't|200', "$name: a large response is replayed");
+	fails_with($node, q{SELECT idempotency.claim('charge', 'odd', '{"amount": 2}')}, 'IK422', "$name: another request is rejected", dbname => $dbname);
 	is($sql->(q{SELECT idempotency.once('inbox', 'one')}, q{SELECT idempotency.once_many('inbox', array['a', 'b', 'c'])}), "f\nc",
-		"$name: the inbox knows its messages");
+		"$name: inbox keys are duplicates");
 	is( $sql->(q{SET ROLE app}, 'BEGIN', q{SELECT outcome FROM idempotency.claim('charge', 'new')}, q{INSERT INTO charge VALUES ('new', 2)},
 			q{SELECT idempotency.complete('charge', 'new', '2')}, 'COMMIT', q{SELECT outcome FROM idempotency.claim('charge', 'new')}),
 		"claimed\n2\nreplayed", "$name: a client claims a new key");
-	fails_with($node, q{INSERT INTO charge VALUES ('unclaimed', 1)}, 'IK403', "$name: the guard is there", dbname => $dbname);
+	fails_with($node, q{INSERT INTO charge VALUES ('unclaimed', 1)}, 'IK403', "$name: require_claim rejects an unclaimed write", dbname => $dbname);
 	return;
 }
 
-# leases_go_on: each operation is its owner's or the next one's, as it was.
-sub leases_go_on
+# check_leases: a live lease belongs to its owner; another one can be taken over.
+sub check_leases
 {
-	my ($node, $past, $dbname, $sql, $name) = @_;
+	my ($node, $history, $dbname, $sql, $name) = @_;
 
 	is($sql->(q{SELECT outcome FROM idempotency.try_claim('lease', 'live', '{"amount": 1}', lease => '1 day')}), 'in_progress',
-		"$name: a lease that runs bars others");
-	is( $sql->("SELECT idempotency.renew('lease', 'live', $past->{live}, '2 days') > now()",
-			"SELECT idempotency.complete('lease', 'live', '\"done\"', token => $past->{live})",
+		"$name: a live lease blocks other clients");
+	is( $sql->("SELECT idempotency.renew('lease', 'live', $history->{live}, '2 days') > now()",
+			"SELECT idempotency.complete('lease', 'live', '\"done\"', token => $history->{live})",
 			q{SELECT outcome, response FROM idempotency.claim('lease', 'live')}), qq(t\n"done"\nreplayed|"done"),
-		"$name: its owner renews, and finishes");
+		"$name: the owner of a live lease renews and finishes");
 	my ($outcome, $attempt, $point, $left, $token) = split /\|/, $sql->(q{SELECT outcome, attempt, recovery_point,
 		encode(convert_to(state::text, 'UTF8'), 'hex'), token FROM idempotency.claim('lease', 'abandoned', '{"amount":1}', lease => '1 day')});
 	is("$outcome $attempt $point $left", 'taken_over 2 charged ' . unpack('H*', $state), "$name: an abandoned operation is taken over at its checkpoint");
-	cmp_ok($token, '>', $past->{token}, "$name: with a token greater than all before");
-	fails_with($node, "SELECT idempotency.complete('lease', 'abandoned', token => $past->{abandoned})", 'IK410',
-		"$name: its former owner is refused", dbname => $dbname);
+	cmp_ok($token, '>', $history->{token}, "$name: the new token is greater than all earlier tokens");
+	fails_with($node, "SELECT idempotency.complete('lease', 'abandoned', token => $history->{abandoned})", 'IK410',
+		"$name: the former owner is rejected", dbname => $dbname);
 	is( $sql->(q{SELECT key, request, (operation).recovery_point FROM idempotency.claim_abandoned('lease', '1 day', 10)}),
-		'released|{"amount" :  1}|begun', "$name: a completer gets what was given up");
+		'released|{"amount" :  1}|begun', "$name: claim_abandoned returns a released operation");
 	return;
 }
 
-# deliveries_go_on: each event comes once to whoever has not had it, in order.
-sub deliveries_go_on
+# check_deliveries: each subscription receives the events that it has not received, once
+# and in order.
+sub check_deliveries
 {
-	my ($node, $past, $dbname, $sql, $name) = @_;
+	my ($node, $history, $dbname, $sql, $name) = @_;
 
-	is($sql->(q{SELECT count(*) FROM idempotency.fetch('out')}), '0', "$name: a batch that is out stays out");
-	$sql->("SELECT idempotency.ack('out', $past->{out})");
+	is($sql->(q{SELECT count(*) FROM idempotency.fetch('out')}), '0', "$name: an unacknowledged batch is not delivered again");
+	$sql->("SELECT idempotency.ack('out', $history->{out})");
 	is_deeply(drained($node, $dbname, 2, qw(read half out unread failed)),
-		{ read => '', half => '3 4 5', out => '4 5', unread => '1 2 3 4 5', failed => '' }, "$name: each subscription goes on where it was");
+		{ read => '', half => '3 4 5', out => '4 5', unread => '1 2 3 4 5', failed => '' }, "$name: each subscription continues at its position");
 	$sql->(q{UPDATE idempotency.parked SET retry_at = clock_timestamp() WHERE retry_at IS NOT NULL});
-	is_deeply(drained($node, $dbname, 1, 'failed'), { failed => '11x2 12' }, "$name: what failed comes again, and what waited for it");
-	is($sql->('SELECT attempts, error FROM idempotency.dead_letters', q{SELECT idempotency.redrive('failed')}), "2|no 13\n1", "$name: the dead letter is there");
-	is_deeply(drained($node, $dbname, 1, 'failed'), { failed => '13' }, "$name: and is given once more");
+	is_deeply(drained($node, $dbname, 1, 'failed'), { failed => '11x2 12' }, "$name: a failed event and the event behind it are redelivered");
+	is($sql->('SELECT attempts, error FROM idempotency.dead_letters', q{SELECT idempotency.redrive('failed')}), "2|no 13\n1", "$name: the dead letter is kept");
+	is_deeply(drained($node, $dbname, 1, 'failed'), { failed => '13' }, "$name: a redriven event is delivered");
 	$sql->(publish(6, 'charged'));
 	is_deeply(drained($node, $dbname, 9, qw(read half out unread failed)),
-		{ failed => '', map { $_ => '6' } qw(read half out unread) }, "$name: a new event comes to all");
+		{ failed => '', map { $_ => '6' } qw(read half out unread) }, "$name: a new event reaches all subscriptions");
 	return;
 }
 
-# workers_go_on: the relay calls the handler for what nobody has handled, and the
-# reaper removes what has run out and what everybody has had.
-sub workers_go_on
+# check_workers: the relay delivers the events that are not yet handled, and the reaper
+# deletes expired keys and the events that every subscription has received.
+sub check_workers
 {
 	my ($node, $dbname, $sql, $name) = @_;
 	my $from = -s $node->logfile;
@@ -225,14 +227,14 @@ sub workers_go_on
 	$node->append_conf('postgresql.conf', "idempotency.reaper_naptime = '100ms'\nidempotency.relay_workers = 2\n");
 	$node->reload;
 	ok($node->poll_query_until($dbname, q{SELECT string_agg(n::text, ' ' ORDER BY place) = '1 2 3 4 5 6' FROM handled}),
-		"$name: the relay goes on where it was") or diag($sql->('TABLE handled'));
+		"$name: the relay continues at its position") or diag($sql->('TABLE handled'));
 	ok($node->poll_query_until($dbname, q{SELECT NOT EXISTS (SELECT FROM idempotency.key WHERE expires_at <= clock_timestamp())
-			AND NOT EXISTS (SELECT FROM idempotency.outbox)}), "$name: the reaper removes what has run out, and what all have had");
+			AND NOT EXISTS (SELECT FROM idempotency.outbox)}), "$name: the reaper deletes expired keys and acknowledged events");
 	is($sql->(q{SELECT string_agg(key::text, ' ' ORDER BY key) FROM idempotency.key WHERE scope = 'charge'}),
-		'failed for ever large new odd', "$name: and nothing else");
+		'failed for ever large new odd', "$name: the reaper deletes no other key");
 	$node->append_conf('postgresql.conf', "idempotency.reaper_naptime = 0\nidempotency.relay_workers = 0\n");
 	$node->reload;
-	unlike(slurp_file($node->logfile, $from), qr/(?:WARNING|PANIC|FATAL):|ERROR: .*(?:worker|relay|reaper)/, "$name: quietly");
+	unlike(slurp_file($node->logfile, $from), qr/(?:WARNING|PANIC|FATAL):|ERROR: .*(?:worker|relay|reaper)/, "$name: the log has no warning or error");
 	return;
 }
 

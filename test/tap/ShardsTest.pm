@@ -1,8 +1,8 @@
 # ShardsTest.pm
 #
-# What 027_shards.pl is made of: the blocks of docs/scaling.md, which it runs as
-# they are written; servers that get them; clients that retry until they have an
-# answer; and a consumer that books events elsewhere, each once.
+# Helpers for 027_shards.pl: the blocks of docs/scaling.md, which the test runs as
+# written; servers that run them; clients that retry until they receive a response; and
+# a consumer that books events in another database exactly once.
 
 package ShardsTest;
 
@@ -12,20 +12,18 @@ use warnings FATAL => 'all';
 use Exporter 'import';
 use File::Basename;
 use IPC::Run;
-use OutboxTest;
 use POSIX ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(blocks play make_server connection start_client acknowledged
+our @EXPORT = qw(blocks run_psql make_server connection start_client acknowledged
   wait_for_progress finish_clients make_ledger consume consume_all);
 
 my $page = dirname(__FILE__) . '/../../docs/scaling.md';
 
-# blocks returns the SQL blocks of the page whose first line is that comment, in
-# their order.
+# blocks returns the SQL blocks of the page whose first line is that comment, in order.
 sub blocks
 {
 	my ($title) = @_;
@@ -35,9 +33,9 @@ sub blocks
 	return @blocks;
 }
 
-# play runs SQL by psql, in a directory and with variables of psql's, and returns
-# its exit code and what it said on stderr.
-sub play
+# run_psql runs SQL with psql, in a directory and with psql variables. Returns the exit
+# code and stderr.
+sub run_psql
 {
 	my ($node, $sql, %opt) = @_;
 	my @variables = map { ('-v', "$_=$opt{set}{$_}") } sort keys %{ $opt{set} // {} };
@@ -49,35 +47,35 @@ sub play
 	return ($? >> 8, $stderr);
 }
 
-# make_server makes a server, and gives it the blocks with that title.
+# make_server creates a server and runs the blocks with that title.
 sub make_server
 {
 	my ($name, $title, $conf) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
-	# Cluster.pm switches restart_after_crash off, and log_statement on.
+	# Cluster.pm disables restart_after_crash and enables log_statement.
 	$node->init(extra => [ '--encoding=UTF8', '--locale=C', '--no-sync' ]);
 	$node->append_conf('postgresql.conf', "restart_after_crash = on\nlog_statement = none\n$conf");
 	$node->start;
 	foreach my $block (blocks($title))
 	{
-		my ($code, $stderr) = play($node, $block);
+		my ($code, $stderr) = run_psql($node, $block);
 		is($code, 0, "$name: a block \"$title\" of the page") or diag $stderr;
 	}
 	return $node;
 }
 
-# connection returns how to connect to a server as a role.
+# connection returns the connection string of a server for a role.
 sub connection
 {
 	my ($node, $role) = @_;
 	return $node->connstr('postgres') . ($role ? " user=$role" : '');
 }
 
-# start_client starts a process that calls api.charge_create for the tenants, each
-# time with a new key, and repeats each call until it has an answer, and now and then
-# after that.  It writes every answer into a file, and ends when there is a file
-# "stop" and nothing left to be answered, or when the test has died.
+# start_client starts a process that calls api.charge_create for the tenants, each time
+# with a new key. It repeats each call until it receives a response, and sometimes after
+# that. It writes every response into a file. It ends when a file "stop" exists and
+# every call has a response, or when the test has died.
 sub start_client
 {
 	my ($number, $router, $dir, @tenants) = @_;
@@ -114,8 +112,8 @@ sub start_client
 	POSIX::_exit(0);
 }
 
-# acknowledged returns what the clients have heard: for "tenant|key" the answers, each
-# with how often it came.
+# acknowledged returns the responses that the clients received: for "tenant|key" the
+# responses with their numbers.
 sub acknowledged
 {
 	my ($dir) = @_;
@@ -131,8 +129,8 @@ sub acknowledged
 	return \%heard;
 }
 
-# wait_for_progress waits until so many more keys of a tenant are answered, or of
-# any.
+# wait_for_progress waits until so many more keys of a tenant, or of any tenant, have a
+# response.
 sub wait_for_progress
 {
 	my ($dir, $more, $tenant) = @_;
@@ -147,7 +145,7 @@ sub wait_for_progress
 	die "no progress: " . join '', map { (slurp_file($_) =~ /(.{0,2000})\z/s) } glob "$dir/client*.err";
 }
 
-# finish_clients waits for the end of all clients.
+# finish_clients waits until all clients end.
 sub finish_clients
 {
 	my ($dir, @pids) = @_;
@@ -155,12 +153,12 @@ sub finish_clients
 	foreach my $pid (@pids)
 	{
 		waitpid $pid, 0;
-		is($?, 0, 'a client has all its answers');
+		is($?, 0, 'a client has a response to every call');
 	}
 	return;
 }
 
-# make_ledger makes the database in which events are booked, beside others on a
+# make_ledger creates the database in which events are booked, beside others on a
 # server.
 sub make_ledger
 {
@@ -178,8 +176,8 @@ sub make_ledger
 	return;
 }
 
-# consume books a batch of what subscription "ledger" of a shard gives, and acknowledges
-# it.  Returns how many events it had, or -1 if a server was not there.
+# consume books a batch of subscription "ledger" of a shard and acknowledges it. Returns
+# the number of events, or -1 if a server is not available.
 sub consume
 {
 	my ($shard, $ledger) = @_;
@@ -196,19 +194,19 @@ sub consume
 	return scalar split /\n/, $events;
 }
 
-# consume_all books all that there is in a shard, and what is given again of a batch
-# that was cut short.
+# consume_all books all events of a shard, including redelivered events of an
+# interrupted batch.
 sub consume_all
 {
 	my ($shard, $ledger) = @_;
 	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	{
 		1 while consume($shard, $ledger) > 0;
-		return if $shard->safe_psql('postgres', q{SELECT lag_events = 0 AND batch_out_since IS NULL
+		return if $shard->safe_psql('postgres', q{SELECT lag_events = 0 AND batch_leased_at IS NULL
 			FROM idempotency.subscriptions WHERE subscription = 'ledger'}) eq 't';
 		usleep(100_000);
 	}
-	die 'there is no end of events';
+	die 'the shard still has events';
 }
 
 1;

@@ -1,22 +1,22 @@
 """
 check.py
-    Judges a history: the journal of a round, and what is in the tables after it.
+    Checks a history: the journal of a round, and the tables after it.
 
-Nothing here knows how the clients work or which faults there were, but for two
+The checker does not know how the clients work or which faults occurred, except two
 facts about the round:
 
-    steady    nobody has set the clock, so that leases can be timed
-    lossy     a promotion may lose commits: each one that is not older than the
+    steady    the clock was not set, so that leases can be timed
+    lossy     a promotion can lose commits: those that are not older than the
               promotion's mark, in the epoch that the promotion ends
 
-A record is firm if no promotion can have lost what it tells.  verdict() returns
-what is wrong, as pairs of a check's name and a message, and nothing if all is well.
+A record is firm if no promotion can have lost its data. verdict() returns the errors,
+as pairs of a check's name and a message, or nothing.
 """
 
 from collections import defaultdict
 
 SUBSCRIPTIONS = ("once", "together", "relayed")
-SLACK = 0.02  # seconds by which two clocks of one machine may differ
+SLACK = 0.02  # seconds by which two clocks of one machine can differ
 
 
 class History:
@@ -36,14 +36,14 @@ class History:
         self.gone = []
         self.acked = defaultdict(list)  # by subscription and event
         self.given = []
-        self.shown = []  # all tokens, as they were shown
+        self.shown = []  # all tokens, in the order of the journal
         self.lossy = lossy
         self.marks = {r["epoch"]: r["i"] for r in records if r["what"] == "mark"}
         for record in records:
             self.add(record)
 
     def add(self, record):
-        """add sorts a record in."""
+        """add stores a record by its kind."""
         what = record["what"]
         if what == "answer":
             self.answers[record["key"]].append(record)
@@ -75,16 +75,16 @@ class History:
             self.given.append(record)
 
     def is_firm(self, record):
-        """is_firm tells whether what the record tells cannot have been lost."""
+        """is_firm returns whether no promotion can have lost the record."""
         return not self.lossy or record["i"] < self.marks.get(record["epoch"], float("inf"))
 
     def together(self, one, other):
-        """together tells whether whoever saw the other record could see the one."""
+        """together returns whether the server of one record had the data of the other."""
         return one["epoch"] == other["epoch"] or self.is_firm(one)
 
 
 def check_effects(history, state):
-    """check_effects finds effects that are lost, doubled, or without their key."""
+    """check_effects finds effects that are lost, repeated, or without their key."""
     effects = defaultdict(list)
     for effect in state["effects"]:
         effects[effect["key"]].append(effect)
@@ -92,18 +92,18 @@ def check_effects(history, state):
         if len(found) > 1:
             yield "effects", f"{key} has {len(found)} effects: {found}"
         if key not in state["keys"]:
-            yield "effects", f"{key} has an effect and no stored answer: {found}"
+            yield "effects", f"{key} has an effect and no stored response: {found}"
     for key, answer in state["keys"].items():
         declined = answer.startswith("402|")
         wanted = 0 if declined else 1
         if len(effects[key]) < wanted:
-            yield "effects", f"{key} has the stored answer {answer}, and no effect"
+            yield "effects", f"{key} has the stored response {answer}, and no effect"
         if declined and effects[key]:
             yield "effects", f"{key} was declined, and has an effect: {effects[key]}"
         if not declined and answer != "seen":
             for effect in effects[key]:
                 if f'"{effect["attempt"]}"' not in answer:
-                    yield "effects", f"{key} has the effect {effect} and the answer {answer}"
+                    yield "effects", f"{key} has the effect {effect} and the response {answer}"
     for key, answers in history.answers.items():
         firm = [a for a in answers if history.is_firm(a)]
         if firm and key not in state["keys"]:
@@ -115,38 +115,38 @@ def check_effects(history, state):
 
 
 def check_prepared(history, state):
-    """check_prepared finds prepared transactions that were lost, or ended otherwise than it was decided."""
+    """check_prepared finds prepared transactions that were lost, or ended differently than decided."""
     effects = {(effect["key"], effect["attempt"]) for effect in state["effects"]}
     for attempt, record in history.prepared.items():
         there = (record["key"], attempt) in effects
         if record["decision"] == "ROLLBACK" and there:
             yield "prepared", f"{record['key']} has the effect of an attempt that was rolled back: {record}"
-        # Until the round is judged, all that is prepared is decided, as it was meant to be.
+        # All prepared transactions are ended as decided before the check.
         if record["decision"] == "COMMIT" and not there and history.is_firm(record):
             yield "prepared", f"{record['key']} does not have the effect that was prepared: {record}"
     for record in history.gone:
         prepared = history.prepared.get(record["attempt"])
-        # Whoever asks a second time may have been heard the first time.
+        # A repeated decision follows a first one whose reply might have been lost.
         if prepared is not None and history.together(prepared, record) \
                 and history.deciding[record["attempt"]]["i"] == record["since"]:
-            yield "prepared", f"a prepared transaction was not there to be decided: {prepared}, {record}"
+            yield "prepared", f"a prepared transaction did not exist when it was decided: {prepared}, {record}"
 
 
 def check_answers(history, state):
-    """check_answers compares the answers to a key with each other and with what is stored."""
+    """check_answers compares the responses of a key with each other and with the stored one."""
     for key, answers in history.answers.items():
         stored = state["keys"].get(key)
         by_epoch = {}
         for answer in answers:
             text = answer["answer"]
             if by_epoch.setdefault(answer["epoch"], text) != text:
-                yield "answers", f"{key} was answered {by_epoch[answer['epoch']]}, and then {answer}"
+                yield "answers", f"{key} returned {by_epoch[answer['epoch']]}, and then {answer}"
             if history.is_firm(answer) and stored is not None and text != stored:
-                yield "answers", f"{key} was answered {answer}, and {stored} is stored"
+                yield "answers", f"{key} returned {answer}, and {stored} is stored"
 
 
 def check_tokens(history, state):
-    """check_tokens compares each token with those that were shown before it was asked for."""
+    """check_tokens compares each token with those that were shown before it was requested."""
     if history.lossy:
         epochs = sorted({r["epoch"] for r in history.shown})
     else:
@@ -165,60 +165,61 @@ def compare_tokens(shown):
     for record in shown:
         former = owners.setdefault(record["token"], record)
         if former is not record:
-            yield "tokens", f"a token was given out twice: {former}, {record}"
+            yield "tokens", f"a token was issued twice: {former}, {record}"
     for record in sorted(shown, key=lambda r: r["since"]):
         while place < len(shown) and shown[place]["i"] < record["since"]:
             if not greatest or shown[place]["token"] > greatest[-1]["token"]:
                 greatest.append(shown[place])
             place += 1
         if greatest and greatest[-1]["token"] >= record["token"]:
-            yield "tokens", f"a token went back: {greatest[-1]}, then {record}"
+            yield "tokens", f"a token decreased: {greatest[-1]}, then {record}"
 
 
 def check_fencing(history, state):
-    """check_fencing finds owners whose stale token was accepted, or who were refused with a right one."""
+    """check_fencing finds stale tokens that were accepted, and current tokens that were rejected."""
     effects = {effect["key"]: effect for effect in state["effects"] if effect["token"] is not None}
     epochs = {(r["key"], r["token"], r["attempt"]): r for r in history.shown}
     for key, effect in effects.items():
         granted = epochs.get((key, effect["token"], effect["attempt"]))
         if granted is None:
-            yield "fencing", f"{key} was finished with a token that nobody was shown: {effect}"
+            yield "fencing", f"{key} was finished with a token that no client was shown: {effect}"
             continue
         for later in history.tokens[key]:
             if later["token"] > effect["token"] and (later["epoch"] == granted["epoch"] or history.is_firm(later)):
-                yield "fencing", f"{key} was finished with a stale token: {effect}, though there was {later}"
+                yield "fencing", f"{key} was finished with a stale token: {effect}, although there was {later}"
     for record in history.accepted:
         for later in history.tokens[record["key"]]:
-            # Who asked before the later token was shown may have been first.
+            # An owner that called before the later token was shown might have been
+            # first.
             if later["token"] > record["token"] and later["i"] < record["since"] and history.together(later, record):
-                yield "fencing", f"a stale token was accepted: {record}, though there was {later}"
+                yield "fencing", f"a stale token was accepted: {record}, although there was {later}"
     for key, answers in history.answers.items():
         for answer in answers:
             yield from check_after_answer(history, key, answer)
     for record in history.refused:
         effect = effects.get(record["key"])
         if effect is not None and effect["token"] == record["token"] and effect["attempt"] == record["attempt"]:
-            yield "fencing", f"the right token was refused: {record}"
-        if record["key"].startswith("leash-") and history.steady and history.is_firm(record):
-            yield "fencing", f"a lease that ran was lost: {record}"
+            yield "fencing", f"the current token was rejected: {record}"
+        if record["key"].startswith("held-") and history.steady and history.is_firm(record):
+            yield "fencing", f"a live lease was lost: {record}"
 
 
 def check_after_answer(history, key, answer):
-    """check_after_answer finds who was granted a key that somebody had the answer to."""
+    """check_after_answer finds keys that were granted after a response was returned."""
     for token in history.tokens[key]:
         if token["since"] > answer["i"] and history.together(answer, token):
-            yield "fencing", f"{key} was granted after it was answered: {answer}, {token}"
+            yield "fencing", f"{key} was granted after a response: {answer}, {token}"
 
 
 def check_leases(history, state):
-    """check_leases finds owners who began before the one before them was over."""
+    """check_leases finds owners that started before the previous lease ended."""
     for key, tokens in history.tokens.items():
         for former, token in zip(tokens, tokens[1:]):
             if token["token"] < former["token"] or not history.together(former, token):
                 continue
             released = any(r["token"] == former["token"] and r["i"] < token["i"] for r in history.releases[key])
             if token["outcome"] == "claimed" and not released:
-                yield "leases", f"{key} was claimed as if there had been nobody: {former}, {token}"
+                yield "leases", f"{key} was claimed as a new key: {former}, {token}"
             starts = [former["claimed_at"]] + [r["asked_at"] for r in history.renewals[key]
                                                if r["token"] == former["token"] and r["i"] < token["since"]]
             ends = max(starts) + former["lease"]
@@ -227,7 +228,7 @@ def check_leases(history, state):
 
 
 def check_steps(history, state):
-    """check_steps compares the steps with checkpoints, and what a next owner was told."""
+    """check_steps compares the steps with checkpoints, and the recovery points of takeovers."""
     steps = defaultdict(list)
     for step in state["steps"]:
         steps[step["key"]].append(step)
@@ -246,7 +247,7 @@ def check_steps(history, state):
         if record.get("point") is None or not history.is_firm(record):
             continue
         if not found or found[0]["state"] != record["state"]:
-            yield "steps", f"an owner was told of a checkpoint that is not there: {record}, {found}"
+            yield "steps", f"an owner received a checkpoint that does not exist: {record}, {found}"
 
 
 def check_events(history, state):
@@ -257,7 +258,7 @@ def check_events(history, state):
     for row in sorted(state["handled"], key=lambda r: r["place"]):
         counts[row["subscription"]][row["event"]] += 1
         if row["event"] not in events:
-            yield "events", f"{row['subscription']} has handled an event that nobody published: {row}"
+            yield "events", f"{row['subscription']} has handled an event that was not published: {row}"
         if row["aggregate"] is not None:
             where = row["subscription"], row["aggregate"]
             if row["n"] <= last.get(where, 0):
@@ -274,12 +275,12 @@ def check_events(history, state):
         for event in given["events"]:
             for acked in history.acked[given["subscription"], event]:
                 if acked["i"] <= given["since"] and history.together(acked, given):
-                    yield "events", (f"{given['subscription']} was given event {event} in record {given['i']},"
+                    yield "events", (f"{given['subscription']} received event {event} in record {given['i']},"
                                      f" after it had acknowledged it in record {acked['i']}")
 
 
 def check_counters(history, state):
-    """check_counters compares counters with the effects that counted."""
+    """check_counters compares counters with the effects that increment them."""
     for kind, factor in (("deadlock", 2), ("serial", 1)):
         effects = sum(effect["key"].startswith(kind + "-") for effect in state["effects"])
         count = sum(n for name, n in state["counters"].items() if name.startswith(kind))
@@ -292,7 +293,7 @@ CHECKS = (check_effects, check_prepared, check_answers, check_tokens, check_fenc
 
 
 def verdict(records, state, steady=True, lossy=False):
-    """verdict returns all that is wrong with a history."""
+    """verdict returns all errors of a history."""
     times = {record["i"]: record["at"] for record in records}
     for record in records:
         if record["what"] == "token":

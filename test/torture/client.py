@@ -1,11 +1,11 @@
 """
 client.py
-    Clients: each goes through the operations that it wants, and tries each one
-    until it has the answer.
+    Clients: each executes its operations in order, and retries each one until it has
+    the response.
 
-What a client is about to do is in the journal before it calls, and what it was
-told right after.  An attempt may fail in any way; the next one begins with a
-claim, and finds out how things stand.
+The journal contains each step of a client before the call, and its result right after
+the call. An attempt can fail in any way; the next one starts with a claim, which
+determines the state of the operation.
 """
 
 import threading
@@ -22,32 +22,32 @@ WRITE = ("INSERT INTO torture.effect SELECT %s, %s, %s,"
          " idempotency.publish('torture', %s, %s), %s")
 COMPLETE = "SELECT complete::text FROM idempotency.complete(%s, %s, %s, 201, '{ }', token => %s)"
 
-ATTEMPTS = 10  # before a client leaves an operation to the end of the round
+ATTEMPTS = 10  # before a client defers an operation to the end of the round
 
 
 class Client(threading.Thread):
-    """A client; its work on leases and in two phases is in owner.py and consumer.py."""
+    """A client; its operations with leases are in owner.py, consumers in consumer.py."""
 
     def __init__(self, world, number):
         super().__init__(name=f"client {number}", daemon=True)
         self.world = world
         self.number = number
         self.session = Session(world)
-        self.progress = 0  # which operation is the next one; infinite at the end
-        self.at = 0  # the last one that it went to
-        self.calm = False  # makes no trouble by itself
+        self.progress = 0  # number of the next operation; infinite at the end
+        self.at = 0  # the last operation that it tried
+        self.reliable = False  # causes no faults by itself
         self.prepared = {}  # undecided transactions: gid to decision, key, answer, attempt, known
         self.failure = None
 
-    # -- the way through the operations
+    # -- the sequence of operations
 
     def run(self):
-        """run goes through the operations until the faults are over."""
+        """run tries the operations until the faults have ended."""
         try:
             while not self.world.closing.is_set():
                 if plan.is_wanted(self.world.seed, self.progress, self.number):
                     self.world.await_others(self)
-                    self.errand(self.progress)
+                    self.try_operation(self.progress)
                 self.progress += 1
                 self.at = self.progress
         except Stopped:
@@ -58,8 +58,8 @@ class Client(threading.Thread):
             self.progress = float("inf")
             self.session.close()
 
-    def errand(self, number):
-        """errand tries one operation until there is an answer, or no patience left."""
+    def try_operation(self, number):
+        """try_operation tries one operation until it has a response or too many attempts."""
         kind = plan.type_of(self.world.seed, number, self.world.types)
         for count in range(ATTEMPTS):
             if self.try_once(kind, number, count) or self.world.closing.is_set():
@@ -67,7 +67,7 @@ class Client(threading.Thread):
         time.sleep(plan.chance(self.world.seed, "rest", number, self.number).random() * self.world.rest)
 
     def try_once(self, kind, number, count):
-        """try_once makes one attempt; true if it has come to an end."""
+        """try_once makes one attempt; true if the operation has ended."""
         rng = plan.chance(self.world.seed, "attempt", number, self.number, count)
         attempt = f"{number}.{self.number}.{count}"
         try:
@@ -81,13 +81,13 @@ class Client(threading.Thread):
             return False
 
     def note(self, what, **record):
-        """note writes to the journal, with who it was and which server he was at."""
+        """note writes to the journal, with the client and its server."""
         return self.world.journal.note(what, client=self.number, epoch=self.session.epoch, **record)
 
     # -- operations of one transaction
 
     def answered(self, key, answer, attempt, how):
-        """answered notes the answer to a key; always true."""
+        """answered writes the response of a key to the journal; always true."""
         self.note("answer", key=key, answer=answer, attempt=attempt, how=how)
         return True
 
@@ -102,18 +102,18 @@ class Client(threading.Thread):
         return answer
 
     def write(self, key, attempt, token=None, aggregate=None, n=None):
-        """write has the effect, and publishes that it has."""
+        """write writes the effect and publishes an event."""
         payload = '{"key": "%s", "n": %s}' % (key, "null" if n is None else n)
         self.session.call("write", WRITE, key, attempt, token, payload, aggregate, self.world.padding)
 
     def complete(self, kind, key, attempt, token=None):
-        """complete stores an answer that no other attempt has, and returns it."""
+        """complete stores a unique response and returns it."""
         body = '{"attempt" :  "%s"}' % attempt
         self.session.call("complete", COMPLETE, kind, key, body, token)
         return "201|{ }|" + body
 
     def plain(self, keys, attempt, rng):
-        """plain is the whole of it in one transaction."""
+        """plain is the whole operation in one transaction."""
         answer = self.begin("plain", keys[0], attempt, rng)
         if answer is not None:
             return self.answered(keys[0], answer, attempt, "replay")
@@ -123,7 +123,7 @@ class Client(threading.Thread):
         return self.answered(keys[0], answer, attempt, "owner")
 
     def procedure(self, keys, attempt, rng):
-        """procedure is the whole of it in one call."""
+        """procedure is the whole operation in one call."""
         self.note("want", key=keys[0], attempt=attempt)
         [(replayed, answer)] = self.session.call(
             "procedure", "SELECT replayed, answer FROM torture.pay(%s, %s, %s, %s)",
@@ -131,7 +131,7 @@ class Client(threading.Thread):
         return self.answered(keys[0], answer, attempt, "replay" if replayed else "owner")
 
     def decline(self, keys, attempt, rng):
-        """decline stores a final failure, after it has undone what it wrote."""
+        """decline rolls its writes back and stores a final failure."""
         answer = self.begin("decline", keys[0], attempt, rng)
         if answer is not None:
             return self.answered(keys[0], answer, attempt, "replay")
@@ -144,7 +144,7 @@ class Client(threading.Thread):
         return self.answered(keys[0], "402|" + body, attempt, "owner")
 
     def deadlock(self, keys, attempt, rng):
-        """deadlock counts in two rows, which it locks in any order; its event tells the count."""
+        """deadlock increments two rows, which it locks in any order; its event has the count."""
         answer = self.begin("deadlock", keys[0], attempt, rng)
         if answer is not None:
             return self.answered(keys[0], answer, attempt, "replay")
@@ -160,7 +160,7 @@ class Client(threading.Thread):
         return self.answered(keys[0], answer, attempt, "owner")
 
     def serial(self, keys, attempt, rng):
-        """serial reads two rows and changes one, so that others who do the same conflict."""
+        """serial reads two rows and changes one, so that concurrent ones conflict."""
         answer = self.begin("serial", keys[0], attempt, rng, "SERIALIZABLE")
         if answer is not None:
             return self.answered(keys[0], answer, attempt, "replay")
@@ -185,7 +185,7 @@ class Client(threading.Thread):
         return self.answered(keys[0], "seen", attempt, "owner" if new else "replay")
 
     def batch(self, keys, attempt, rng):
-        """batch has the effects of those of its keys that are new."""
+        """batch has the effects of its new keys."""
         for key in keys:
             self.note("want", key=key, attempt=attempt)
         order = rng.sample(keys, len(keys))
@@ -200,10 +200,10 @@ class Client(threading.Thread):
             self.answered(key, "seen", attempt, "owner" if key in new else "replay")
         return True
 
-    # -- two phases, of which the second may be left over
+    # -- two-phase commit, whose second phase can be deferred
 
     def decide_prepared(self):
-        """decide_prepared ends transactions that were prepared, or may have been."""
+        """decide_prepared ends transactions that are, or might be, prepared."""
         for gid, (decision, key, answer, attempt, _) in list(self.prepared.items()):
             since = self.note("deciding", key=key, attempt=attempt)
             try:
@@ -211,20 +211,20 @@ class Client(threading.Thread):
                 if decision == "COMMIT":
                     self.answered(key, answer, attempt, "owner")
             except psycopg2.Error as error:
-                if error.pgcode != "42704":  # it was decided before, or never prepared
+                if error.pgcode != "42704":  # it has ended, or was never prepared
                     raise
                 self.session.recover(error)
                 self.note("gone", key=key, attempt=attempt, since=since)
             del self.prepared[gid]
 
     def two_phases(self, keys, attempt, rng):
-        """two_phases prepares, and decides then."""
+        """two_phases prepares a transaction, then ends it."""
         answer = self.begin("prepared", keys[0], attempt, rng)
         if answer is not None:
             return self.answered(keys[0], answer, attempt, "replay")
         self.write(keys[0], attempt)
         answer = self.complete("prepared", keys[0], attempt)
-        decision = "COMMIT" if self.calm else rng.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"])
+        decision = "COMMIT" if self.reliable else rng.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"])
         self.prepared[attempt] = (decision, keys[0], answer, attempt, False)
         self.world.decisions[attempt] = self.prepared[attempt]
         self.session.call("prepare", f"PREPARE TRANSACTION '{attempt}'")

@@ -1,8 +1,8 @@
 """
 consumer.py
-    Those who fetch events: some have the effects in one transaction and acknowledge
-    in another, and rely on once(); some do both in one transaction, and on nothing
-    else.  The third way, a handler in the server, is in schema.sql.
+    Consumers that fetch events. Some write the effects in one transaction,
+    acknowledge in another one, and deduplicate with once(); others do both in one
+    transaction. The third way, a handler in the server, is in schema.sql.
 """
 
 import threading
@@ -19,7 +19,7 @@ HANDLED = "INSERT INTO torture.handled (subscription, event, aggregate, n) SELEC
 
 
 class Consumer(threading.Thread):
-    """One of those who share a subscription."""
+    """One of the consumers of a subscription."""
 
     def __init__(self, world, subscription, number):
         super().__init__(name=f"consumer {subscription} {number}", daemon=True)
@@ -29,7 +29,7 @@ class Consumer(threading.Thread):
         self.rng = plan.chance(world.seed, self.name)
 
     def run(self):
-        """run works batches off until the round is over."""
+        """run handles batches until the round ends."""
         work = self.in_two if self.subscription == "once" else self.in_one
         try:
             while not self.world.stopped.is_set():
@@ -55,11 +55,11 @@ class Consumer(threading.Thread):
         return rows, rows[0][0] if rows else None
 
     def ack(self, batch):
-        """ack acknowledges, unless somebody else has the batch by now."""
+        """ack acknowledges, unless the batch was redelivered."""
         self.session.call("ack", "SELECT 1 FROM idempotency.ack(%s, %s)", self.subscription, batch)
 
     def note(self, what, events, **record):
-        """note writes to the journal what became of events."""
+        """note writes the state of events to the journal."""
         self.world.journal.note(what, subscription=self.subscription, events=events, epoch=self.session.epoch, **record)
 
     def in_two(self):
@@ -67,11 +67,11 @@ class Consumer(threading.Thread):
         rows, batch = self.fetch()
         if not rows:
             return
-        fate = self.rng.random()
+        choice = self.rng.random()
         done = []
         self.session.run("BEGIN")
         for _, event, aggregate, n, attempt in (row[:5] for row in rows):
-            if fate > 0.95 and attempt == 1 and event == rows[-1][1]:
+            if choice > 0.95 and attempt == 1 and event == rows[-1][1]:
                 self.session.run("SELECT idempotency.nack('once', %s, %s, 'not the first time')", (batch, event))
                 continue
             done.append(event)
@@ -79,10 +79,10 @@ class Consumer(threading.Thread):
             if new:
                 self.session.call("handle", HANDLED, self.subscription, event, aggregate, n)
         self.session.commit()
-        if fate < 0.05:
-            time.sleep(0.6)  # longer than the lease: somebody else gets the batch again
-        elif fate < 0.1:
-            return  # and so he does here
+        if choice < 0.05:
+            time.sleep(0.6)  # longer than the lease: the batch is redelivered
+        elif choice < 0.1:
+            return  # including this case
         self.ack(batch)
         self.note("acked", done)
 

@@ -1,8 +1,8 @@
 """
 faults.py
-    Kinds of faults: the server that a round has, what strikes it or its clients,
-    and how it comes back.  Those with more than one server, or more than a server,
-    are in places.py.
+    Kinds of faults: the server of a round, how the fault strikes the server or its
+    clients, and the recovery. Faults with several servers, or outside of a server, are
+    in places.py.
 """
 
 import os
@@ -16,7 +16,7 @@ import plan
 from server import PATIENCE, Server, ServerError, wait_for
 from session import Aim
 
-# Keep the history of every row, and write it down if the round fails.
+# Store the history of every row, and write it to a file if the round fails.
 TRACE = os.environ.get("TRACE")
 
 PIDS = "SELECT pid FROM pg_stat_activity WHERE backend_type = %s"
@@ -24,19 +24,19 @@ BUSY = " AND wait_event = 'PgSleep'"
 
 
 class Fault:
-    """What a kind of fault has in common with all others: one server, and no mercy."""
+    """Common behaviour of all kinds of faults: one server."""
 
     types = plan.TYPES
     phases = plan.PHASES
-    allowed = frozenset()  # SQLSTATEs that it may bring about
+    allowed = frozenset()  # SQLSTATEs that it can cause
     settings = {}
-    rest = 0.04  # seconds between two operations of a client, at most
-    padding = 0  # bytes that each effect takes more
-    patience = 45  # seconds after which a statement hangs, and is cancelled
-    lingers = False  # the statement is made to last
-    steady = True  # the clock is
-    lossy = False  # commits may be lost, key and effect together
-    traceable = True  # one server sees it all
+    rest = 0.04  # seconds maximum delay between two operations of a client
+    padding = 0  # additional bytes of each effect
+    patience = 45  # seconds after which a statement counts as hanging and is cancelled
+    slow = False  # statements are made slow
+    steady = True  # the clock is not changed
+    lossy = False  # commits can be lost, key and effect together
+    traceable = True  # one server executes the whole round
 
     def __init__(self, world, template):
         self.world = world
@@ -47,7 +47,7 @@ class Fault:
     # -- the server
 
     def set_up(self):
-        """set_up makes the server and starts it."""
+        """set_up creates the server and starts it."""
         self.server = self.make_server()
         traced = {"wal_level": "logical"} if self.is_traced() else {}
         self.server.copy_from(self.template, {**self.settings, **traced})
@@ -56,11 +56,11 @@ class Fault:
             self.server.query("SELECT pg_create_logical_replication_slot('trace', 'test_decoding')")
 
     def make_server(self):
-        """make_server returns a server that has no files yet."""
+        """make_server returns a server without files."""
         return Server(self.template.bindir, os.path.join(self.world.directory, "server"))
 
     def dsn(self):
-        """dsn returns what clients connect with now."""
+        """dsn returns the present connection string of clients."""
         return self.server.dsn("app")
 
     def logs(self):
@@ -68,18 +68,18 @@ class Fault:
         return [self.server.log] if self.server else []
 
     def is_expected(self, _line):
-        """is_expected tells whether an alarming line of the log is this fault's doing."""
+        """is_expected returns whether the fault explains an error in the log."""
         return False
 
-    def calm(self):
-        """calm ends what goes on after the last fault."""
+    def end_faults(self):
+        """end_faults ends faults that last beyond the last strike."""
 
     def is_traced(self):
-        """is_traced tells whether the history of every row is kept."""
+        """is_traced returns whether the history of every row is stored."""
         return TRACE and self.traceable
 
     def trace(self):
-        """trace writes down what has become of every row, if that was kept."""
+        """trace writes the history of every row, if it was stored."""
         if not self.is_traced():
             return
         with open(os.path.join(self.world.directory, "trace"), "w", encoding="utf-8") as file:
@@ -88,12 +88,12 @@ class Fault:
                 file.write(line + "\n")
 
     def tear_down(self):
-        """tear_down ends the server; its log stays."""
+        """tear_down stops the server and keeps its log."""
         if self.server is not None:
             self.server.remove_data()
 
     def ask(self, sql, *arguments):
-        """ask runs SQL as superuser, in a connection that is kept."""
+        """ask runs SQL as superuser, in a persistent connection."""
         for attempt in (1, 2):
             try:
                 if self.control is None or self.control.closed:
@@ -114,11 +114,11 @@ class Fault:
         return Aim(self, phase, moment, delay)
 
     def is_due(self):
-        """is_due tells whether a fault would find what it is meant for."""
+        """is_due returns whether a fault would have an effect now."""
         return True
 
     def note(self, aim):
-        """note writes down that the fault strikes now."""
+        """note writes the time of the fault to the journal."""
         self.world.journal.note("fault", kind=self.world.kind, phase=aim.at, moment=aim.moment)
 
     def around(self, aim, session, run, sql):
@@ -126,15 +126,15 @@ class Fault:
         return aim.strike(session, run, sql)
 
     def strike(self, session):
-        """strike does it to a session; true if it did."""
+        """strike applies the fault to a session; true if it did."""
         return self.strike_pid(session.pid())
 
     def strike_pid(self, pid):
-        """strike_pid does it to a process."""
+        """strike_pid applies the fault to a process."""
         raise NotImplementedError
 
     def strike_worker(self, aim):
-        """strike_worker waits for a background worker and does it to that."""
+        """strike_worker waits for a background worker and applies the fault to it."""
         name = "idempotency relay" if aim.phase == "handler" else f"idempotency {aim.phase}"
         sql = PIDS + (BUSY if aim.phase == "handler" else "")
         end = time.monotonic() + PATIENCE / 4
@@ -156,13 +156,13 @@ class Fault:
         raise ServerError(f"there is no {name}")
 
     def recover(self):
-        """recover waits until clients can go on."""
+        """recover waits until clients can continue."""
         if not self.server.is_running():
             raise ServerError("the server has ended")
-        wait_for("the server answers", self.server.answers)
+        wait_for("the server accepts connections", self.server.answers)
 
     def inject(self, count):
-        """inject lets faults happen until so many have struck."""
+        """inject applies faults until so many have struck."""
         world = self.world
         for phase, moment, delay in plan.aims_of(world.seed, world.kind, self.phases, 6 * count):
             if world.counts["faults"] >= count or world.failures:
@@ -182,31 +182,31 @@ class Fault:
             raise ServerError(f"only {world.counts['faults']} of {count} faults have struck")
 
     def await_strike(self, aim):
-        """await_strike waits until somebody has come to the phase; after a while, to any."""
+        """await_strike waits until a client reaches the phase; after a timeout, any phase."""
         self.world.aim = aim
         if not aim.done.wait(6):
             aim.phase = "any"
             if not aim.done.wait(PATIENCE):
-                raise ServerError("nobody works any more")
+                raise ServerError("no client is active")
         self.world.aim = None
 
 
 class KillBackend(Fault):
-    """kill -9 of a backend, whereupon the server throws everybody out and recovers."""
+    """kill -9 of a backend, after which the server terminates all sessions and recovers."""
 
     def strike_pid(self, pid):
         os.kill(pid, signal.SIGKILL)
         return True
 
     def recover(self):
-        time.sleep(0.01)  # until the server has noticed
+        time.sleep(0.01)  # until the server has detected it
         super().recover()
 
 
 class KillWorker(KillBackend):
     """kill -9 of a background worker."""
 
-    phases = ("handler", "relay", "reaper", "launcher", "relay launcher")
+    phases = ("handler", "relay", "reaper", "launcher")
 
 
 class Terminate(Fault):
@@ -219,12 +219,12 @@ class Terminate(Fault):
 
 
 class Cancel(Terminate):
-    """A cancel request, and for background workers pg_cancel_backend(); counts if it cancelled."""
+    """A cancel request, and for background workers pg_cancel_backend(); it counts if a statement was cancelled."""
 
     function = "pg_cancel_backend"
     allowed = {"57014"}
     phases = tuple(p for p in plan.PHASES if p not in ("prepared", "decide", "reaper"))
-    lingers = True
+    slow = True
 
     def aim(self, phase, moment, delay):
         return Aim(self, phase, "during", 4 * delay)
@@ -244,7 +244,7 @@ class Cancel(Terminate):
 
 
 class Timeout(Cancel):
-    """statement_timeout, and for handlers idempotency.handler_timeout; counts if it did time out."""
+    """statement_timeout, and for handlers idempotency.handler_timeout; it counts if a timeout occurred."""
 
     phases = tuple(p for p in Cancel.phases if p not in ("commit", "prepare"))
 
@@ -265,14 +265,14 @@ class Timeout(Cancel):
         self.server.query("ALTER SYSTEM SET idempotency.handler_timeout = '5 ms'")
         self.ask("SELECT pg_reload_conf()")
         wait_for("a handler has timed out", lambda: self.ask(
-            "SELECT 1 FROM idempotency.parked WHERE error LIKE '57014:%%' AND last_failed_at > %s", now), nap=0.003)
+            "SELECT 1 FROM idempotency.parked WHERE error LIKE '57014:%%' AND last_failed_at > %s", now), interval=0.003)
         self.server.query("ALTER SYSTEM RESET idempotency.handler_timeout")
         self.ask("SELECT pg_reload_conf()")
         aim.struck = True
 
 
 class Restart(Fault):
-    """An end of the postmaster, by a signal, and a new start."""
+    """A signal that ends the postmaster, and a restart."""
 
     number = None
 
@@ -289,25 +289,25 @@ class Restart(Fault):
 
 
 class KillPostmaster(Restart):
-    """kill -9 of the postmaster: its backends find out one after the other."""
+    """kill -9 of the postmaster: its backends detect it one after the other."""
 
     number = signal.SIGKILL
 
 
 class Immediate(Restart):
-    """An immediate stop."""
+    """An immediate shutdown."""
 
     number = signal.SIGQUIT
 
 
 class Fast(Restart):
-    """A fast stop."""
+    """A fast shutdown."""
 
     number = signal.SIGINT
 
 
 class Prepared(Restart):
-    """Any of those while a transaction is prepared."""
+    """Any of these while a transaction is prepared."""
 
     types = {"prepared": 70, "plain": 10, "deadlock": 10, "sweep": 5, "reap": 5}
     phases = ("prepared", "prepared", "prepared", "decide", "commit", "prepare", "claim")
@@ -317,7 +317,7 @@ class Prepared(Restart):
         self.rng = plan.chance(world.seed, "signals")
 
     def kept(self):
-        """kept counts the transactions that are prepared now."""
+        """kept returns how many transactions are prepared."""
         return sum(gid[4] for client in self.world.clients for gid in list(client.prepared.values()))
 
     def is_due(self):
@@ -331,7 +331,7 @@ class Prepared(Restart):
 
 
 class Conflict(Fault):
-    """No fault at all, but clients who get into each other's way."""
+    """No fault, but clients that conflict with each other."""
 
     types = plan.CONFLICTS
     phases = ()
@@ -345,11 +345,11 @@ class Conflict(Fault):
 
 
 class ClockJump(Fault):
-    """The server's clock is set, by a library that it is started with."""
+    """Changes of the server's clock, through a preloaded library."""
 
     jumps = {"0": 0, "+1 s": 1, "-1 s": -1, "+1 h": 3600, "-1 h": -3600, "+3 days": 259200, "-10 years": -315360000}
     steady = False
-    patience = 3  # the server's own timeouts wait for the clock
+    patience = 3  # the server's own timeouts depend on the clock
     allowed = {"57014"}
 
     def __init__(self, world, template):
@@ -391,9 +391,10 @@ class ClockJump(Fault):
         self.last = jump
         return True
 
-    def calm(self):
-        # What failed in the future is given again in the future.  A handler that napped
-        # when the clock was set back does so until then, in pieces of ten minutes.
+    def end_faults(self):
+        # Events that failed in the future are redelivered in the future. A handler that
+        # was asleep when the clock was set back sleeps until then, in steps of ten
+        # minutes.
         self.set_clock("+3 days")
         time.sleep(0.5)
         self.server.query("SELECT pg_cancel_backend(pid) FROM pg_stat_activity"

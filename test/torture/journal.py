@@ -2,10 +2,9 @@
 journal.py
     The history of a round, written outside of the database.
 
-One line of JSON a record, in the order of the journal's lock, which is the order
-in real time: what a client is about to do is written before it sends the call,
-what it was told after it has the answer.  A record is on disk before note()
-returns; those who write at the same time share a flush.
+Each record is one line of JSON, in the order of the journal's lock, which is the real
+order: a client writes a step before it sends the call, and the result after the reply.
+A record is flushed before note() returns; concurrent writers share a flush.
 """
 
 import json
@@ -15,7 +14,7 @@ import time
 
 
 class Journal:
-    """The journal that the clients of a round share."""
+    """The journal that all clients of a round share."""
 
     def __init__(self, path):
         self.file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -25,7 +24,7 @@ class Journal:
         self.flushed = 0
 
     def note(self, what, **record):
-        """note writes a record, and returns its number once it is on disk."""
+        """note writes a record, and returns its number once it is flushed."""
         with self.write_lock:
             self.written += 1
             number = self.written

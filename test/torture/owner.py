@@ -1,10 +1,10 @@
 """
 owner.py
-    What clients do under leases: claim, take over, checkpoint, renew, give up,
-    stall until they are zombies, and finish; and what gives the reaper work.
+    What clients do under leases: claim, take over, checkpoint, renew, release, stall
+    until the lease is stale, and finish; and operations that create work for the reaper.
 
-An owner notes every token that he is shown, and when he asked for it; the checker
-decides who may have been granted what.
+An owner writes every token and the time of its request to the journal; the checker
+decides which grants were correct.
 """
 
 import time
@@ -15,7 +15,7 @@ import plan
 from client import Client
 
 LEASE = 0.4  # seconds
-STALL = 1.6 * LEASE  # after which an owner comes back as a zombie, to checkpoint, to renew, or to finish
+STALL = 1.6 * LEASE  # after which a stale owner checkpoints, renews or finishes
 TRY_CLAIM = ("SELECT outcome, token, recovery_point, state::text, concat_ws('|', status, headers, response) AS answer"
              " FROM idempotency.try_claim('lease', %s, %s, lease => '400 ms', wait => %s)")
 SWEEP = ("SELECT key, (operation).token, (operation).recovery_point, (operation).state::text"
@@ -25,11 +25,11 @@ RENEW = "SELECT renew FROM idempotency.renew('lease', %s, %s, '400 ms')"
 
 
 class Refused(Exception):
-    """The token is worth nothing any more."""
+    """The token is stale."""
 
 
 def granted(client, key, attempt, token, outcome, since, point=None, state=None, kind="lease"):
-    """granted notes a token that was shown."""
+    """granted writes a new token to the journal."""
     client.note("token", key=key, attempt=attempt, token=token, outcome=outcome, since=since,
                 lease=LEASE if kind == "lease" else 20, point=point, state=state)
     if kind == "lease":
@@ -37,13 +37,13 @@ def granted(client, key, attempt, token, outcome, since, point=None, state=None,
 
 
 def phase_of(client, keys):
-    """phase_of tells whether it is a takeover: a lease of these is known to be over, by our clock."""
+    """phase_of returns "takeover" if a known lease of these keys is over, by the local clock."""
     now = time.monotonic()
     return "takeover" if any(client.world.leases.get(key, now) < now for key in keys) else "claim"
 
 
 def with_token(client, key, attempt, token, work):
-    """with_token does work that IK410 may end; what is told then is in the journal."""
+    """with_token does work that can fail with IK410, which it writes to the journal."""
     try:
         work()
     except psycopg2.Error as error:
@@ -55,7 +55,7 @@ def with_token(client, key, attempt, token, work):
 
 
 def lease(client, keys, attempt, rng):
-    """lease claims or takes over, and works the operation off."""
+    """lease claims or takes over, and executes the operation."""
     key = keys[0]
     session = client.session
     phase = phase_of(client, keys)
@@ -74,23 +74,23 @@ def lease(client, keys, attempt, rng):
 
 
 def finish(client, key, attempt, token, point, rng):
-    """finish works an operation off that is owned by a token."""
-    fate = 1.0 if client.calm else rng.random()
+    """finish executes an operation under a token."""
+    choice = 1.0 if client.reliable else rng.random()
     try:
-        if 0.5 <= fate < 0.55:
+        if 0.5 <= choice < 0.55:
             time.sleep(STALL)
         if point is None:
             with_token(client, key, attempt, token, lambda: first_step(client, key, attempt, token))
-        if fate < 0.3:
+        if choice < 0.3:
             with_token(client, key, attempt, token, lambda: renew(client, key, attempt, token))
-        elif fate < 0.4:
+        elif choice < 0.4:
             with_token(client, key, attempt, token, lambda: give_up(client, key, attempt, token))
             return False
-        elif fate < 0.5:
-            return False  # nobody hears of him again
-        elif 0.55 <= fate < 0.7:
+        elif choice < 0.5:
+            return False  # the owner stops without notice
+        elif 0.55 <= choice < 0.7:
             time.sleep(STALL)
-            if fate < 0.6:
+            if choice < 0.6:
                 with_token(client, key, attempt, token, lambda: renew(client, key, attempt, token))
         with_token(client, key, attempt, token, lambda: second_step(client, key, attempt, token))
     except Refused:
@@ -99,7 +99,7 @@ def finish(client, key, attempt, token, point, rng):
 
 
 def first_step(client, key, attempt, token):
-    """first_step does the first of two steps, and notes that in a checkpoint."""
+    """first_step does the first of two steps, and stores a checkpoint."""
     session = client.session
     state = '{"by" :  "%s"}' % attempt
     since = client.note("checkpointing", key=key, attempt=attempt, token=token)
@@ -119,14 +119,14 @@ def renew(client, key, attempt, token):
 
 
 def give_up(client, key, attempt, token):
-    """give_up leaves the rest to the next owner."""
+    """give_up releases the operation to the next owner."""
     client.note("releasing", key=key, attempt=attempt, token=token)
     client.world.leases.pop(key, None)
     client.session.run("SELECT idempotency.release('lease', %s, %s)", (key, token))
 
 
 def second_step(client, key, attempt, token):
-    """second_step has the effect, and completes."""
+    """second_step writes the effect and completes."""
     client.note("completing", key=key, attempt=attempt, token=token)
     client.session.run("BEGIN")
     client.write(key, attempt, token)
@@ -137,7 +137,7 @@ def second_step(client, key, attempt, token):
 
 
 def sweep(client, _keys, attempt, rng):
-    """sweep takes over what was abandoned, and works it off."""
+    """sweep takes over abandoned operations and executes them."""
     since = client.note("claiming", key="*", attempt=attempt)
     rows = client.session.call(phase_of(client, list(client.world.leases)), SWEEP)
     for key, token, point, state, *_ in rows:
@@ -148,7 +148,7 @@ def sweep(client, _keys, attempt, rng):
 
 
 def junk(client, keys, attempt, rng):
-    """junk stores an outcome that has run out as soon as it is there."""
+    """junk stores an outcome that expires at once."""
     session = client.session
     session.run("BEGIN")
     session.call("claim", "SELECT outcome FROM idempotency.claim('junk', %s, %s, retention => '1 ms')",
@@ -158,29 +158,29 @@ def junk(client, keys, attempt, rng):
     return True
 
 
-def leash(client, _keys, attempt, rng):
-    """leash holds a lease that is long, of an outcome that is not kept: it must not be reaped."""
-    key = f"leash-{attempt}"
+def held(client, _keys, attempt, rng):
+    """held holds a long lease of a key with a short retention, which must not be reaped."""
+    key = f"held-{attempt}"
     since = client.note("claiming", key=key, attempt=attempt)
     [(outcome, token, *_)] = client.session.call(
-        "claim", "SELECT outcome, token FROM idempotency.claim('leash', %s, lease => '20 s', retention => '1 ms')", key)
-    granted(client, key, attempt, token, outcome, since, kind="leash")
+        "claim", "SELECT outcome, token FROM idempotency.claim('held', %s, lease => '20 s', retention => '1 ms')", key)
+    granted(client, key, attempt, token, outcome, since, kind="held")
     time.sleep(0.3 * rng.random())
     try:
         with_token(client, key, attempt, token, lambda: client.session.call(
-            "complete", "SELECT complete::text FROM idempotency.complete('leash', %s, '1', token => %s)", key, token))
+            "complete", "SELECT complete::text FROM idempotency.complete('held', %s, '1', token => %s)", key, token))
     except Refused:
         pass
     return True
 
 
 def reap(client, _keys, _attempt, _rng):
-    """reap does the reaper's work."""
+    """reap calls reap()."""
     client.session.call("reap", "SELECT reap FROM idempotency.reap(100)")
     return True
 
 
-# What an attempt at an operation of each type is.
+# The attempt of each type of operation.
 ATTEMPTS_AT = {
     "plain": Client.plain,
     "procedure": Client.procedure,
@@ -192,7 +192,7 @@ ATTEMPTS_AT = {
     "inbox": Client.inbox,
     "batch": Client.batch,
     "junk": junk,
-    "leash": leash,
+    "held": held,
     "sweep": sweep,
     "reap": reap,
 }

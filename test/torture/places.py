@@ -1,7 +1,6 @@
 """
 places.py
-    Faults of the places around a server: a disk that is full, a pooler that dies,
-    a standby that is promoted.
+    Faults outside of a server: a full disk, a killed pooler, the promotion of a standby.
 """
 
 import os
@@ -19,7 +18,7 @@ from server import Server, die_with_us, wait_for
 
 
 class FullDisk(Fault):
-    """A disk that is full for a while: that of the data, or that of the log."""
+    """A temporarily full disk: that of the data, or that of the WAL."""
 
     allowed = {"53100"}
     padding = 1500
@@ -29,20 +28,20 @@ class FullDisk(Fault):
     def __init__(self, world, template):
         super().__init__(world, template)
         self.rng = plan.chance(world.seed, "disks")
-        self.room = os.environ["TORTURE_DISKS"]  # data and wal, two small disks
+        self.disks = os.environ["TORTURE_DISKS"]  # data and wal, two small disks
         self.seen = 0
 
     def make_server(self):
         for disk in ("data", "wal"):
-            shutil.rmtree(os.path.join(self.room, disk, "x"), ignore_errors=True)
+            shutil.rmtree(os.path.join(self.disks, disk, "x"), ignore_errors=True)
         server = super().make_server()
-        server.data = os.path.join(self.room, "data", "x")
-        server.wal = os.path.join(self.room, "wal", "x")
+        server.data = os.path.join(self.disks, "data", "x")
+        server.wal = os.path.join(self.disks, "wal", "x")
         return server
 
     def ballast(self):
         """ballast returns the file that fills a disk."""
-        return os.path.join(self.room, self.disk, "ballast")
+        return os.path.join(self.disks, self.disk, "ballast")
 
     def strike(self, session):
         return self.strike_pid(None)
@@ -66,7 +65,7 @@ class FullDisk(Fault):
         while time.monotonic() < end and not noticed:
             if self.disk == "wal":
                 try:
-                    self.server.query("SELECT pg_switch_wal()")  # so that it wants a new segment
+                    self.server.query("SELECT pg_switch_wal()")  # so that the server needs a new segment
                 except psycopg2.Error:
                     pass
             time.sleep(0.05)
@@ -77,12 +76,12 @@ class FullDisk(Fault):
         self.server.start()  # if it has ended
 
     def is_expected(self, line):
-        # (the last is what the server says of the same, where it says no reason)
+        # The last message is what the server logs in the same case without a reason.
         return re.search(r"No space left on device|was terminated by signal 6|could not write init file", line)
 
 
 class KillPooler(Fault):
-    """kill -9 of the PgBouncer that all clients go through."""
+    """kill -9 of the PgBouncer of all clients."""
 
     allowed = {"08P01"}
     pooler = None
@@ -134,7 +133,7 @@ logfile = {directory}/pgbouncer.log
                 return True
             except psycopg2.Error:
                 return False
-        wait_for("the pooler answers", answers)
+        wait_for("the pooler accepts connections", answers)
 
     def tear_down(self):
         if self.pooler is not None:
@@ -144,13 +143,13 @@ logfile = {directory}/pgbouncer.log
 
 
 class Promotion(Fault):
-    """The primary is lost, with all of its processes, and its standby takes its place."""
+    """The primary is lost with all processes, and its standby is promoted."""
 
     phases = tuple(p for p in plan.PHASES if p not in ("handler", "reaper"))
     allowed = {"25006", "08P01"}
-    patience = None  # a commit that is cancelled while it waits for the standby is none to rely on
+    patience = None  # a commit that is cancelled while it waits for the standby guarantees nothing
     synchronous = None
-    traceable = False  # a slot stays with the server that is lost
+    traceable = False  # replication slots are lost with the server
 
     def __init__(self, world, template):
         super().__init__(world, template)
@@ -160,7 +159,7 @@ class Promotion(Fault):
         self.files = []
 
     def make_server(self):
-        """make_server returns the next server; each has a directory of its own."""
+        """make_server returns the next server; each has its own directory."""
         self.number += 1
         server = Server(self.template.bindir, os.path.join(self.world.directory, f"server{self.number}"))
         self.files.append(server.log)
@@ -193,7 +192,7 @@ class Promotion(Fault):
     def recover(self):
         former = self.server
         self.standby.query("SELECT pg_promote(true, 60)")
-        self.world.epoch += 1  # before anybody can connect
+        self.world.epoch += 1  # before clients can connect
         self.server = self.standby
         self.world.journal.note("promoted", epoch=self.world.epoch)
         shutil.rmtree(former.data, ignore_errors=True)
@@ -209,19 +208,19 @@ class Promotion(Fault):
 
 
 class SyncPromotion(Promotion):
-    """A synchronous standby: nothing that was acknowledged is lost."""
+    """A synchronous standby: no acknowledged commit is lost."""
 
     synchronous = True
 
 
 class AsyncPromotion(Promotion):
-    """An asynchronous one that has fallen behind: key and effect are lost together."""
+    """An asynchronous standby with a lag: key and effect are lost together."""
 
     lossy = True
     synchronous = False
 
     def fall_behind(self):
-        """fall_behind stops the stream, but not before the standby has all up to the mark."""
+        """fall_behind stops the stream once the standby has everything up to the mark."""
         self.world.journal.note("mark", epoch=self.world.epoch)
         [(lsn,)] = self.ask("SELECT pg_current_wal_insert_lsn()")
         wait_for("the standby has caught up", lambda: self.ask(

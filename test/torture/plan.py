@@ -1,51 +1,51 @@
 """
 plan.py
-    What everybody does, as it follows from the seed.
+    The actions of all clients and faults, derived from the seed.
 
-The seed decides which clients want which operation, of what type it is, what each
-attempt at it does, and which fault strikes in which phase at which moment.  How
-clients and faults fall in with each other is up to the scheduler.
+The seed determines which clients request which operation, its type, the actions of each
+attempt, and which fault strikes in which phase at which moment. The interleaving of
+clients and faults depends on the scheduler.
 """
 
 import random
 
 CLIENTS = 8
-COPIES = 3  # how many clients want the same operation
-WINDOW = 6  # by how many operations a client may be ahead of the slowest one
+COPIES = 3  # how many clients request the same operation
+WINDOW = 6  # how many operations a client can be ahead of the slowest one
 
-# Types of operations, and how often they come.
+# Types of operations and their weights.
 TYPES = {
     "plain": 18,  # claim, write, complete in one transaction
     "procedure": 8,  # the same in one call
-    "decline": 5,  # a final failure is stored, its writes are undone
+    "decline": 5,  # a final failure is stored, its writes are rolled back
     "lease": 24,  # in several transactions, under a lease
-    "prepared": 9,  # in a transaction of two phases
+    "prepared": 9,  # with two-phase commit
     "deadlock": 8,  # locks two rows in any order
     "serial": 8,  # SERIALIZABLE, with others that it conflicts with
     "inbox": 7,  # once, for one key
     "batch": 5,  # once, for three keys
-    "junk": 3,  # an outcome that runs out at once, for the reaper
-    "leash": 3,  # a lease that runs, with an outcome that would run out at once
-    "sweep": 3,  # takes over what is abandoned
+    "junk": 3,  # an outcome that expires at once, for the reaper
+    "held": 3,  # a live lease, with a retention that has ended
+    "sweep": 3,  # takes over abandoned operations
     "reap": 4,  # reaps
 }
 CONFLICTS = {"deadlock": 45, "serial": 45, "plain": 5, "prepared": 5}
 
-# Whose operations have an answer, and an effect.
+# Types whose operations have a response and an effect.
 ANSWERED = ("plain", "procedure", "decline", "lease", "prepared", "deadlock", "serial", "inbox", "batch")
 BATCH = 3  # keys of a batch
 
-# Phases that faults are aimed at.  The last two are those of background workers:
-# the handler of a subscription, and the reaper.
+# Phases of faults. The last two are those of background workers: the handler of a
+# subscription, and the reaper.
 PHASES = ("claim", "write", "complete", "commit", "procedure", "prepare", "prepared", "decide",
           "checkpoint", "renew", "takeover", "reap", "once", "fetch", "handle", "ack",
           "handler", "reaper")
-WORKER_PHASES = ("handler", "reaper", "launcher", "relay launcher", "relay")
+WORKER_PHASES = ("handler", "reaper", "launcher", "relay")
 MOMENTS = ("before", "during", "after")
 
 
 def chance(*names):
-    """chance returns a generator of random numbers for what these names name."""
+    """chance returns a random generator that depends on the seed and these names."""
     return random.Random("/".join(str(name) for name in names))
 
 
@@ -55,7 +55,7 @@ def type_of(seed, number, weights):
 
 
 def is_wanted(seed, number, client):
-    """is_wanted tells whether a client wants an operation."""
+    """is_wanted returns whether a client requests an operation."""
     return client in chance(seed, "who", number).sample(range(CLIENTS), COPIES)
 
 
@@ -67,7 +67,7 @@ def keys_of(kind, number):
 
 
 def request_of(key, rng):
-    """request_of returns a request, each time in another way to write the same."""
+    """request_of returns a request, each time the same value with different text."""
     number = int(key.split("-")[1].split(".")[0])
     amount = rng.choice([f"{number}", f"{number}.0", f"{number}.00"])
     parts = [f'"amount":{rng.choice(["", " "])}{amount}', f'"key": "{key}"']

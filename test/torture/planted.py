@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 """
 planted.py
-    Shows that the checker refuses what is wrong.
+    Shows that the checker rejects wrong histories.
 
-It makes a small history that is right, which must be accepted, and then plants one
-fault after the other in a copy of it, in the journal or in the tables.  Each must
-be refused, by the check that is meant to.  Exits non-zero if one is not.
+It builds a small correct history, which must be accepted. It then plants one error at a
+time in a copy, in the journal or in the tables. The intended check must reject each
+copy. Exits non-zero if one is not rejected.
 """
 
 import copy
@@ -15,7 +15,7 @@ import check
 
 
 class Story:
-    """A journal and the tables after it, told one call after the other."""
+    """A journal and the tables after it, built by one call after the other."""
 
     def __init__(self):
         self.records = []
@@ -31,7 +31,7 @@ class Story:
         return len(self.records)
 
     def stored(self, key, attempt, token=None, answer=None, **event):
-        """stored is what a committed operation leaves behind."""
+        """stored adds the rows of a committed operation."""
         event_id = f"event of {key}"
         self.state["effects"].append({"key": key, "attempt": attempt, "token": token, "event": event_id})
         self.state["keys"][key] = answer or '201|{ }|{"attempt" :  "%s"}' % attempt
@@ -40,23 +40,24 @@ class Story:
                                           "event": event_id, "aggregate": None, "n": None, **event})
         return self.state["keys"][key]
 
-    def token(self, key, attempt, token, outcome, at=1, **told):
-        """token is a lease that is granted."""
+    def token(self, key, attempt, token, outcome, at=1, **received):
+        """token adds a granted lease."""
         since = self.note("claiming", key=key, attempt=attempt, at=at)
         self.note("token", key=key, attempt=attempt, token=token, outcome=outcome, since=since, lease=0.4, at=0.01,
-                  **{"point": None, "state": None, **told})
+                  **{"point": None, "state": None, **received})
 
     def accepted(self, key, attempt, token, intent="renewing", what="renewed"):
-        """accepted is a token that was taken for the right one."""
+        """accepted adds a call that accepted a token."""
         since = self.note(intent, key=key, attempt=attempt, token=token, at=0.01)
         self.note(what, key=key, attempt=attempt, token=token, since=since, lease=0.4, at=0.01)
 
 
 def right():
-    """right tells a story in which all is well."""
+    """right builds a correct history."""
     story = Story()
 
-    # One operation in one transaction, and its replay; one that is declined; two of the inbox.
+    # One operation in one transaction, and its replay; one declined operation; two
+    # messages.
     story.note("want", key="plain-1", attempt="1.0.0")
     answer = story.stored("plain-1", "1.0.0")
     story.note("answer", key="plain-1", attempt="1.0.0", answer=answer, how="owner")
@@ -66,13 +67,13 @@ def right():
     story.stored("inbox-3", "3.0.0", answer="seen")
     story.note("answer", key="inbox-3", attempt="3.0.0", answer="seen", how="owner")
 
-    # Its event: the first batch is given again, since nobody had acknowledged it.
+    # Its event: the first batch is redelivered, because it was not acknowledged.
     for _ in range(2):
         story.note("given", subscription="once", events=["event of inbox-3"], since=len(story.records))
     story.note("acked", subscription="once", events=["event of inbox-3"])
 
-    # A lease, a checkpoint, a heartbeat, another whose answer comes after the takeover, a zombie who is
-    # refused, and the end.
+    # A lease, a checkpoint, a heartbeat, another one whose reply arrives after the
+    # takeover, a stale owner that is rejected, and the completion.
     story.token("lease-4", "4.0.0", 11, "claimed")
     story.state["steps"].append({"key": "lease-4", "attempt": "4.0.0", "token": 11, "state": "{by 4.0.0}"})
     story.accepted("lease-4", "4.0.0", 11, "checkpointing", "checkpointed")
@@ -84,10 +85,11 @@ def right():
     story.note("refused", key="lease-4", attempt="4.0.0", token=11)
     story.note("completing", key="lease-4", attempt="4.1.0", token=12)
     story.note("answer", key="lease-4", attempt="4.1.0", answer=story.stored("lease-4", "4.1.0", 12), how="owner")
-    story.token("leash-5.0.0", "5.0.0", 13, "claimed")
+    story.token("held-5.0.0", "5.0.0", 13, "claimed")
 
-    # Two that count, whose events have an order; one that was prepared and rolled back, by
-    # somebody who got no answer and asked again; and one that was prepared and committed.
+    # Two increments, whose events have an order; one transaction that was prepared and
+    # rolled back by a client that got no reply and repeated the decision; and one that
+    # was prepared and committed.
     for number in (6, 7):
         answer = story.stored(f"deadlock-{number}", f"{number}.0.0", aggregate="deadlock 1", n=number - 5)
         story.note("answer", key=f"deadlock-{number}", attempt=f"{number}.0.0", answer=answer, how="owner")
@@ -102,7 +104,7 @@ def right():
 
 
 def lossy():
-    """lossy tells of a promotion that lost an answer, a prepared transaction and a takeover, and of who came then."""
+    """lossy builds a history with a promotion that lost a response, a prepared transaction and a takeover, and with later clients."""
     story = right()
     story.token("lease-11", "11.0.0", 21, "claimed")
     story.note("mark")
@@ -129,116 +131,116 @@ def effect(story, key):
 
 
 def without(rows, **like):
-    """without removes the rows that are like that."""
+    """without removes the matching rows."""
     rows[:] = [row for row in rows if not like.items() <= row.items()]
 
 
 def answer_of(story, key):
-    """answer_of returns the last answer to a key."""
+    """answer_of returns the last response of a key."""
     return [r for r in story.records if r["what"] == "answer" and r["key"] == key][-1]
 
 
-# What is planted: the check that must notice, and how.
+# The planted errors: the check that must detect each, and the change.
 PLANTS = {
     "a double effect": ("effects", lambda s: s.state["effects"].append(dict(effect(s, "plain-1")))),
     "a double effect of another attempt": ("effects", lambda s: s.state["effects"].append(
         {**effect(s, "plain-1"), "attempt": "1.1.0"})),
     "a lost effect": ("effects", lambda s: without(s.state["effects"], key="plain-1")),
     "a lost effect of the inbox": ("effects", lambda s: without(s.state["effects"], key="inbox-3")),
-    "an effect of the inbox, lost with its key and had anew": (
+    "an effect of the inbox, lost with its key and repeated": (
         "effects", lambda s: effect(s, "inbox-3").update(attempt="3.1.0")),
     "an effect without its key": ("effects", lambda s: s.state["keys"].pop("inbox-3")),
-    "an answer that was lost, with its effect": ("effects", lambda s: (
+    "a response that was lost with its effect": ("effects", lambda s: (
         without(s.state["effects"], key="plain-1"), s.state["keys"].pop("plain-1"))),
-    "an effect of what was declined": ("effects", lambda s: s.state["effects"].append(
+    "an effect of a declined operation": ("effects", lambda s: s.state["effects"].append(
         {"key": "decline-2", "attempt": "2.0.0", "token": None, "event": "event of plain-1"})),
-    "an answer of another effect": ("effects", lambda s: effect(s, "plain-1").update(attempt="1.1.0")),
+    "a response of another effect": ("effects", lambda s: effect(s, "plain-1").update(attempt="1.1.0")),
     "an effect that was rolled back": ("prepared", lambda s: effect(s, "prepared-8").update(attempt="8.0.0")),
-    "a prepared transaction that was lost, and had anew by another attempt": ("prepared", lambda s: s.note(
+    "a prepared transaction that was lost, and repeated by another attempt": ("prepared", lambda s: s.note(
         "prepared", key="prepared-8", attempt="8.1.0", decision="COMMIT")),
-    "a prepared transaction that was lost, and was to be rolled back": ("prepared", lambda s: find(
+    "a lost prepared transaction that was to be rolled back": ("prepared", lambda s: find(
         s, "deciding", attempt="8.0.0").update(attempt="8.0.1")),
-    "a differing answer": ("answers", lambda s: answer_of(s, "plain-1").update(answer='201|{ }|{"attempt" : "1.0.0"}')),
-    "an answer that is not what is stored": ("answers", lambda s: s.state["keys"].update(
+    "a different response": ("answers", lambda s: answer_of(s, "plain-1").update(answer='201|{ }|{"attempt" : "1.0.0"}')),
+    "a response that differs from the stored one": ("answers", lambda s: s.state["keys"].update(
         {"plain-1": '201|{ }|{"attempt" :   "1.0.0"}'})),
-    "a token that goes back": ("tokens", lambda s: find(s, "token", token=13).update(token=10)),
-    "a token that comes twice": ("tokens", lambda s: find(s, "token", token=13).update(token=12)),
+    "a token that decreases": ("tokens", lambda s: find(s, "token", token=13).update(token=10)),
+    "a repeated token": ("tokens", lambda s: find(s, "token", token=13).update(token=12)),
     "a stale token that completes": ("fencing", lambda s: effect(s, "lease-4").update(token=11, attempt="4.0.0")),
     "a stale token that renews": ("fencing", lambda s: s.accepted("lease-4", "4.0.0", 11)),
     "a stale token that checkpoints": ("fencing", lambda s: s.accepted(
         "lease-4", "4.0.0", 11, "checkpointing", "checkpointed")),
-    "a token out of nowhere": ("fencing", lambda s: effect(s, "lease-4").update(token=99)),
-    "a claim after the answer": ("fencing", lambda s: s.token("lease-4", "4.2.0", 14, "taken_over")),
-    "a right token that was refused": ("fencing", lambda s: s.note(
+    "an unknown token": ("fencing", lambda s: effect(s, "lease-4").update(token=99)),
+    "a claim after the response": ("fencing", lambda s: s.token("lease-4", "4.2.0", 14, "taken_over")),
+    "a current token that was rejected": ("fencing", lambda s: s.note(
         "refused", key="lease-4", attempt="4.1.0", token=12)),
-    "a lease that was reaped": ("fencing", lambda s: s.note("refused", key="leash-5.0.0", attempt="5.0.0", token=13)),
+    "a lease that was reaped": ("fencing", lambda s: s.note("refused", key="held-5.0.0", attempt="5.0.0", token=13)),
     "a lease taken over too early": ("leases", lambda s: find(s, "token", token=12).update(
         at=find(s, "renewing")["at"] + 0.3)),
-    "a lease that was forgotten": ("leases", lambda s: find(s, "token", token=12).update(outcome="claimed")),
-    "a step done twice": ("steps", lambda s: s.state["steps"].append(
+    "a lost lease": ("leases", lambda s: find(s, "token", token=12).update(outcome="claimed")),
+    "a repeated step": ("steps", lambda s: s.state["steps"].append(
         {"key": "lease-4", "attempt": "4.1.0", "token": 12, "state": "{by 4.1.0}"})),
-    "a step that was left out": ("steps", lambda s: s.state["steps"].clear()),
-    "a checkpoint that was lost, and the step done anew by the next owner": ("steps", lambda s: (
+    "a missing step": ("steps", lambda s: s.state["steps"].clear()),
+    "a lost checkpoint whose step the next owner repeats": ("steps", lambda s: (
         s.state["steps"][0].update(attempt="4.1.0", token=12, state="{by 4.1.0}"),
         find(s, "token", token=12).update(point=None, state=None))),
     "a checkpoint with another state": ("steps", lambda s: find(s, "token", token=12).update(state="{by 4.0.1}")),
     "a lost event": ("events", lambda s: without(s.state["handled"], event="event of plain-1", subscription="relayed")),
-    "a doubled effect of an event": ("events", lambda s: s.state["handled"].append(
+    "a repeated effect of an event": ("events", lambda s: s.state["handled"].append(
         {**s.state["handled"][0], "place": 99})),
     "an event of a transaction that rolled back": ("events", lambda s: s.state["handled"].append(
         {"place": 99, "subscription": "once", "event": "another", "aggregate": None, "n": None})),
     "events out of order": ("events", lambda s: [row.update(n=3 - row["n"]) for row in s.state["handled"] if row["n"]]),
-    "an event that comes again after its acknowledgement": ("events", lambda s: s.note(
+    "an event that is redelivered after its acknowledgement": ("events", lambda s: s.note(
         "given", subscription="once", events=["event of inbox-3"], since=len(s.records))),
     "a lost update": ("counters", lambda s: s.state["counters"].update({"deadlock 2": 1})),
 }
 LOSSY_PLANTS = {
-    "an answer from before the mark that was lost": ("effects", lambda s: (
+    "a lost response from before the mark": ("effects", lambda s: (
         without(s.state["effects"], key="plain-1"), s.state["keys"].pop("plain-1"))),
-    "an effect from before the mark, lost with its key and had anew": (
+    "an effect from before the mark, lost with its key and repeated": (
         "effects", lambda s: effect(s, "inbox-3").update(attempt="3.1.0")),
-    "an event acknowledged before the mark that comes again": ("events", lambda s: s.note(
+    "an event acknowledged before the mark that is redelivered": ("events", lambda s: s.note(
         "given", subscription="once", events=["event of inbox-3"], since=len(s.records))),
     "an effect that was lost without its key": ("effects", lambda s: without(s.state["effects"], key="plain-9")),
     "a key that was lost without its effect": ("effects", lambda s: s.state["keys"].pop("plain-9")),
-    "an effect that was lost, and is there as well": ("effects", lambda s: s.state["effects"].append(
+    "a lost effect that still exists": ("effects", lambda s: s.state["effects"].append(
         {**effect(s, "plain-9"), "attempt": "9.0.0"})),
     "a prepared transaction from after the promotion that was lost": ("prepared", lambda s: find(
         s, "prepared", attempt="10.0.0").update(epoch=1)),
-    "a stale token that renews where the greater one was shown": ("fencing", lambda s: find(
+    "a stale token that renews on the server that showed the greater one": ("fencing", lambda s: find(
         s, "token", token=22).update(epoch=1)),
-    "a stale token that renews, though the greater one is from before the mark": ("fencing", lambda s: find(
+    "a stale token that renews, although the greater one is from before the mark": ("fencing", lambda s: find(
         s, "mark").update(i=find(s, "token", token=22)["i"] + 1)),
-    "two answers after a promotion": ("answers", lambda s: s.note(
+    "two responses after a promotion": ("answers", lambda s: s.note(
         "answer", key="plain-9", attempt="9.2.0", answer="201", how="replay")),
 }
 
 
-def judge(story, **facts):
-    """judge returns the names of the checks that complain."""
+def failed_checks(story, **facts):
+    """failed_checks returns the names of the checks that fail."""
     story = copy.deepcopy(story)
     return sorted({name for name, _ in check.verdict(story.records, story.state, **facts)})
 
 
 def main():
-    """main plants each fault, looks who notices, and returns how many nobody does."""
+    """main plants each error, runs the checks, and returns how many errors were not detected."""
     wrong = 0
-    for tell, plants, facts in ((right, PLANTS, {}), (lossy, LOSSY_PLANTS, {"lossy": True})):
-        found = judge(tell(), **facts)
+    for build, plants, facts in ((right, PLANTS, {}), (lossy, LOSSY_PLANTS, {"lossy": True})):
+        found = failed_checks(build(), **facts)
         if found:
-            print(f"checker: a history that is right is refused by {found}")
+            print(f"checker: a correct history is rejected by {found}")
             wrong += 1
         for name, (expected, plant) in plants.items():
-            story = tell()
+            story = build()
             plant(story)
-            found = judge(story, **facts)
+            found = failed_checks(story, **facts)
             if expected not in found:
-                print(f"checker: {name} is not refused by [{expected}], but by {found}")
+                print(f"checker: {name} is not rejected by [{expected}], but by {found}")
                 wrong += 1
-    if "answers" not in judge(lossy()):
-        print("checker: an answer that was lost is accepted where nothing may be lost")
+    if "answers" not in failed_checks(lossy()):
+        print("checker: a lost response is accepted where no loss is permitted")
         wrong += 1
-    print(f"checker: {len(PLANTS) + len(LOSSY_PLANTS) + 1 - wrong} planted histories refused, {wrong} not")
+    print(f"checker: {len(PLANTS) + len(LOSSY_PLANTS) + 1 - wrong} planted histories rejected, {wrong} not")
     return wrong
 
 

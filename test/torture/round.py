@@ -1,9 +1,10 @@
 """
 round.py
-    One round: a server, clients, faults of one kind, calm, and the check.
+    One round: a server, clients, faults of one kind, an end without faults, and the
+    check.
 
-Everything follows from the seed of the round, so that a round can be had again
-without those before it.
+Everything follows from the seed of the round, so that a round can be repeated without
+the rounds before it.
 """
 
 import collections
@@ -23,8 +24,8 @@ from journal import Journal, load
 from owner import ATTEMPTS_AT
 from server import PATIENCE, ServerError
 
-# What calls may end in at any time: in progress, lost lease, conflict, deadlock, a
-# subscription in use, and whatever the end of a connection or a server looks like.
+# Errors that calls can meet at any time: in progress, lost lease, conflict, deadlock, a
+# subscription in use, and every kind of lost connection.
 ORDINARY = {"IK409", "IK408", "IK410", "40001", "40P01", "55P03", "lost", "57P01", "57P02", "57P03"}
 
 STATE = """
@@ -51,7 +52,7 @@ SELECT (SELECT count(*) FROM torture.effect) * 3 - count(*) FROM torture.handled
 
 
 class World:
-    """What the threads of a round share."""
+    """State that all threads of a round share."""
 
     def __init__(self, kind, seed, number, directory, make_fault):
         self.kind = kind
@@ -60,7 +61,7 @@ class World:
         self.journal = Journal(os.path.join(directory, "journal"))
         self.epoch = 0
         self.counts = collections.Counter()
-        self.phases = collections.Counter()  # faults that struck there
+        self.phases = collections.Counter()  # faults by phase
         self.errors = collections.Counter()
         self.failures = []
         self.closing = threading.Event()
@@ -69,9 +70,9 @@ class World:
         self.aim = None
         self.clients = []
         self.attempts_at = ATTEMPTS_AT
-        self.decisions = {}  # about all transactions that were ever prepared
-        self.leases = {}  # when the leases that somebody knows of are over
-        self.reached = 0  # operations, when the faults were over
+        self.decisions = {}  # of all transactions that were prepared
+        self.leases = {}  # ends of all known leases
+        self.reached = 0  # operations at the end of the faults
         self.fault = make_fault(self)
         self.types = self.fault.types
         self.rest = self.fault.rest
@@ -79,11 +80,11 @@ class World:
         self.allowed = ORDINARY | self.fault.allowed
 
     def dsn(self):
-        """dsn returns what clients connect with, at this moment."""
+        """dsn returns the present connection string of clients."""
         return self.fault.dsn()
 
     def take(self, phase):
-        """take returns the fault that is aimed at this phase, if nobody has it yet."""
+        """take returns the fault that is aimed at this phase, once."""
         aim = self.aim
         if aim is None or aim.phase not in (phase, "any") or not aim.fault.is_due():
             return None
@@ -95,32 +96,32 @@ class World:
             return aim
 
     def await_others(self, client):
-        """await_others lets a client wait for those who are far behind."""
+        """await_others makes a client wait for clients that are far behind."""
         while client.progress > min(c.progress for c in self.clients) + plan.WINDOW:
             if self.closing.is_set():
                 return
             time.sleep(0.002)
 
     def fail(self, message):
-        """fail notes that something is wrong."""
+        """fail records an error."""
         with self.lock:
             self.failures.append(message)
 
     def check_error(self, state, error):
-        """check_error counts an error, and fails if it is one that must not be."""
+        """check_error counts an error, and fails if it is not permitted."""
         with self.lock:
             self.errors[state] += 1
         if state not in self.allowed and not (state == "55000" and "is busy" in str(error)):
             self.fail(f"unexpected error {state}: {error}")
 
 
-# What processes are at, and what bars them.
+# The activity of processes, and the locks that they wait for.
 ACTIVITY = ("SELECT pid, backend_type, state, wait_event_type, wait_event, query, pg_blocking_pids(pid)"
             " FROM pg_stat_activity WHERE state IS DISTINCT FROM 'idle'")
 
 
 def cpu_of(pid):
-    """cpu_of returns the ticks that a process has used, and where in the kernel it sleeps."""
+    """cpu_of returns the ticks that a process has used, and the kernel function that it waits in."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat, open(f"/proc/{pid}/wchan", encoding="ascii") as place:
             return [*stat.read().rsplit(")", 1)[1].split()[11:13], place.read()]
@@ -129,7 +130,7 @@ def cpu_of(pid):
 
 
 class Watch(threading.Thread):
-    """Cancels what hangs: a clock that was set stops the server's own timeouts."""
+    """Cancels hanging statements: a clock that is set back delays the server's own timeouts."""
 
     def __init__(self, world, sessions):
         super().__init__(daemon=True)
@@ -138,7 +139,7 @@ class Watch(threading.Thread):
         self.described = None
 
     def describe(self, since):
-        """describe writes down what all are at, once for a statement that no cancel ends."""
+        """describe writes the activity of all processes, once for a statement that ignores cancels."""
         if self.described == since:
             return
         self.described = since
@@ -146,7 +147,7 @@ class Watch(threading.Thread):
         self.world.journal.note("hang", activity=[[*row, cpu_of(row[0])] for row in rows])
 
     def run(self):
-        """run looks twice a second."""
+        """run polls twice per second."""
         patience = self.world.fault.patience
         while patience and not self.world.stopped.wait(0.5):
             for session in self.sessions:
@@ -165,12 +166,12 @@ class Watch(threading.Thread):
 
 
 def settle(world):
-    """settle brings every operation to its end, one after the other."""
+    """settle finishes every operation, one after the other."""
     finisher = Client(world, 99)
-    finisher.calm = True
+    finisher.reliable = True
     for client in world.clients:
         finisher.prepared.update(client.prepared)
-    if world.fault.lossy:  # a decision may be lost as well, and what it was about is back
+    if world.fault.lossy:  # a decision can be lost too; then the prepared transaction exists again
         for (gid,) in world.fault.server.query("SELECT gid FROM pg_prepared_xacts"):
             finisher.prepared[gid] = world.decisions[gid]
     for number in range(world.reached):
@@ -181,17 +182,17 @@ def settle(world):
 
 
 def finish(world, finisher, kind, number):
-    """finish tries an operation until it has come to its end."""
+    """finish tries an operation until it has ended."""
     end = time.monotonic() + PATIENCE
     count = 0
     while not finisher.try_once(kind, number, count):
         count += 1
         if time.monotonic() > end:
-            raise ServerError(f"operation {number} ({kind}) comes to no end")
+            raise ServerError(f"operation {number} ({kind}) does not end")
 
 
 def await_delivery(world):
-    """await_delivery waits until every event has come, or none has come for long."""
+    """await_delivery waits until every event was handled, or none for a long time."""
     server = world.fault.server
     left, since = None, time.monotonic()
     while True:
@@ -201,12 +202,12 @@ def await_delivery(world):
         if now != left:
             left, since = now, time.monotonic()
         elif time.monotonic() - since > 30:
-            return  # the checker says which ones
+            return  # the checker reports the missing ones
         time.sleep(0.05)
 
 
 def play(world, count):
-    """play runs clients and faults, and then lets everything come to its end."""
+    """play runs clients and faults, and then finishes all operations."""
     world.clients = [Client(world, number) for number in range(plan.CLIENTS)]
     consumers = [Consumer(world, name, number) for name, number in
                  (("once", 1), ("once", 2), ("together", 1), ("together", 2))]
@@ -221,7 +222,7 @@ def play(world, count):
             client.join(120)
             if client.is_alive():
                 raise ServerError(f"{client.name} hangs")
-        world.fault.calm()
+        world.fault.end_faults()
         settle(world)
         await_delivery(world)
     finally:
@@ -232,17 +233,17 @@ def play(world, count):
 
 
 def read_log(world):
-    """read_log counts what must not be in the servers' logs."""
+    """read_log counts unexpected errors in the servers' logs."""
     for path in world.fault.logs():
         with open(path, encoding="utf-8", errors="replace") as log:
             for line in log:
-                alarm = re.search(r"PANIC|TRAP|terminated by signal (4|6|7|8|11)\b|\] XX\d{3} ", line)
-                if alarm and not world.fault.is_expected(line):
+                error = re.search(r"PANIC|TRAP|terminated by signal (4|6|7|8|11)\b|\] XX\d{3} ", line)
+                if error and not world.fault.is_expected(line):
                     world.fail(f"server log: {line.strip()}")
 
 
 def tally(world, records, state):
-    """tally counts what a round has seen."""
+    """tally counts the events of a round."""
     counts = world.counts
     answers = [r for r in records if r["what"] == "answer"]
     tokens = [r for r in records if r["what"] == "token"]
@@ -251,19 +252,19 @@ def tally(world, records, state):
     counts["acknowledged"] = len(answers)
     counts["replays"] = sum(r["how"] == "replay" for r in answers)
     counts["takeovers"] = sum(r["outcome"] == "taken_over" for r in tokens)
-    counts["stale tokens refused"] = sum(r["what"] == "refused" for r in records)
+    counts["stale tokens rejected"] = sum(r["what"] == "refused" for r in records)
     counts["prepared"] = sum(r["what"] == "prepared" for r in records)
     counts["deliveries"] = len(state["handled"])
     counts["deadlocks"] = world.errors["40P01"]
     counts["serialization failures"] = world.errors["40001"]
     if world.fault.lossy:
         stored = state["keys"]
-        counts["tokens given again"] = len(tokens) - len({r["token"] for r in tokens})
+        counts["tokens issued twice"] = len(tokens) - len({r["token"] for r in tokens})
         counts["answers lost"] = sum(stored.get(r["key"]) != r["answer"] for r in answers)
 
 
 def run_round(world, count):
-    """run_round plays a round and judges it; returns what is wrong."""
+    """run_round runs a round and checks it; returns the errors."""
     journal = os.path.join(world.directory, "journal")
     try:
         world.fault.set_up()

@@ -1,7 +1,7 @@
 -- schema.sql
 --
--- What the clients of the torture write to.  No table of effects has a key of its
--- own: whatever happens twice must show.
+-- Tables and functions of the torture clients. No table of effects has a unique key:
+-- repeated effects must be visible.
 
 CREATE ROLE app LOGIN;
 CREATE EXTENSION idempotency;
@@ -9,34 +9,33 @@ SELECT idempotency.grant_client('app'), idempotency.grant_consumer('app'), idemp
 CREATE SCHEMA torture AUTHORIZATION app;
 SET ROLE app;
 
--- One row an effect; "event" is what was published with it.  The padding makes a
--- full disk come soon.
+-- One row per effect; "event" is the ID of its event. The padding fills a disk soon.
 CREATE TABLE torture.effect (key text, attempt text, token bigint, event uuid, padding text);
 ALTER TABLE torture.effect ALTER padding SET STORAGE PLAIN;
 
 -- The first of the two steps of an operation under a lease.
 CREATE TABLE torture.step (key text, attempt text, token bigint, state text);
 
--- Rows that everybody wants: locked in any order, they make deadlocks; read and
--- written by serializable transactions, conflicts.
+-- Rows with contention: locked in any order, they cause deadlocks; read and written by
+-- serializable transactions, conflicts.
 CREATE TABLE torture.counter (id text PRIMARY KEY, n bigint NOT NULL DEFAULT 0);
 INSERT INTO torture.counter VALUES ('deadlock 1'), ('deadlock 2'), ('serial 1'), ('serial 2');
 
--- One row for each event that a subscription has handled, in the order in which it did.
+-- One row for each event that a subscription has handled, in order.
 CREATE TABLE torture.handled (place bigint GENERATED ALWAYS AS IDENTITY,
 	subscription text, event uuid, aggregate text, n bigint);
 
--- A transaction that inserts into nap has a COMMIT or PREPARE TRANSACTION that lasts, so
--- that a cancel can meet it.
-CREATE TABLE torture.nap ();
-CREATE FUNCTION torture.nap() RETURNS trigger
+-- A transaction that inserts into delay has a slow COMMIT or PREPARE TRANSACTION, so that
+-- a cancel can interrupt it.
+CREATE TABLE torture.delay ();
+CREATE FUNCTION torture.delay() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM pg_sleep(0.2);
 	RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER nap AFTER INSERT ON torture.nap
-	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION torture.nap();
+CREATE CONSTRAINT TRIGGER delay AFTER INSERT ON torture.delay
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION torture.delay();
 
 -- pay is a whole operation in one statement.
 CREATE FUNCTION torture.pay(p_key text, p_attempt text, p_request text, p_padding text,
@@ -57,8 +56,8 @@ BEGIN
 	answer := concat_ws('|', 201, '{ }', body);
 END $$;
 
--- handle is the handler of a subscription.  It naps at some events, so that it can
--- be met, and fails at others the first time.
+-- handle is the handler of a subscription. It sleeps at some events, so that faults can
+-- strike it, and fails at others the first time.
 CREATE FUNCTION torture.handle(e idempotency.event) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -70,7 +69,8 @@ BEGIN
 	IF chance = 99 AND e.attempt = 1 THEN RAISE EXCEPTION 'not the first time'; END IF;
 END $$;
 
--- Two that are fetched, and one that has a handler.  No event ever becomes a dead letter.
+-- Two subscriptions that are fetched, and one with a handler. No event ever becomes a
+-- dead letter.
 SELECT idempotency.subscribe(name, ARRAY[topics], handler::regprocedure,
 	max_attempts => 2147483647, retry_delay => '20 ms', max_retry_delay => '200 ms')
 FROM (VALUES ('once', '*', NULL),

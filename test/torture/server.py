@@ -1,10 +1,10 @@
 """
 server.py
-    Servers of our own, and how they are started, stopped, killed and promoted.
+    Servers of the test: start, stop, kill and promote.
 
-A server is a child of this process, so that its end can be waited for.  It
-listens on a socket in its directory only.  fsync is off: what is killed here are
-processes, and the page cache outlives those.
+A server is a child of this process, so that this process can wait for its end. It
+listens only on a socket in its directory. fsync is off: only processes are killed, and
+the page cache survives them.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ SETTINGS = {
     "idempotency.wait": "1s",
 }
 
-# Seconds that a server may take for anything; one that is slow by its nature is given more.
+# Time limit in seconds of all server actions; slow ones have longer limits.
 PATIENCE = max(60, int(os.environ.get("PG_TEST_TIMEOUT_DEFAULT") or 0))
 
 
@@ -48,17 +48,17 @@ LIBC = ctypes.CDLL(None)
 
 
 def die_with_us():
-    """die_with_us lets the process that it runs in be killed when we end, however we do."""
+    """die_with_us makes the kernel kill the calling process when its parent ends."""
     pr_set_pdeathsig = 1
     LIBC.prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 class ServerError(Exception):
-    """A server that does not do what it is told."""
+    """A server that does not behave as expected."""
 
 
-def wait_for(what, condition, seconds=PATIENCE, nap=0.01):
-    """wait_for returns what the condition does, as soon as that is true."""
+def wait_for(what, condition, seconds=PATIENCE, interval=0.01):
+    """wait_for returns the result of the condition as soon as it is true."""
     end = time.monotonic() + seconds
     while True:
         result = condition()
@@ -66,7 +66,7 @@ def wait_for(what, condition, seconds=PATIENCE, nap=0.01):
             return result
         if time.monotonic() > end:
             raise ServerError(f"timed out waiting until {what}")
-        time.sleep(nap)
+        time.sleep(interval)
 
 
 def parents():
@@ -84,7 +84,7 @@ def parents():
 
 
 class Server:
-    """One server, which may run or not."""
+    """One server, running or not."""
 
     def __init__(self, bindir, directory, wal=None, environment=None):
         self.bindir = bindir
@@ -97,7 +97,7 @@ class Server:
         os.makedirs(directory, exist_ok=True)
 
     def program(self, name, *arguments):
-        """program runs one of the server's programs to its end."""
+        """program runs one of the server's programs and waits for it."""
         done = subprocess.run([os.path.join(self.bindir, name), *arguments],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
@@ -110,13 +110,13 @@ class Server:
                 conf.write(f"{name} = '{value}'\n")
 
     def initialize(self, settings):
-        """initialize makes a cluster."""
-        self.program("initdb", "--pgdata", self.data, "--username=postgres", "--auth=trust",
+        """initialize creates a cluster."""
+        self.program(os.environ.get("INITDB") or "initdb", "--pgdata", self.data, "--username=postgres", "--auth=trust",
                      "--encoding=UTF8", "--locale=C", "--no-sync", "--wal-segsize=1")
         self.configure({**SETTINGS, "unix_socket_directories": self.directory, **settings})
 
     def copy_from(self, template, settings):
-        """copy_from makes a cluster as a copy of one that is stopped."""
+        """copy_from creates a cluster as a copy of a stopped one."""
         shutil.copytree(template.data, self.data, symlinks=True)
         os.chmod(self.data, 0o700)
         if self.wal is not None:
@@ -126,7 +126,7 @@ class Server:
         self.configure({"unix_socket_directories": self.directory, **settings})
 
     def back_up_from(self, primary, settings):
-        """back_up_from makes a standby of a server that runs."""
+        """back_up_from creates a standby of a running server."""
         shutil.rmtree(self.data, ignore_errors=True)
         self.program("pg_basebackup", "--pgdata", self.data, "--host", primary.directory,
                      "--username=postgres", "--checkpoint=fast", "--wal-method=stream", "--no-sync",
@@ -137,17 +137,17 @@ class Server:
             pass
 
     def dsn(self, user="postgres", database="postgres"):
-        """dsn returns what a client connects with."""
+        """dsn returns the connection string of a client."""
         return f"host={self.directory} port=5432 user={user} dbname={database} connect_timeout=30"
 
     def connect(self, user="postgres"):
-        """connect opens a connection in which every statement stands for itself."""
+        """connect opens a connection with autocommit."""
         connection = psycopg2.connect(self.dsn(user))
         connection.autocommit = True
         return connection
 
     def query(self, sql, *arguments):
-        """query runs one statement in a connection of its own."""
+        """query runs one statement in a new connection."""
         connection = self.connect()
         try:
             with connection.cursor() as cursor:
@@ -157,7 +157,7 @@ class Server:
             connection.close()
 
     def answers(self):
-        """answers tells whether the server takes connections."""
+        """answers returns whether the server accepts connections."""
         try:
             self.query("SELECT 1")
             return True
@@ -173,15 +173,15 @@ class Server:
                 preexec_fn=die_with_us)
 
     def start(self):
-        """start starts the server, which may have to wait for the remains of the last one."""
+        """start starts the server, which can wait for processes of the previous one."""
         def is_up():
             if self.process is None or self.process.poll() is not None:
                 self.spawn()
             return self.answers()
-        wait_for("the server is up", is_up, nap=0.02)
+        wait_for("the server is up", is_up, interval=0.02)
 
     def is_running(self):
-        """is_running tells whether there is a postmaster."""
+        """is_running returns whether the postmaster runs."""
         return self.process is not None and self.process.poll() is None
 
     def signal(self, number):
@@ -190,15 +190,15 @@ class Server:
             os.kill(self.process.pid, number)
 
     def wait_for_end(self):
-        """wait_for_end waits until the postmaster has gone."""
+        """wait_for_end waits until the postmaster has exited."""
         if self.process is not None:
             self.process.wait(PATIENCE)
 
     def kill_all(self):
-        """kill_all kills the server as the loss of its machine does: nobody sees another die.
+        """kill_all kills the server like the loss of its machine: no process detects another's death.
 
-        A backend that sees the postmaster die waits for no standby any more: it commits, and
-        others read what no standby has.
+        A backend that detects the postmaster's death stops waiting for the standby: it commits,
+        and others can read a commit that no standby has.
         """
         if self.process is None:
             return
@@ -212,15 +212,15 @@ class Server:
                 pass
         self.signal(signal.SIGKILL)
         self.wait_for_end()
-        wait_for("its processes have gone", lambda: not set(children) & set(parents()))
+        wait_for("its processes have exited", lambda: not set(children) & set(parents()))
 
     def stop(self):
-        """stop ends the server in order."""
+        """stop shuts the server down."""
         self.signal(signal.SIGINT)
         self.wait_for_end()
 
     def remove_data(self):
-        """remove_data ends the server and removes all but its log."""
+        """remove_data stops the server and removes all files except its log."""
         self.kill_all()
         shutil.rmtree(self.data, ignore_errors=True)
         if self.wal is not None:

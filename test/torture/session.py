@@ -1,10 +1,10 @@
 """
 session.py
-    What a client does between faults: connect, call, notice, connect again.
+    The actions of a client between faults: connect, call, detect a failure, reconnect.
 
-Every statement belongs to a phase of an operation.  A fault is aimed at a phase:
-it strikes whoever comes there first, right before the statement, while it runs,
-or right after it.
+Every statement belongs to a phase of an operation. A fault is aimed at a phase: it
+strikes the first client that reaches the phase, right before the statement, while the
+statement runs, or right after it.
 """
 
 import re
@@ -13,26 +13,26 @@ import time
 
 import psycopg2
 
-# A nap within the statement makes it last, where a fault must be quick enough.  What it looks
-# at lets it come after the call, whatever the planner thinks.
-NAP = "pg_catalog.pg_sleep(CASE WHEN \"{}\" IS NULL THEN 0.2 ELSE 0.2 END) AS nap"
+# A delay within the statement makes it slow, where the fault would otherwise come too
+# late. Its argument makes the planner execute it after the call.
+DELAY = "pg_catalog.pg_sleep(CASE WHEN \"{}\" IS NULL THEN 0.2 ELSE 0.2 END) AS delay"
 
 
 class Stopped(Exception):
-    """The round is over, and whoever is left goes home."""
+    """The round has ended, and clients stop."""
 
 
 class Unknown(Exception):
-    """The server says that it has committed, and that this is not to be relied on."""
+    """The server has committed locally, without the standby."""
 
 
 class Aim:
-    """A fault that waits for somebody to come to its phase."""
+    """A fault that waits for a client in its phase."""
 
     def __init__(self, fault, phase, moment, delay):
         self.fault = fault
-        self.phase = phase  # where it waits, or "any"
-        self.at = phase  # where somebody came to it
+        self.phase = phase  # its phase, or "any"
+        self.at = phase  # the phase in which it struck
         self.moment = moment  # before, during, after
         self.delay = delay  # in seconds, if during
         self.taken = False
@@ -40,31 +40,31 @@ class Aim:
         self.done = threading.Event()
 
     def act(self, session):
-        """act lets the fault happen; whether it did is known then."""
+        """act applies the fault and records whether it struck."""
         self.fault.note(self)
         try:
             self.struck = self.fault.strike(session)
         except (psycopg2.Error, ProcessLookupError, AttributeError):
-            pass  # the session is gone already
+            pass  # the session has ended already
 
     def finish(self):
-        """finish says that it is over."""
+        """finish marks the fault as ended."""
         self.done.set()
 
     def lingering(self, session, sql):
-        """lingering makes a statement last, where a fault must be quick enough."""
-        if not self.fault.lingers:
+        """lingering makes a statement slow, where the fault would otherwise come too late."""
+        if not self.fault.slow:
             return sql
         if self.at in ("commit", "prepare"):
-            session.run("INSERT INTO torture.nap DEFAULT VALUES")
+            session.run("INSERT INTO torture.delay DEFAULT VALUES")
             return sql
         called = re.search(r" FROM (?:idempotency|torture)\.(\w+)\(", sql)
         if called:
-            return f"{sql}, {NAP.format(called[1])}"
+            return f"{sql}, {DELAY.format(called[1])}"
         return f"{sql} RETURNING pg_catalog.pg_sleep(0.2)" if sql.startswith("INSERT") else sql
 
     def strike(self, session, run, sql):
-        """strike runs a statement and lets the fault happen at its moment."""
+        """strike runs a statement and applies the fault at its moment."""
         if self.moment == "before":
             self.act(session)
             return run(sql)
@@ -89,16 +89,16 @@ class Aim:
 
 
 class Session:
-    """A connection of one client to whatever server is the right one now."""
+    """A connection of one client to the present server."""
 
     def __init__(self, world):
         self.world = world
         self.connection = None
         self.epoch = 0
-        self.since = None  # when the statement began that runs now
+        self.since = None  # start time of the present statement
 
     def connect(self):
-        """connect opens a connection, however long that takes."""
+        """connect opens a connection, and retries until it succeeds."""
         self.close()
         while True:
             if self.world.stopped.is_set():
@@ -112,7 +112,7 @@ class Session:
                 continue
             if self.epoch == self.world.epoch:
                 return
-            self.close()  # a promotion came in between
+            self.close()  # a promotion occurred meanwhile
 
     def close(self):
         """close closes the connection, if there is one."""
@@ -124,9 +124,9 @@ class Session:
         self.connection = None
 
     def pid(self):
-        """pid returns the process ID of the session's backend, which it must have."""
+        """pid returns the process ID of the session's backend."""
         pid = self.connection.info.backend_pid
-        if pid == 0:  # nobody, to libpq; to kill(), everybody of our group
+        if pid == 0:  # for libpq no backend; for kill() the whole process group
             raise ProcessLookupError("the connection is lost")
         return pid
 
@@ -145,7 +145,7 @@ class Session:
             self.since = None
 
     def call(self, phase, sql, *arguments):
-        """call runs the statement of a phase, with the fault that is aimed at it."""
+        """call runs the statement of a phase, with its fault."""
         if self.connection is None or self.connection.closed:
             self.connect()
         aim = self.world.take(phase)
@@ -157,7 +157,7 @@ class Session:
             aim.finish()
 
     def commit(self, phase="commit"):
-        """commit commits, and makes sure that the server says so."""
+        """commit commits, and checks that the server confirms it."""
         del self.connection.notices[:]
         if self.call(phase, "COMMIT") != "COMMIT":
             raise Unknown("COMMIT has rolled back")

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 """
 torture.py directory results
-    Plays rounds of faults, judges each, and adds up what they have seen.
+    Runs rounds of faults, checks each, and adds up their counts.
 
-"directory" is where servers may live, "results" where the counts are kept, and
-what a failed round left behind.  The environment says what to play (see run).
-First it shows that the checker can refuse (planted.py).  The last line has the
-counts; the exit code is 0 if nothing was wrong, and no phase was left out.
+"directory" is the directory of the servers, "results" that of the counts and of files
+of failed rounds. The environment selects the rounds (see run). It first shows that the
+checker can reject (planted.py). The last line has the counts; the exit code is 0 if no
+check failed and each phase was struck.
 """
 
 import collections
@@ -25,7 +25,7 @@ import planted
 from round import World, run_round
 from server import Server
 
-# The kinds, and how many faults a round of it has: in the short run, in the long one.
+# The kinds, with the number of faults in a round: of the short run, of the long one.
 KINDS = {
     "backend": (faults.KillBackend, 18, 60),
     "terminate": (faults.Terminate, 18, 60),
@@ -44,18 +44,20 @@ KINDS = {
     "async": (places.AsyncPromotion, 3, 10),
 }
 
-# A kind with so many times as many faults as phases must have struck in each of them; any
-# one fault may miss, or strike elsewhere if nobody comes.
+# If a kind has this many times as many faults as phases, it must have struck in each
+# phase. A single fault can miss, or strike in another phase if no client reaches its
+# own.
 ENOUGH = 8
 
-# Of so many full disks, as many as three short rounds have, this share must have been noticed.  All are,
-# as a rule.  If one in ten were not, one such run in a thousand would fail; with four in five, one in ten.
+# The share of full disks that must have been noticed, out of the number in three short
+# rounds. Normally all are. If one in ten were not, one such run in a thousand would
+# fail; with four in five, one in ten.
 DISKS = 3 * KINDS["disk"][1]
 NOTICED = 2 / 3
 
 
 def make_template(directory, bindir):
-    """make_template makes the cluster that each round begins with a copy of."""
+    """make_template creates the cluster that each round copies."""
     template = Server(bindir, os.path.join(directory, "template"))
     template.initialize({})
     template.start()
@@ -66,7 +68,7 @@ def make_template(directory, bindir):
 
 
 def play(kind, number, count, seed, directory, template, results):
-    """play plays one round, and returns its entry in the book of counts."""
+    """play runs one round, and returns its entry in the counts file."""
     make_fault = KINDS[kind][0]
     here = os.path.join(directory, f"{kind}-{number}")
     os.makedirs(here)
@@ -85,24 +87,24 @@ def play(kind, number, count, seed, directory, template, results):
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(here, kept, ignore=lambda _, names: [n for n in names if n in ("data", ".s.PGSQL.5432")
                                                              or n.startswith(".s.")])
-        print(f"         {len(failures)} failures; the history is kept; to play it again:")
+        print(f"         {len(failures)} failures; the history is kept; to repeat the round:")
         print(f"         make torture SEED={seed} KINDS={kind} FIRST={number} ROUNDS=1 FAULTS={count}"
               + " TRACE=yes" * world.fault.traceable, flush=True)
     shutil.rmtree(here, ignore_errors=True)
     return entry
 
 
-def load_book(path):
-    """load_book returns the entries of the rounds that were played before, of each the last one."""
+def load_counts(path):
+    """load_counts returns the entries of earlier rounds, the last one of each."""
     if not os.path.exists(path):
         return []
-    with open(path, encoding="utf-8") as book:
-        entries = [json.loads(line) for line in book]
+    with open(path, encoding="utf-8") as counts_file:
+        entries = [json.loads(line) for line in counts_file]
     return list({(e["kind"], e["seed"], e["round"], e["faults"]): e for e in entries}.values())
 
 
 def total(entries):
-    """total prints what the entries add up to; true if there are any, and all is well."""
+    """total prints the sums of the entries; true if there are any, and none has failed."""
     kinds, seen, struck = collections.Counter(), collections.Counter(), collections.Counter()
     for entry in entries:
         kinds[entry["kind"]] += entry["counts"].get("faults", 0)
@@ -117,20 +119,22 @@ def total(entries):
     for what in wrong:
         print("FAILED   torture/" + what)
     failed = sum(entry["failures"] > 0 for entry in entries)
-    names = ("intents", "effects", "acknowledged", "replays", "takeovers", "stale tokens refused", "prepared",
+    names = ("intents", "effects", "acknowledged", "replays", "takeovers", "stale tokens rejected", "prepared",
              "prepared over a crash", "deadlocks", "serialization failures", "deliveries", "disks noticed",
              "answers lost")
     print(f"torture: {len(entries)} rounds, {failed} failed; "
           + ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kind in kinds)
           + f"; {len(phases)} phases, {len(never)} never struck, {seen['aimed elsewhere']} aimed elsewhere; "
           + ", ".join(f"{name} {seen[name]}" for name in names))
+    print(f"counts: operations={seen['intents']} faults={sum(kinds.values())} "
+          f"violations={sum(entry['failures'] for entry in entries) + len(wrong)}")
     return bool(entries) and not failed and not wrong
 
 
 def main():
-    """main plays what the environment asks for."""
+    """main runs the rounds that the environment selects."""
     directory, results = sys.argv[1:3]
-    # libpq tells on stderr how connections end, which is what they do here all the time.
+    # libpq prints on stderr how connections end, which happens all the time here.
     sys.stderr = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.path.join(directory, "libpq"), os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -145,8 +149,8 @@ def main():
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not re.fullmatch(r"[\w.-]+", seed):
         sys.exit(f"torture: no such kind or seed; the kinds are {' '.join(KINDS)}")
-    book = os.path.join(results, "counts")
-    done = {(e["kind"], e["seed"], e["round"], e["faults"]) for e in load_book(book) if not e["failures"]}
+    counts_file = os.path.join(results, "counts")
+    done = {(e["kind"], e["seed"], e["round"], e["faults"]) for e in load_counts(counts_file) if not e["failures"]}
     bindir = subprocess.run([environment["PG_CONFIG"], "--bindir"], stdout=subprocess.PIPE, text=True, check=True)
     template = make_template(directory, bindir.stdout.strip())
 
@@ -158,14 +162,14 @@ def main():
                 continue
             entry = play(kind, number, count, seed, directory, template, results)
             entries.append(entry)
-            with open(book, "a", encoding="utf-8") as file:
+            with open(counts_file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
     sys.exit(not total(entries))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["total"]:
-        sys.exit(not total(load_book(sys.argv[2])))
+        sys.exit(not total(load_counts(sys.argv[2])))
     elif sys.argv[1:] == ["kinds"]:
         print(" ".join(KINDS))
     else:

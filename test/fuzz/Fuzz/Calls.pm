@@ -1,9 +1,8 @@
 # Fuzz::Calls
 #
-# The typed fuzzer: calls everything that the extension has, with values of the right
-# types and, mostly, of the wrong kind, alone and in transactions of every sort, and
-# dies with the statements at hand when the server, or what Fuzz::Watch looks at, is
-# not as it must be.
+# The typed fuzzer: calls every function and object of the extension with values of the
+# right types, which are mostly invalid, alone and in transactions of every kind. It
+# dies and prints the last statements if the server or a check of Fuzz::Watch fails.
 
 package Fuzz::Calls;
 
@@ -15,7 +14,7 @@ use Fuzz::Surface;
 use Fuzz::Values;
 use Fuzz::Watch;
 
-# What an error may be.  Never XX000 and its like, nor what only a crash leaves.
+# The allowed errors: never XX000 and similar, nor errors that follow a crash.
 my $expected = qr/^(?:00000|08P01|IK4(?:00|03|08|09|10|12|22|28)|22(?:000|001|003|007|008|015|021|023|026|P02|P03|P04|P05|02E|P06|030|032)|23(?:502|505)|25(?:001|006|P02)|
 	2202E|2203[0-9]|2BP01|34000|39P01|3D000|3F000|40001|42(?:501|601|602|622|703|704|710|712|725|803|804|809|830|846|883|939|P01|P02|P08|P13|P18|P20|P21|804)|
 	0A000|2201[0-9A-Z]|2D000|3B001|53(?:000|200|400)|54(?:000|001|011|023)|55(?:000|006|P03)|57014|58P01|P0001|IKFIN|22012)$/x;
@@ -28,15 +27,15 @@ my @settings = (
 	'row_security = off', 'jit = on', 'bytea_output = escape', 'extra_float_digits = -15', 'synchronous_commit = off', 'work_mem = 64', 'max_stack_depth = 100',
 	'standard_conforming_strings = off', 'array_nulls = off', "lc_monetary = 'C'", 'quote_all_identifiers = on', 'enable_indexscan = off');
 
-# What follows a call behind a savepoint, in the words of psql.
+# The statements after a call behind a savepoint, in psql's language.
 my $keep = "\\if :ERROR\nROLLBACK TO s;\n\\else\nRELEASE s;\n\\endif\nSELECT 1";
 
 my @begins = (('BEGIN') x 6, 'BEGIN ISOLATION LEVEL REPEATABLE READ', 'BEGIN ISOLATION LEVEL SERIALIZABLE', 'BEGIN READ ONLY',
 	'BEGIN ISOLATION LEVEL SERIALIZABLE, READ ONLY, DEFERRABLE');
 my @roles = qw(fuzz_client fuzz_consumer fuzz_operator fuzz_plain);
 
-# transaction returns the statements of one, how many of them are calls, and whether
-# it is sure to change nothing.
+# transaction returns the statements of one transaction, the number of calls in it, and
+# whether it certainly changes nothing.
 sub transaction
 {
 	my ($surface, $names) = @_;
@@ -59,7 +58,7 @@ sub transaction
 	return (\@statements, $count, $end eq 'ROLLBACK');
 }
 
-# alone returns a call in a transaction of its own.
+# alone returns a call in its own transaction.
 sub alone
 {
 	my ($surface, $names) = @_;
@@ -68,12 +67,15 @@ sub alone
 	return (\@statements, 1, 0);
 }
 
-# tidy keeps the tables small, and gives the calls something to meet.
+# The time limit of one call; the fuzzer's own statements have none.
+my $time_limit = q{SET statement_timeout = '500ms'};
+
+# tidy limits the size of the tables, and keeps some rows for the calls.
 sub tidy
 {
 	my ($session) = @_;
 
-	$session->ok('SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscription', 'DELETE FROM idempotency.key', 'DELETE FROM idempotency.outbox',
+	$session->ok('SET statement_timeout = 0', 'SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscription', 'DELETE FROM idempotency.key', 'DELETE FROM idempotency.outbox',
 		'TRUNCATE fuzz.guarded, fuzz.document, fuzz.keytext, fuzz.operation, fuzz.abandoned, fuzz.event',
 		q{SELECT idempotency.subscribe('one', '{*}'), idempotency.subscribe('two', '{order*}', max_attempts => 2, retry_delay => '0')},
 		q{SELECT idempotency.publish('order', to_json(i), (ARRAY['a', 'b', NULL])[i % 3 + 1]) FROM generate_series(1, 10) AS i},
@@ -82,7 +84,7 @@ sub tidy
 	return;
 }
 
-# look checks what must hold between transactions.
+# look checks the invariants between transactions.
 sub look
 {
 	my ($watch) = @_;
@@ -94,7 +96,7 @@ sub look
 	return;
 }
 
-# play makes so many calls, and returns a line about them.  Dies with what is wrong.
+# play makes that many calls, and returns a summary line. Dies with the error.
 sub play
 {
 	my ($session, $directory, $calls) = @_;
@@ -105,10 +107,10 @@ sub play
 	my ($made, $rounds, $watched, %states) = (0, 0, 0);
 
 	die "nothing calls @missed\n" if @missed;
-	$session->ok("SET statement_timeout = '500ms'", "SET idempotency.wait = '1ms'", 'SET log_min_messages = fatal', 'SET log_min_error_statement = panic');
+	$session->ok($time_limit, "SET idempotency.wait = '1ms'", 'SET log_min_messages = fatal', 'SET log_min_error_statement = panic');
 	while ($made < $calls)
 	{
-		tidy($session), look($watch) if $rounds % 250 == 0;
+		tidy($session), look($watch), $session->ok($time_limit) if $rounds % 250 == 0;
 		$watch->warm if !defined $watch->{bytes} && $made > $calls / 10;
 
 		settle();
@@ -118,7 +120,7 @@ sub play
 		my @answers = eval { $session->run(@$statements) };
 		my $problem = $@;
 
-		# an error undoes what is not in a transaction with others
+		# An error undoes a call that is not in a transaction with others.
 		$problem ||= "unexpected SQLSTATE " . (grep { $_ !~ $expected } @answers)[0] . ': ' . $session->message . "\n" if grep { $_ !~ $expected } @answers;
 		$nothing ||= @$statements == 1 && @answers && $answers[0] ne '00000';
 		if ($look && !$problem)
@@ -131,7 +133,7 @@ sub play
 		die join("\n\t", "call $made: ${problem}after:", @$statements) . "\n" if $problem;
 		$states{$_}++ foreach @answers;
 
-		# what follows an error in its transaction was not called
+		# Statements after an error in its transaction did not run.
 		my $lost = grep { $_ eq '25P02' } @answers;
 		$made += $count - $lost if $count > $lost;
 	}

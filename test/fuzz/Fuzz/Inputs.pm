@@ -1,9 +1,9 @@
 # Fuzz::Inputs
 #
-# Hostile inputs with a known answer: of each it is said beforehand, by the rules of
-# the documentation or by the server's own types, whether it is taken or by which
-# error it is refused.  What is taken must come back byte for byte, and an error must
-# leave every row as it was and no lock behind.
+# Hostile inputs with a known result. The rules of the documentation or the server's own
+# types predict for each input whether it is accepted, or the error. Accepted input must
+# be returned byte for byte, and an error must leave every row unchanged and hold no
+# lock.
 
 package Fuzz::Inputs;
 
@@ -14,15 +14,15 @@ use Fuzz::Random;
 use Fuzz::Watch;
 use POSIX qw(ceil);
 
-# One character of UTF-8 as PostgreSQL takes it.
+# One character of UTF-8 that PostgreSQL accepts.
 my $character = qr/[\x01-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf]|
 	\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2}/x;
 
 # ----------------------------------------------------------------
-# What must come of it
+# Expected results
 # ----------------------------------------------------------------
 
-# no_text returns the SQLSTATE of a literal that is no text of the encoding, or ''.
+# no_text returns the SQLSTATE for a literal that is not valid in the encoding, or ''.
 sub no_text
 {
 	my ($self, $bytes) = @_;
@@ -45,8 +45,8 @@ sub refusal
 	return '';
 }
 
-# first returns the first refusal of several names: what is no text is refused
-# before any function is called.
+# first returns the first refusal of several names: invalid text is refused before any
+# function is called.
 sub first
 {
 	my ($self, @names) = @_;
@@ -55,7 +55,7 @@ sub first
 	return (grep { $_ eq '22021' } @refusals)[0] // $refusals[0] // '';
 }
 
-# is_array tells whether a key is the text of an array, which once() refuses.
+# is_array returns whether a key is the text of an array, which once() refuses.
 sub is_array
 {
 	my ($self, $key) = @_;
@@ -64,8 +64,7 @@ sub is_array
 	  && state_of($self, 'SELECT ' . literal($key) . '::text[]') eq '';
 }
 
-# state_of returns the SQLSTATE of a query that asks the server's own types, '' for
-# none.
+# state_of returns the SQLSTATE of a query that uses the server's own types, or ''.
 sub state_of
 {
 	my ($self, $query) = @_;
@@ -74,16 +73,17 @@ sub state_of
 	return $state eq '00000' ? '' : $state;
 }
 
-# refused makes a call that must fail with that SQLSTATE (or one of a|b), alone or behind a savepoint
-# of a transaction that then goes on, and must change nothing.  With a token the transaction
-# goes on as well, but cannot commit; unless the server refuses an argument before the call.
+# refused makes a call that must fail with that SQLSTATE (or one of a|b), alone or
+# behind a savepoint of a transaction that then continues. The call must change nothing.
+# With a token the transaction continues too but cannot commit, unless the server
+# refuses an argument before the call.
 sub refused
 {
 	my ($self, $call, $state) = @_;
 	my ($session, $watch) = @$self{qw(session watch)};
 	my $before = $watch->digest;
-	my @around = ("BEGIN", "SELECT idempotency.claim('goes on', 'k')", 'SAVEPOINT s');
-	my @after = ('ROLLBACK TO s', "SELECT idempotency.complete('goes on', 'k')", 'COMMIT', "SELECT idempotency.forget('goes on', 'k')");
+	my @around = ("BEGIN", "SELECT idempotency.claim('continues', 'k')", 'SAVEPOINT s');
+	my @after = ('ROLLBACK TO s', "SELECT idempotency.complete('continues', 'k')", 'COMMIT', "SELECT idempotency.forget('continues', 'k')");
 
 	@around = @after = () if chance(80);
 	my @states = $session->run(@around, "SELECT * FROM idempotency.$call", @after);
@@ -94,7 +94,7 @@ sub refused
 		my ($commit) = splice @states, -2, 1;
 		die "$commit at commit, after a failed call with a token: $call\n" if $commit ne 'IK410';
 	}
-	die "the transaction did not go on (@states): $call\n" if grep { $_ ne '00000' } @states;
+	die "the transaction did not continue (@states): $call\n" if grep { $_ ne '00000' } @states;
 
 	my $now = $watch->digest;
 	my $locks = $watch->locks;
@@ -104,7 +104,7 @@ sub refused
 	return;
 }
 
-# answers makes a query whose answer is known.
+# answers makes a query with a known result.
 sub answers
 {
 	my ($self, $query, $expected) = @_;
@@ -157,7 +157,7 @@ sub scope_and_key
 	return;
 }
 
-# What publish() and subscribe() take.
+# The arguments of publish() and subscribe().
 sub event
 {
 	my ($self) = @_;
@@ -169,13 +169,13 @@ sub event
 
 	my $pattern = literal($topic =~ s/([\\*])/\\$1/gr);
 	my $expected = join '|', map { unpack 'H*', $_ } $topic, $aggregate, $type;
-	# twice as long, it may be too long for a pattern
+	# Doubling the text can exceed the limit of a pattern.
 	return refused($self, "subscribe('s', ARRAY[$pattern])", 'IK400') if refusal($self, $topic =~ s/([\\*])/\\$1/gr);
 	answers($self, "SELECT idempotency.subscribe('s', ARRAY[$pattern])", 't');
 	$self->{session}->ok("SELECT idempotency.publish($arguments)", "SELECT idempotency.publish('another ' || left(" . literal($topic) . ", 200), '2')");
 	answers($self, 'SELECT ' . join(', ', map { hex_of($_) } qw(aggregatetype aggregateid type)) . q{ FROM idempotency.fetch('s')}, $expected);
 
-	# an error of it is kept as it is
+	# An error text is stored unchanged.
 	my $error = hostile_bytes();
 	my $batch = q{(SELECT max(batch) FROM idempotency.position), (SELECT id FROM idempotency.outbox ORDER BY seq DESC OFFSET 1 LIMIT 1)};
 	$state = no_text($self, $error);
@@ -212,7 +212,7 @@ sub subscription
 	return;
 }
 
-# A request and a response.  The server's own json and jsonb say what is JSON.
+# A request and a response. The server's json and jsonb decide whether a text is JSON.
 sub body
 {
 	my ($self) = @_;
@@ -253,7 +253,7 @@ sub interval
 	return join ' ', map { int((rand() - 0.4) * 10**between(0, 12)) . ' ' . pick(@units) } 1 .. between(1, 3);
 }
 
-# Leases, waits and retentions.  The server's own arithmetic says what is later.
+# Leases, waits and retentions. The server's own arithmetic compares the times.
 sub length_of_time
 {
 	my ($self) = @_;
@@ -298,7 +298,7 @@ sub length_of_time
 	return;
 }
 
-# Numbers: a status, how many, and how often.
+# Numbers: a status, a maximum, and a number of attempts.
 sub number
 {
 	my ($self) = @_;
@@ -307,7 +307,7 @@ sub number
 	my $state = state_of($self, "SELECT ($number)::integer");
 	my $fits = $number =~ /^-?\d+$/ && !$state;
 
-	# what is no integer finds no function, or no place in one
+	# A number that is not an integer matches no function, or is out of range.
 	return refused($self, "complete('n', 'k', '1', $number)", $number eq "'x'" ? '22P02' : '42883') unless $fits;
 	refused($self, pick("fetch('none', $number)", "claim_abandoned('n', '1 s', $number)", "subscribe('n', '{*}', max_attempts => $number)"), '22023') if $number < 1;
 	if ($number < 100 || $number > 599)
@@ -351,8 +351,8 @@ sub headers
 	return;
 }
 
-# A header: what is quoted by the rules comes back, anything else is refused or is a
-# header after all.
+# A header: quoted according to the rules, it is returned; anything else is refused or
+# is a valid header anyway.
 sub header
 {
 	my ($self) = @_;
@@ -365,7 +365,7 @@ sub header
 	return;
 }
 
-# What is too large for most programs.
+# Input that is too large for most programs.
 sub size
 {
 	my ($self) = @_;
@@ -383,7 +383,7 @@ sub size
 	return;
 }
 
-# 100 MB, once for each database; in a short run for the first.
+# 100 MB, once per database; in a short run only for the first.
 sub hundred_megabytes
 {
 	my ($self) = @_;
@@ -401,8 +401,8 @@ sub hundred_megabytes
 
 my @kinds = ((\&scope_and_key) x 8, (\&event) x 3, (\&subscription) x 2, (\&body) x 6, (\&length_of_time) x 5, (\&number) x 2, (\&header) x 2, (\&headers) x 2);
 
-# play gives so many inputs to databases in three encodings, and returns a line about
-# them.  Dies with what is wrong.
+# play passes that many inputs to databases in three encodings, and returns a summary
+# line. Dies with the error.
 sub play
 {
 	my ($database, $count) = @_;

@@ -1,10 +1,10 @@
 # Fuzz::Outbox
 #
-# The outbox against a model of it: four publishers with savepoints, prepared
-# transactions and rollbacks, and a consumer that acknowledges, refuses, gives back,
-# comes too late and rolls back.  The model knows what may be delivered and what must
-# be: each event that was committed, once, unless it is dead; none that was rolled
-# back; with the right attempt; those of an aggregate in their order.
+# Compares the outbox with a model: four publishers with savepoints, prepared
+# transactions and rollbacks, and a consumer that acknowledges, nacks, returns, is late
+# and rolls back. The model knows which events can and must be delivered: each committed
+# event once, unless it is a dead letter; no rolled-back event; the right attempt; and
+# the events of an aggregate in order.
 
 package Fuzz::Outbox;
 
@@ -17,8 +17,7 @@ use Fuzz::Session;
 my $publishers = 4;
 my $max_attempts = 3;
 
-# begin empties the outbox, makes the subscription anew, and returns a model that
-# knows nothing yet.
+# begin empties the outbox, recreates the subscription, and returns an empty model.
 sub begin
 {
 	my ($admin, $consumer, $sessions) = @_;
@@ -40,7 +39,7 @@ sub note
 # Publishers
 # ----------------------------------------------------------------
 
-# add publishes an event in the transaction of a publisher, which it begins.
+# add publishes an event in the transaction of a publisher, and begins that if needed.
 sub add
 {
 	my ($model, $publisher, $aggregate) = @_;
@@ -61,7 +60,7 @@ sub publish
 	$publisher->{session}->ok('BEGIN') unless $publisher->{open};
 	$publisher->{open} //= [];
 
-	# transactions about one thing come one after the other
+	# Transactions of one aggregate run one after the other.
 	return if defined $aggregate && $publisher->{session}->tell("SELECT pg_try_advisory_xact_lock(ascii('$aggregate'))") ne 't';
 	push @{ $publisher->{open} }, add($model, $publisher, $aggregate);
 	return;
@@ -86,7 +85,8 @@ sub savepoint
 	return;
 }
 
-# finish ends a publisher's transaction, some in two phases, with a look in between.
+# finish ends a publisher's transaction, sometimes in two phases with a check in
+# between.
 sub finish
 {
 	my ($model, $publisher, $end) = @_;
@@ -113,8 +113,8 @@ sub finish
 # The consumer
 # ----------------------------------------------------------------
 
-# fetch gets a batch, and checks that each of its events may come now.  Returns how
-# many there were.
+# fetch fetches a batch, and checks that each of its events is allowed now. Returns the
+# number of events.
 sub fetch
 {
 	my ($model) = @_;
@@ -160,8 +160,8 @@ sub ack
 	return;
 }
 
-# nack refuses an event of the batch; those behind it that are about the same leave
-# the batch with it.
+# nack fails an event of the batch; the later events of the same aggregate leave the
+# batch with it.
 sub nack
 {
 	my ($model) = @_;
@@ -197,8 +197,8 @@ sub give_back
 	return;
 }
 
-# expire lets the lease of the batch run out: the same events come again, under
-# another number, and the former one is worth nothing.
+# expire lets the lease of the batch expire: the same events are redelivered under
+# another number, and the former number is refused.
 sub expire
 {
 	my ($model) = @_;
@@ -254,7 +254,7 @@ sub redrive
 my @steps = ((sub { publish($_[0], $_[1]) }) x 8, (sub { finish(@_, 'COMMIT') }) x 3, sub { finish(@_, 'ROLLBACK') }, \&savepoint, (\&second) x 6, (\&ack) x 5, (\&nack) x 8,
 	\&give_back, \&expire, \&rolled_back, \&redrive, sub { $_[0]{admin}->ok('VACUUM idempotency.outbox') });
 
-# drain commits what is open and takes what there is, until nothing comes.
+# drain commits open transactions and fetches until no event is left.
 sub drain
 {
 	my ($model) = @_;
@@ -273,8 +273,8 @@ sub drain
 	return;
 }
 
-# play plays so many rounds, and returns a line about them.  Dies with what is wrong,
-# and how it came to that.
+# play plays that many rounds, and returns a summary line. Dies with the error and the
+# preceding steps.
 sub play
 {
 	my ($admin, $rounds, $steps) = @_;

@@ -1,7 +1,7 @@
 # Fuzz::Random
 #
-# Choices that a seed decides, and the bytes of hostile texts.  Perl's own
-# generator is the same on every machine, so that a seed replays.
+# Choices that depend on a seed, and the bytes of hostile texts. Perl's own generator is
+# the same on every machine, so a seed replays a run.
 
 package Fuzz::Random;
 
@@ -18,14 +18,14 @@ sub pick
 	return $_[ int rand @_ ];
 }
 
-# chance is true so many times in a hundred.
+# chance returns true that many times in a hundred.
 sub chance
 {
 	my ($percent) = @_;
 	return rand 100 < $percent;
 }
 
-# between returns a whole number, the bounds included.
+# between returns a whole number between the bounds, inclusive.
 sub between
 {
 	my ($least, $most) = @_;
@@ -58,7 +58,7 @@ my @nasty = (
 	"\xed\xa0\xbd\xed\xb2\xb3", "\xc0\x80", "\xc1\xbf", "\xe0\x80\x80", "\xf8\x88\x80\x80\x80", "\xff", "\xfe\xff", "\x80", "a\xe2\x82",
 	"\xf0\x9f\x92", 'order', 'Order', "ORDER ", 'public', 'pg_temp', 'idempotency.key');
 
-# hostile_bytes returns a text that some program has stumbled over, or random bytes.
+# hostile_bytes returns a text that is known to break programs, or random bytes.
 sub hostile_bytes
 {
 	my $kind = between(1, 10);
@@ -104,7 +104,7 @@ sub value
 	return '{' . join(',', map { space() . string() . space() . ':' . space() . value($depth + 1) } 1 .. between(0, 4)) . '}';
 }
 
-# hostile_json returns a JSON text, or what once was one.
+# hostile_json returns a JSON text, or a damaged one.
 sub hostile_json
 {
 	my $text = space() . value(0) . space();
@@ -114,8 +114,8 @@ sub hostile_json
 	return $text;
 }
 
-# big_json returns SQL for a JSON text that is deep or long, and whether it is no
-# more than 10,000 levels deep, or so many bytes long.
+# big_json returns SQL for a deep or long JSON text, and whether it has at most 10,000
+# levels, or its length in bytes.
 sub big_json
 {
 	my ($bytes) = @_;

@@ -1,8 +1,8 @@
 # Fuzz::Session
 #
-# A psql that stays open: statements go in by the hundred, and what comes back is
-# the SQLSTATE of each; results are thrown away unless somebody asks for one.  If
-# the server falls silent or the connection is lost, it dies.
+# A psql session that stays open. It sends hundreds of statements at once and reads the
+# SQLSTATE of each; it discards results unless the caller asks for one. It dies if the
+# server does not respond or the connection is lost.
 
 package Fuzz::Session;
 
@@ -12,11 +12,11 @@ use warnings FATAL => 'all';
 use IO::Select;
 use IPC::Open2;
 
-# How long a statement may take: far longer than its statement_timeout.
+# The limit for a statement: much longer than its statement_timeout.
 my $patience = 180;
 
-# new connects to a database.  Text goes in as escapes, so that psql need not know
-# any encoding.
+# new connects to a database. Texts are sent as escapes, so that psql does not depend on
+# an encoding.
 sub new
 {
 	my ($class, $dbname) = @_;
@@ -63,7 +63,7 @@ sub run
 	return map { $self->line } @statements;
 }
 
-# ok runs statements that must not fail.
+# ok runs statements that must succeed.
 sub ok
 {
 	my ($self, @statements) = @_;
@@ -76,8 +76,8 @@ sub ok
 	return;
 }
 
-# ask returns the result of a query, lines and columns as psql shows them, without
-# the last newline; the SQLSTATE is left in $self->{state}.
+# ask returns the result of a query, lines and columns as psql prints them, without the
+# last newline; the SQLSTATE is in $self->{state}.
 sub ask
 {
 	my ($self, $query) = @_;
@@ -94,7 +94,7 @@ sub ask
 	return join "\n", @lines;
 }
 
-# tell returns the result of a query that must not fail.
+# tell returns the result of a query that must succeed.
 sub tell
 {
 	my ($self, $query) = @_;

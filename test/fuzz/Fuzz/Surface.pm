@@ -1,8 +1,8 @@
 # Fuzz::Surface
 #
-# What the extension offers to SQL, read from the catalog, so that what is new is
-# called like the rest: functions, operators, casts, input and receive functions,
-# orders, triggers, tables and views.  And a call of any of it.
+# The SQL interface of the extension, read from the catalog, so that new objects are
+# called too: functions, operators, casts, input and receive functions, orders,
+# triggers, tables and views. Generates a call of any of them.
 
 package Fuzz::Surface;
 
@@ -15,7 +15,7 @@ use Fuzz::Values;
 my $members = q{SELECT d.objid FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
 	WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency' AND d.classid = '%s'::regclass};
 
-# What handlers and guards need.
+# The objects that handlers and guards need.
 my @schema = (
 	'CREATE EXTENSION idempotency', 'CREATE SCHEMA fuzz',
 	(map { "CREATE ROLE $_ LOGIN" } qw(fuzz_client fuzz_consumer fuzz_operator fuzz_plain), q("fuzz_'odd"",role")),
@@ -35,8 +35,8 @@ my @schema = (
 	q{CREATE FUNCTION fuzz.event_strict(idempotency.event) RETURNS void STRICT LANGUAGE sql AS ''},
 	'CREATE TABLE fuzz.guarded (i int)', 'GRANT ALL ON fuzz.guarded TO PUBLIC');
 
-# new reads the catalog of the database, which gets the extension first.  Files for
-# COPY are written to the directory.
+# new reads the catalog of the database, and creates the extension first. Files for COPY
+# are written to the directory.
 sub new
 {
 	my ($class, $session, $directory) = @_;
@@ -57,7 +57,7 @@ sub rows
 	return map { [ split /\t/, $_, -1 ] } split /\n/, $answer =~ s/\|/\t/gr;
 }
 
-# add registers a kind of call, and how often it is made, compared with others.
+# add registers a kind of call with its relative frequency.
 sub add
 {
 	my ($self, $kind, $name, $make, $weight) = @_;
@@ -66,14 +66,14 @@ sub add
 	return;
 }
 
-# names returns what there is to call, each as often as it weighs.
+# names returns the objects to call, repeated by weight.
 sub names
 {
 	my ($self) = @_;
 	return map { ($_) x $self->{weight}{$_} } sort keys %{ $self->{calls} };
 }
 
-# call returns a statement, or several, that call one of it.
+# call returns one or more statements that call one object.
 sub call
 {
 	my ($self, $name) = @_;
@@ -91,7 +91,7 @@ sub value
 # The catalog
 # ----------------------------------------------------------------
 
-# read_types learns what composites consist of, those of tables too.
+# read_types reads the attributes of composites, including those of tables.
 sub read_types
 {
 	my ($self) = @_;
@@ -124,7 +124,8 @@ sub read_functions
 
 		if ($types =~ /\binternal\b/)
 		{
-			# receive functions and support of the index, which SQL cannot call itself
+			# Receive functions and index support functions, which SQL cannot call
+			# directly.
 			$self->{inner}{$signature} = 1;
 		}
 		elsif ($returns eq 'trigger')
@@ -179,7 +180,7 @@ sub read_others
 	return;
 }
 
-# not_called returns the functions of the extension that nothing here reaches.
+# not_called returns the functions of the extension that this package does not call.
 sub not_called
 {
 	my ($self) = @_;
@@ -195,8 +196,8 @@ sub not_called
 # Calls
 # ----------------------------------------------------------------
 
-# function returns a call with some of the defaults left out, by position or by
-# name, in one of the places where a function may stand.
+# function returns a call with some defaults omitted, by position or by name, in one of
+# the places where a function is allowed.
 sub function
 {
 	my ($self, $name, $types, $names, $defaults, $variadic) = @_;
@@ -248,8 +249,8 @@ sub input
 	return '(' . join(',', map { chance(30) ? '' : '"' . (pick('1', 't', hostile_bytes()) =~ s/(["\\])/\\$1/gr) . '"' } @{ $self->{types}{$type} }) . ')';
 }
 
-# receive writes a file in the format of COPY BINARY, and returns the COPY that reads
-# it.
+# receive writes a file in the format of COPY BINARY, and returns the COPY command that
+# reads it.
 sub receive
 {
 	my ($self, $type) = @_;

@@ -1,9 +1,8 @@
 # Fuzz::Values
 #
-# A value of any type that an argument, a column or an attribute may have, as an SQL
-# expression.  What an argument is called decides, too: scopes and keys come from a
-# few names, so that calls meet.  A type that nobody has thought of ends the run:
-# write it a generator.
+# A value of any type of an argument, a column or an attribute, as an SQL expression.
+# The name of an argument matters too: scopes and keys come from a few names, so that
+# calls conflict. An unknown type ends the run: write a generator for it.
 
 package Fuzz::Values;
 
@@ -20,7 +19,7 @@ my @keys = ((map { "k$_" } 1 .. 6), '01890a5d-ac96-774b-bcce-b302099a8057', "k\x
 my @topics = ('order', 'order.placed', 'mail', '*', 'order.*', "a\\*");
 my @subscriptions = ('one', 'two', 'handled');
 
-# What the schema of the run has (Fuzz::Surface makes it).
+# The objects in the schema of the run, which Fuzz::Surface creates.
 my @handlers = qw(fuzz.good(json) fuzz.plain(idempotency.document) fuzz.final(json) fuzz.wrong(json) fuzz.strict(json)
   fuzz.nested(json) fuzz.null(json) fuzz.huge(json) fuzz.many(json) fuzz.event(idempotency.event) fuzz.event_strict(idempotency.event)
   pg_catalog.now() pg_catalog.count(*));
@@ -40,16 +39,16 @@ my %named = (
 	method => [qw(GET POST)],
 	value => [ '"k"', '"k\"1";a=1', ':AA==:', '?1' ]);
 
-# The tokens, batches and events that are about; NULL where there are none.
+# The current tokens, batches and events; NULL if there are none.
 my %current = (
 	token => '(SELECT token FROM idempotency.key WHERE token IS NOT NULL ORDER BY token DESC LIMIT 1)',
 	batch => '(SELECT max(batch) FROM idempotency.position)',
 	event_id => '(SELECT id FROM (SELECT id, seq FROM idempotency.outbox UNION ALL SELECT id, seq FROM idempotency.parked) AS e ORDER BY seq DESC LIMIT 1)');
 
-# What the transaction at hand is about, so that its calls are about one thing.
+# The scope and key of the current transaction, so that its calls concern one operation.
 my %settled;
 
-# settle chooses that.
+# settle chooses them.
 sub settle
 {
 	$settled{$_} = pick(@{ $named{$_} }) foreach qw(scope key subscription topic);
@@ -85,7 +84,7 @@ sub json
 	return literal(hostile_json());
 }
 
-# The waits of calls are short, and seldom not: they are waited for.
+# The waits of calls are short, and usually zero, because the run waits for them.
 sub interval
 {
 	my ($name) = @_;
@@ -119,7 +118,7 @@ my %generators = (
 	regprocedure => sub { chance(85) ? literal(pick(@handlers)) : pick(0, 4294967295, "'idempotency.claim(text,text,idempotency.document,interval,interval,interval,bytea)'") },
 	regrole => sub { chance(80) ? literal(pick(@roles)) : pick(0, 1, 4294967295) });
 
-# array returns an array of values: plain ones, and some that nobody expects.
+# array returns an array of ordinary and of unusual values.
 sub array
 {
 	my ($type, $name, $types) = @_;
@@ -131,8 +130,8 @@ sub array
 	return 'ARRAY[' . join(', ', map { value_of($type, $name, $types) } 1 .. between(1, 4)) . ']';
 }
 
-# value_of returns an expression of the type.  $types is what Fuzz::Surface knows of
-# composites: a reference to a hash from names to lists of (attribute, type).
+# value_of returns an expression of the type. $types describes composites: a reference
+# to a hash from names to lists of (attribute, type).
 sub value_of
 {
 	my ($type, $name, $types) = @_;

@@ -1,18 +1,20 @@
 # Fuzz::Watch
 #
-# What must hold whatever is called: no row has changed where an error says that
-# nothing happened, no lock is left, the tables make sense, and the session does not
-# grow.
+# Invariants that hold for every call: an error changes no row, no lock is left, the
+# tables are consistent, and the session does not grow.
 
 package Fuzz::Watch;
 
 use strict;
 use warnings FATAL => 'all';
 
+use JSON::PP;
+
 my @tables = qw(key outbox subscription position parked reaper);
 
-# Bytes that a session may have more in the end than when it was warm, in its memory
-# contexts, and kB that the kernel may know of.
+# The allowed growth of a session after warm-up: bytes used in its memory contexts, since their
+# blocks double in size, and kB
+# according to the kernel.
 my $most_bytes = 2 * 1024 * 1024;
 my $most_resident = 48 * 1024;
 
@@ -28,14 +30,14 @@ sub new
 	return $self;
 }
 
-# digest returns what all tables hold, in short.
+# digest returns a digest of all tables.
 sub digest
 {
 	my ($self) = @_;
 	return $self->{session}->tell($self->{digest});
 }
 
-# locks returns the locks that the session has though its transaction is over.
+# locks returns the locks that the session holds after its transaction.
 sub locks
 {
 	my ($self) = @_;
@@ -43,15 +45,15 @@ sub locks
 		FROM pg_locks WHERE pid = pg_backend_pid() AND locktype <> 'virtualxid' AND relation IS DISTINCT FROM 'pg_locks'::regclass});
 }
 
-# What no row may be.
+# The conditions that no row can meet.
 my %broken = (
 	'a key that a claim would refuse' => q{FROM idempotency.key WHERE length(scope) NOT BETWEEN 1 AND 255 OR length(key::text) NOT BETWEEN 1 AND 255
 		OR scope ~ '[\x01-\x1f\x7f]' OR key::text ~ '[\x01-\x1f\x7f]'},
 	'half a lease' => q{FROM idempotency.key WHERE num_nulls(token, attempt, leased_at, leased_until) NOT IN (0, 4)},
 	'a lease with an outcome' => q{FROM idempotency.key WHERE token IS NOT NULL AND num_nonnulls(status, response, headers) > 0},
 	'an outcome with what only a lease has' => q{FROM idempotency.key WHERE token IS NULL AND num_nonnulls(recovery_point, recovery_state, request, retention) > 0},
-	'a status that nobody could replay' => q{FROM idempotency.key WHERE abs(status) NOT BETWEEN 100 AND 599},
-	'an outcome that was never remembered' => q{FROM idempotency.key WHERE expires_at < created_at - interval '1 minute'},
+	'a status that cannot be replayed' => q{FROM idempotency.key WHERE abs(status) NOT BETWEEN 100 AND 599},
+	'an outcome that expired before it was stored' => q{FROM idempotency.key WHERE expires_at < created_at - interval '1 minute'},
 	'headers that are no object' => q{FROM idempotency.key WHERE json_typeof(headers) <> 'object'},
 	'a key that peek() does not find' => q{FROM idempotency.key AS k WHERE expires_at > clock_timestamp() + interval '1 minute'
 		AND idempotency.peek(scope, key::text) IS NULL},
@@ -60,10 +62,10 @@ my %broken = (
 	'a subscription that is nowhere' => q{FROM idempotency.subscription FULL JOIN idempotency.position USING (subscription) WHERE number IS NULL OR passed IS NULL},
 	'half a batch' => q{FROM idempotency.position WHERE num_nulls(batch, batch_passed, batch_inflight, batch_parked, leased_at, leased_until) NOT IN (0, 6)},
 	'a position ahead of all events' => q{FROM idempotency.position WHERE greatest(passed, batch_passed) > (SELECT last_value FROM idempotency.outbox_seq)},
-	'an event parked for nobody' => q{FROM idempotency.parked WHERE subscription NOT IN (SELECT subscription FROM idempotency.subscription)},
+	'a parked event without a subscription' => q{FROM idempotency.parked WHERE subscription NOT IN (SELECT subscription FROM idempotency.subscription)},
 	'a dead letter that is given again' => q{FROM idempotency.parked WHERE num_nonnulls(retry_at, dead_at) > 1});
 
-# broken returns what is wrong with the rows, and whether every view can be read.
+# broken returns the invalid rows, and the views that cannot be read.
 sub broken
 {
 	my ($self) = @_;
@@ -73,25 +75,47 @@ sub broken
 	return join ', ', @wrong;
 }
 
-# The memory of a session in bytes, and what the kernel counts in kB, but for shared
+# The memory of a session in bytes, and in kB according to the kernel, without shared
 # memory.
 sub memory
 {
 	my ($self) = @_;
 	return split /\|/, $self->{session}->tell(q{WITH status AS MATERIALIZED (SELECT pg_read_file('/proc/self/status') AS s)
-		SELECT (SELECT sum(total_bytes) FROM pg_backend_memory_contexts),
+		SELECT (SELECT sum(used_bytes) FROM pg_backend_memory_contexts),
 			(SELECT substring(s FROM 'VmRSS:\s+(\d+)')::int8 - substring(s FROM 'RssShmem:\s+(\d+)')::int8 FROM status)});
 }
 
-# warm notes how large the session is, now that it knows what it calls.
+# contexts returns the bytes of the session's memory contexts by name.
+sub contexts
+{
+	my ($self) = @_;
+	my $names = $self->{session}->tell(q{SELECT json_object_agg(name, bytes) FROM
+		(SELECT name, sum(used_bytes) AS bytes FROM pg_backend_memory_contexts GROUP BY name) AS c});
+
+	return decode_json($names);
+}
+
+# warm records the size of the session after its caches are filled.
 sub warm
 {
 	my ($self) = @_;
 	($self->{bytes}, $self->{resident}) = $self->memory;
+	$self->{contexts} = $self->contexts;
 	return;
 }
 
-# grown returns how much it has grown, as text, and whether that is too much.
+# growth returns the three contexts that have grown most, as text.
+sub growth
+{
+	my ($self) = @_;
+	my $now = $self->contexts;
+	my %more = map { $_ => $now->{$_} - ($self->{contexts}{$_} // 0) } keys %$now;
+	my @most = grep { $_ } (sort { $more{$b} <=> $more{$a} } keys %more)[0 .. 2];
+
+	return join ', ', map { sprintf '%s %d kB', $_, $more{$_} / 1024 } @most;
+}
+
+# grown returns the growth as text, and whether it exceeds the limit.
 sub grown
 {
 	my ($self) = @_;
@@ -99,7 +123,7 @@ sub grown
 
 	$bytes -= $self->{bytes};
 	$resident -= $self->{resident};
-	return (sprintf('%d kB in contexts, %d kB resident', $bytes / 1024, $resident), $bytes > $most_bytes || $resident > $most_resident);
+	return (sprintf('%d kB in contexts (%s), %d kB resident', $bytes / 1024, $self->growth, $resident), $bytes > $most_bytes || $resident > $most_resident);
 }
 
 1;

@@ -1,10 +1,9 @@
 # 002_crash.pl
 #
-# Proves that a crash keeps key and effect together: before commit neither is
-# left and the retry runs, after commit both are there and the retry replays;
-# what is prepared survives, and bars duplicates until it is decided; and a
-# crash amid a storm of clients leaves no key without effect, and no effect
-# without key.
+# Proves that a crash keeps key and effect together. Before the commit neither exists
+# and the retry runs; after the commit both exist and the retry replays. Prepared
+# transactions survive and block duplicates until they end. A crash under load leaves no
+# key without effect, and no effect without key.
 
 use strict;
 use warnings FATAL => 'all';
@@ -13,9 +12,8 @@ use IdempotencyTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
-# Cluster.pm switches restart_after_crash off, and one test needs it.
+# Cluster.pm disables restart_after_crash, which one test needs.
 my $node = new_node('main', conf => q{
 restart_after_crash = on
 max_prepared_transactions = 10
@@ -23,7 +21,7 @@ max_connections = 40
 });
 $node->safe_psql('postgres', 'CREATE TABLE charge (key text, answer text)');
 
-# charge is the SQL of one operation up to the point where it commits.
+# charge is the SQL of one operation up to its commit.
 sub charge
 {
 	my ($key) = @_;
@@ -33,14 +31,14 @@ sub charge
 		SELECT idempotency.complete('crash', '$key', '{"n" :  1}', 201, '{"A" : 1}')};
 }
 
-# charges returns how many effects a key had.
+# charges returns the number of effects of a key.
 sub charges
 {
 	my ($key) = @_;
 	return $node->safe_psql('postgres', "SELECT count(*) FROM charge WHERE key = '$key'");
 }
 
-# is_absent checks that nothing is left of an operation, and that a retry runs.
+# is_absent checks that an operation left nothing behind and that a retry runs.
 sub is_absent
 {
 	my ($key, $when) = @_;
@@ -48,10 +46,10 @@ sub is_absent
 	is($node->safe_psql('postgres', "SELECT idempotency.peek('crash', '$key') IS NULL"),
 		't', "$when: no key");
 	is($node->safe_psql('postgres', charge($key) . '; COMMIT'), qq(claimed\n{"n" :  1}), "$when: the retry runs");
-	is(charges($key), 1, "$when: and has its effect");
+	is(charges($key), 1, "$when: the retry has its effect");
 }
 
-# is_stored checks that an operation is remembered, and not repeated.
+# is_stored checks that an operation is stored and not repeated.
 sub is_stored
 {
 	my ($key, $when) = @_;
@@ -60,7 +58,7 @@ sub is_stored
 			FROM idempotency.claim('crash', '$key', '{"amount":1.0}')}),
 		'replayed|201|{"A" : 1}|{"n" :  1}|f', "$when: the retry replays");
 	fails_with($node, qq{SELECT idempotency.claim('crash', '$key', '{"amount":2}')}, 'IK422',
-		"$when: another request is refused");
+		"$when: another request is rejected");
 }
 
 # 1. The whole server, at each stage of an operation.
@@ -83,7 +81,7 @@ is($node->safe_psql('postgres', q{SELECT idempotency.once_many('crash', array['o
 	"o1\no2", 'crash after once: the batch is new');
 is_stored('committed', 'crash after commit');
 
-# 2. One backend, killed by the hand of the operating system.
+# 2. One backend, killed with SIGKILL.
 my $victim = open_session($node);
 $victim->query_safe(charge('killed'));
 my $pid = $victim->query_safe('SELECT pg_backend_pid()');
@@ -92,7 +90,7 @@ my $started = $node->safe_psql('postgres', 'SELECT pg_postmaster_start_time()');
 ok(kill(9, $pid), 'kill -9 of the backend that holds a claim');
 like(wait_for_end($victim), qr/server closed the connection|terminating connection/,
 	'the session ends');
-wait_until_up();
+wait_until_up($node);
 is($node->safe_psql('postgres', 'SELECT pg_postmaster_start_time()'),
 	$started, 'the server has recovered by itself');
 is_absent('killed', 'kill -9 of a backend');
@@ -110,7 +108,7 @@ $node->stop('immediate');
 $node->start;
 prepared_blocks('after the crash');
 
-# prepared_blocks checks that nobody else gets a key that is prepared.
+# prepared_blocks checks that no other session can claim a prepared key.
 sub prepared_blocks
 {
 	my ($when) = @_;
@@ -119,23 +117,23 @@ sub prepared_blocks
 		is( $node->safe_psql('postgres', "SELECT outcome FROM idempotency.try_claim('crash', '$key')"),
 			'in_progress', "$when: $key is in progress");
 		fails_with($node, "SELECT idempotency.claim('crash', '$key', wait => '50 ms')",
-			'IK409', "$when: a claim of $key waits in vain");
+			'IK409', "$when: a claim of $key times out");
 		fails_with($node, "SET idempotency.wait = '50ms'; SELECT idempotency.once('crash', '$key')",
-			'IK409', "$when: once of $key waits in vain");
+			'IK409', "$when: once of $key times out");
 		is($node->safe_psql('postgres', "SELECT idempotency.peek('crash', '$key') IS NULL"),
-			't', "$when: $key is not to be seen");
+			't', "$when: $key is not visible");
 	}
 	fails_with($node, q{SET lock_timeout = '50ms'; SELECT idempotency.once_many('crash', array['a', 'to_commit'])},
 		'55P03', "$when: a batch waits as well, until lock_timeout");
 	return;
 }
 
-# One who waits for a prepared transaction gets its answer.
+# A session that waits for a prepared transaction returns its result.
 my $waiter = open_session($node);
 $waiter->query_until(qr/begun/, qq{\\echo begun
 	SELECT outcome, response FROM idempotency.claim('crash', 'awaited', wait => '180 s');\n});
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND objsubid = 18756})
-	or die 'nobody waits for the key';
+	or die 'no session waits for the key';
 $node->safe_psql('postgres', "COMMIT PREPARED '$_'") foreach 'awaited', 'to_commit', 'prepared once';
 $node->safe_psql('postgres', "ROLLBACK PREPARED 'to_roll_back'");
 is($waiter->query('SELECT 1'), qq{replayed|{"n" :  1}\n1}, 'a waiter replays after COMMIT PREPARED');
@@ -144,21 +142,21 @@ is_stored('awaited', 'after COMMIT PREPARED');
 is_stored('to_commit', 'after COMMIT PREPARED');
 is_absent('to_roll_back', 'after ROLLBACK PREPARED');
 is($node->safe_psql('postgres', q{SELECT idempotency.once('crash', 'prepared once')}),
-	'f', 'after COMMIT PREPARED: once has seen it');
+	'f', 'after COMMIT PREPARED: once returns false');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_locks WHERE objsubid = 18756'),
 	0, 'no key stays locked');
 
-# 4. A storm of clients that retry each other's keys, cut short.
-my $script = PostgreSQL::Test::Utils::tempdir . '/storm.sql';
+# 4. A crash under a load of clients that retry each other's keys.
+my $script = PostgreSQL::Test::Utils::tempdir . '/load.sql';
 append_to_file($script, <<'SQL');
 \set key random(1, 1000000)
 BEGIN;
-SELECT replayed::int AS replayed FROM idempotency.claim('storm', (:key % 5000)::text) \gset
+SELECT replayed::int AS replayed FROM idempotency.claim('load', (:key % 5000)::text) \gset
 \if :replayed
 COMMIT;
 \else
-INSERT INTO charge VALUES ('storm ' || (:key % 5000)::text, :key::text);
-SELECT idempotency.complete('storm', (:key % 5000)::text, :key::text);
+INSERT INTO charge VALUES ('load ' || (:key % 5000)::text, :key::text);
+SELECT idempotency.complete('load', (:key % 5000)::text, :key::text);
 COMMIT;
 \endif
 SQL
@@ -167,44 +165,24 @@ foreach my $round (1 .. 2)
 {
 	$node->restart;
 	my $output = '';
-	my $storm = IPC::Run::start([ 'pgbench', '-n', '-c', '8', '-T', '60', '-f', $script,
+	my $load = IPC::Run::start([ 'pgbench', '-n', '-c', '8', '-T', '60', '-f', $script,
 			$node->connstr('postgres') ], '>&', \$output);
 	$node->poll_query_until('postgres',
-		"SELECT count(*) >= 1500 * $round FROM idempotency.key WHERE scope = 'storm'")
-	  or die "no storm: $output";
+		"SELECT count(*) >= 1500 * $round FROM idempotency.key WHERE scope = 'load'")
+	  or die "no progress: $output";
 	$node->stop('immediate');
-	$storm->finish;
+	$load->finish;
 	$node->start;
-	unlike($output, qr/ERROR/, "round $round: the storm ran until the crash");
+	unlike($output, qr/ERROR/, "round $round: no client failed before the crash");
 
-	# Nothing is lost, nothing twice, and the answers belong to the effects.
+	# No operation is lost or repeated, and every response belongs to its effect.
 	is( $node->safe_psql('postgres', q{
 			SELECT count(*) FILTER (WHERE c.key IS NULL), count(*) FILTER (WHERE k.key IS NULL),
 				count(*) FILTER (WHERE c.answer <> k.response::text),
-				count(*) - count(DISTINCT coalesce('storm ' || k.key, c.key)), count(*) >= 1500
-			FROM (SELECT * FROM idempotency.key WHERE scope = 'storm') AS k
-			FULL JOIN (SELECT * FROM charge WHERE key LIKE 'storm %') AS c ON c.key = 'storm ' || k.key}),
+				count(*) - count(DISTINCT coalesce('load ' || k.key, c.key)), count(*) >= 1500
+			FROM (SELECT * FROM idempotency.key WHERE scope = 'load') AS k
+			FULL JOIN (SELECT * FROM charge WHERE key LIKE 'load %') AS c ON c.key = 'load ' || k.key}),
 		'0|0|0|0|t', "round $round: each key has one effect, each effect its key");
-}
-
-# wait_for_end returns what a session said when its server went away.
-sub wait_for_end
-{
-	my ($session) = @_;
-	$session->{stdin} .= "SELECT 1;\n\\q\n";
-	$session->{run}->finish;
-	return $session->{stderr};
-}
-
-# wait_until_up waits for the end of a recovery.
-sub wait_until_up
-{
-	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		return if $node->psql('postgres', 'SELECT 1') == 0;
-		usleep(100_000);
-	}
-	die 'the server did not recover';
 }
 
 $node->stop;

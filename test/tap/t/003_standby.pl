@@ -1,9 +1,9 @@
 # 003_standby.pl
 #
-# Proves that a hot standby and a read-only transaction answer peek() and
-# refuse every change with PostgreSQL's own error; and that a promoted standby
-# is as good as the server that it replaces: the keys are there, replays are
-# identical, prepared claims bar duplicates, and new claims work.
+# Proves that a hot standby and a read-only transaction answer peek() and reject every
+# change with PostgreSQL's own error. Also proves that a promoted standby continues as
+# the old primary: keys exist, replays are identical, prepared claims block duplicates,
+# and new claims work.
 
 use strict;
 use warnings FATAL => 'all';
@@ -47,20 +47,20 @@ $primary->safe_psql('postgres', q{
 	ROLLBACK});
 $primary->wait_for_catchup($standby);
 
-# A session that stays open on the standby sees what comes and goes.
+# An open session on the standby sees rows appear and disappear.
 my $reader = open_session($standby);
 my $look = q{SELECT coalesce(response::text, 'nothing') FROM idempotency.peek('s', 'late')};
 is($reader->query_safe($look), 'nothing', 'standby: not yet there');
 $primary->safe_psql('postgres', q{BEGIN; SELECT idempotency.claim('s', 'late');
 	SELECT idempotency.complete('s', 'late', '{ }'); COMMIT});
 $primary->wait_for_catchup($standby);
-is($reader->query_safe($look), '{ }', 'standby: an open session sees it come');
+is($reader->query_safe($look), '{ }', 'standby: an open session sees a new key');
 $primary->safe_psql('postgres', 'REINDEX TABLE idempotency.key; VACUUM FULL idempotency.key');
 $primary->wait_for_catchup($standby);
-is($reader->query_safe($look), '{ }', 'standby: and after VACUUM FULL of the primary');
+is($reader->query_safe($look), '{ }', 'standby: an open session sees the key after VACUUM FULL on the primary');
 $primary->safe_psql('postgres', q{SELECT idempotency.forget('s', 'late')});
 $primary->wait_for_catchup($standby);
-is($reader->query_safe($look), 'nothing', 'standby: and sees it go');
+is($reader->query_safe($look), 'nothing', 'standby: an open session sees the key disappear');
 
 # From here on one transaction is prepared, and one is open.
 $primary->safe_psql('postgres', q{BEGIN; SELECT idempotency.claim('s', 'prepared');
@@ -72,7 +72,7 @@ $open->query_safe(q{BEGIN; SELECT idempotency.claim('s', 'open'); INSERT INTO ch
 	SELECT idempotency.complete('s', 'open', '1')});
 $primary->wait_for_catchup($standby);
 
-# Whatever changes something, and what PostgreSQL calls it.
+# Calls that change something, and the function name in PostgreSQL's error.
 my %changes = (
 	q{claim('s', 'new')} => 'claim',
 	q{claim('s', 'completed')} => 'claim',
@@ -95,7 +95,7 @@ my %changes = (
 	q{run('s', 'new', '{}', 'handler(json)')} => 'run',
 	q{run('s', 'completed', '{"amount":1}', 'handler(json)')} => 'run');
 
-# refuses checks all of them in a server, after the statements in $before.
+# refuses checks that a server rejects all of them, after the statements in $before.
 sub refuses
 {
 	my ($node, $before, $where) = @_;
@@ -106,7 +106,7 @@ sub refuses
 	}
 }
 
-# answers checks what peek() says in a server, after the statements in $before.
+# answers checks the results of peek() on a server, after the statements in $before.
 sub answers
 {
 	my ($node, $before, $where) = @_;
@@ -118,7 +118,7 @@ sub answers
 	is($peek->('failed'), 'replayed|t|402||[ ]|t||0', "$where: a failure");
 	like($peek->('once'), qr/^replayed\|t\|\|\|\|f\|20[^|]*\|0$/, "$where: an inbox record");
 	like($peek->('once 2'), qr/^replayed\|t\|\|\|\|f\|20[^|]*\|0$/, "$where: one of a batch");
-	is($peek->($_), '|||||||0', "$where: nothing about what is $_")
+	is($peek->($_), '|||||||0', "$where: peek returns nothing for a key: $_")
 	  foreach 'expiring', 'rolled back', 'prepared', 'open', 'absent';
 	is( $node->safe_psql('postgres', qq{$before SELECT length((op).response::text), md5((op).response::text)
 			FROM (SELECT idempotency.peek('s', 'large') AS op OFFSET 0) AS p}),
@@ -145,7 +145,7 @@ answers($standby, 'BEGIN ISOLATION LEVEL REPEATABLE READ;', 'standby, repeatable
 is(answers_of($standby), answers_of($primary), 'standby: every answer is that of the primary');
 is( $standby->safe_psql('postgres', q{SELECT key, state, status FROM idempotency.keys ORDER BY key}),
 	"completed|completed|201\nexpiring|expired|200\nfailed|failed|402\nlarge|completed|200\n"
-	. "once|seen|\nonce 1|seen|\nonce 2|seen|", 'standby: the view shows them');
+	. "once|seen|\nonce 1|seen|\nonce 2|seen|", 'standby: the view shows all keys');
 
 # 3. Promotion: the primary is lost, with the transaction that is open there.
 my $before = answers_of($primary);
@@ -161,10 +161,10 @@ is($standby->safe_psql('postgres', $replays), $replayed, 'promoted: every replay
 is($standby->safe_psql('postgres', q{SELECT outcome FROM idempotency.claim('s', 'completed', '{"amount":1.0}')}),
 	'replayed', 'promoted: the same request replays');
 fails_with($standby, q{SELECT idempotency.claim('s', 'completed', '{"amount":2}')}, 'IK422',
-	'promoted: another request is refused');
+	'promoted: another request is rejected');
 is($standby->safe_psql('postgres', q{SELECT idempotency.once('s', 'once'),
 		array(SELECT idempotency.once_many('s', array['once 1', 'once 3']))}), 'f|{"once 3"}',
-	'promoted: the inbox has seen its messages');
+	'promoted: messages in the inbox are duplicates');
 
 foreach my $key ('expiring', 'open', 'rolled back', 'late', 'new')
 {
@@ -173,17 +173,17 @@ foreach my $key ('expiring', 'open', 'rolled back', 'late', 'new')
 			SELECT response FROM idempotency.claim('s', '$key')}),
 		"claimed\n2\n2", "promoted: $key can be claimed");
 }
-is($reader->query_safe($look), '2', 'promoted: the open session goes on');
+is($reader->query_safe($look), '2', 'promoted: the open session sees the result');
 is($reader->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('s', 'by the reader');
-		SELECT idempotency.complete('s', 'by the reader'); COMMIT}), "claimed\n", 'promoted: and may claim now');
+		SELECT idempotency.complete('s', 'by the reader'); COMMIT}), "claimed\n", 'promoted: the open session can claim');
 
 is($standby->safe_psql('postgres', q{SELECT outcome FROM idempotency.try_claim('s', 'prepared')}),
-	'in_progress', 'promoted: what is prepared bars duplicates');
+	'in_progress', 'promoted: a prepared claim blocks duplicates');
 fails_with($standby, q{SELECT idempotency.claim('s', 'prepared', wait => '50 ms')}, 'IK409',
-	'promoted: and cannot be claimed');
+	'promoted: a prepared key cannot be claimed');
 $standby->safe_psql('postgres', q{COMMIT PREPARED 'prepared'});
 is( $standby->safe_psql('postgres', q{SELECT outcome, response FROM idempotency.claim('s', 'prepared');
-		SELECT key FROM charge}), qq{replayed|"p"\nprepared}, 'promoted: until it is committed');
+		SELECT key FROM charge}), qq{replayed|"p"\nprepared}, 'promoted: a prepared key replays after COMMIT PREPARED');
 
 $reader->quit;
 eval { $open->quit };

@@ -1,10 +1,9 @@
 # 004_pgbouncer.pl
 #
-# Proves that no state outlives a transaction: behind PgBouncer in transaction
-# mode, where clients share server connections from one transaction to the next,
-# no client ever meets what another left behind, however that one ended; and
-# many clients over two connections still have each effect once, and read
-# identical answers.
+# Proves that no state outlives a transaction. Behind PgBouncer in transaction mode,
+# clients share server connections between transactions. No client observes state of
+# another client's transaction, however that transaction ended. Many clients over two
+# connections have each effect once and read identical responses.
 
 use strict;
 use warnings FATAL => 'all';
@@ -29,7 +28,7 @@ $node->safe_psql('postgres', q{
 	CREATE TRIGGER guard BEFORE INSERT OR UPDATE OR DELETE ON charge
 		FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('p')});
 
-# A pooler with one database of one server connection, and one of two.
+# A PgBouncer with one database of one server connection, and one of two.
 my $dir = PostgreSQL::Test::Utils::tempdir_short;
 my $port = PostgreSQL::Test::Cluster::get_free_port();
 my $server = sprintf 'host=%s port=%d dbname=postgres', $node->host, $node->port;
@@ -52,7 +51,7 @@ my $log = '';
 my $pooler = IPC::Run::start([ $pgbouncer, "$dir/pgbouncer.ini" ], '>&', \$log);
 END { $pooler->kill_kill if defined $pooler }
 
-# pooled returns psql's option for a database of the pooler.
+# pooled returns the options of psql for a database of PgBouncer.
 sub pooled
 {
 	my ($dbname) = @_;
@@ -66,14 +65,14 @@ foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 }
 
 # ----------------------------------------------------------------
-# One server connection: each client comes right after another's mess.
+# One server connection: each client follows a transaction that ended abnormally
 # ----------------------------------------------------------------
 
 my ($maker, $next) = map { open_session($node, extra_params => [ pooled('one') ]) } 1 .. 2;
 my $pid = $next->query_safe('SELECT pg_backend_pid()');
 is($maker->query_safe('SELECT pg_backend_pid()'), $pid, 'two clients share one server connection');
 
-# is_clean checks that the next client finds nothing of the one before.
+# is_clean checks that the next client finds no state of the previous client.
 sub is_clean
 {
 	my ($after) = @_;
@@ -83,12 +82,12 @@ sub is_clean
 			(SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND objsubid = 18756)}),
 		"$pid|5s|t|0", "$after: no claim and no lock is left");
 	session_fails($next, q{INSERT INTO charge VALUES ('unclaimed')}, 'IK403',
-		"$after: the guard is closed");
-	is( $next->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('p', 'mess');
-			SELECT idempotency.release('p', 'mess'); COMMIT}), "claimed\n", "$after: the key is free");
+		"$after: require_claim rejects an unclaimed write");
+	is( $next->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('p', 'shared');
+			SELECT idempotency.release('p', 'shared'); COMMIT}), "claimed\n", "$after: the key is free");
 }
 
-my $claim = q{SELECT idempotency.claim('p', 'mess', '{"n": 1}')};
+my $claim = q{SELECT idempotency.claim('p', 'shared', '{"n": 1}')};
 my $lost = q{DO $$BEGIN PERFORM idempotency.complete('p', 'other');
 	EXCEPTION WHEN SQLSTATE 'IK412' THEN NULL; END$$};
 
@@ -98,7 +97,7 @@ session_fails($maker, "BEGIN; $claim; COMMIT", 'IK428', 'a transaction that clai
 is_clean('after IK428 at commit');
 session_fails($maker, "BEGIN; $claim; PREPARE TRANSACTION 'x'", 'IK428', 'PREPARE with a claim');
 is_clean('after IK428 at PREPARE');
-session_fails($maker, q{SELECT idempotency.complete('p', 'mess')}, 'IK412', 'complete without a claim');
+session_fails($maker, q{SELECT idempotency.complete('p', 'shared')}, 'IK412', 'complete without a claim');
 is_clean('after IK412');
 session_fails($maker, "BEGIN; $lost; COMMIT", 'IK412', 'a call without a claim that was caught');
 is_clean('after IK412 at commit');
@@ -110,7 +109,7 @@ $maker->query_safe("BEGIN; SAVEPOINT s; $claim; ROLLBACK TO s; COMMIT");
 is_clean('after a claim that was rolled back to a savepoint');
 $maker->query_safe("BEGIN; SET LOCAL idempotency.wait = '1s'; $claim; ROLLBACK");
 is_clean('after a claim that was rolled back');
-$maker->query_safe("BEGIN; $claim; SELECT idempotency.release('p', 'mess'); COMMIT");
+$maker->query_safe("BEGIN; $claim; SELECT idempotency.release('p', 'shared'); COMMIT");
 is_clean('after a claim that was released');
 $maker->query_safe(q{BEGIN; SELECT idempotency.claim('p', 'done'); INSERT INTO charge VALUES ('done');
 	SELECT idempotency.complete('p', 'done', '1'); COMMIT});
@@ -120,10 +119,10 @@ is_clean('after a replay');
 $maker->query_safe(q{SELECT idempotency.once_many('p', array['a', 'b'])});
 is_clean('after a batch');
 
-# Waits that end in one way and another, for a key that is held outside.
+# Waits that end in different ways, for a key that another session holds.
 my $holder = open_session($node);
 $holder->query_safe(q{BEGIN; SELECT idempotency.claim('p', 'held')});
-session_fails($maker, q{SELECT idempotency.claim('p', 'held', wait => '20 ms')}, 'IK409', 'a wait that ends');
+session_fails($maker, q{SELECT idempotency.claim('p', 'held', wait => '20 ms')}, 'IK409', 'a wait that times out');
 is_clean('after a wait');
 session_fails($maker, q{BEGIN; SET LOCAL statement_timeout = '20ms'; SELECT idempotency.claim('p', 'held'); ROLLBACK},
 	'57014', 'a wait that is cancelled');
@@ -134,11 +133,11 @@ is_clean('after lock_timeout');
 $holder->query_safe('ROLLBACK');
 $holder->quit;
 
-# A client that goes away in mid-transaction takes its claim along.
+# A client that disconnects in a transaction loses its claim.
 $maker->query_safe("BEGIN; $claim");
 $maker->quit;
 $pid = $next->query_safe('SELECT pg_backend_pid()');
-is_clean('after a client went away');
+is_clean('after a client disconnected');
 $next->quit;
 
 # ----------------------------------------------------------------
@@ -148,9 +147,9 @@ $next->quit;
 my $clients = 12;
 my $rounds = 60;
 
-# What a client does in one transaction, and how it must end: in every other
-# round the first, with a key that all clients use there, which is K; else one
-# of the others.  M is a key of its own.
+# The statements of one transaction, and how it must end. Every second round uses the
+# first entry, with a key K that all clients share; other rounds use one of the others.
+# M is a key that only this client uses.
 my @patterns = (
 	[ q{BEGIN;
 SELECT replayed, response FROM idempotency.claim('p', 'K', '{"n": 1}', wait => '60 s') \gset
@@ -173,7 +172,7 @@ COMMIT;}, '' ],
 my $look = q{SELECT 'dirty' WHERE idempotency.current_key('p') IS NOT NULL OR EXISTS (
 	SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND objsubid = 18756);};
 
-# Two transactions at once are what makes the pooler open both connections.
+# Two concurrent transactions make PgBouncer open both connections.
 my @openers = map { open_session($node, extra_params => [ pooled('two') ]) } 1 .. 2;
 my %pids = map { $_->query_safe('BEGIN; SELECT pg_backend_pid()') => 1 } @openers;
 is(scalar(keys %pids), 2, 'there are two server connections');
@@ -197,7 +196,8 @@ foreach my $client (1 .. $clients)
 }
 foreach my $run (@runs)
 {
-	# From a file: input that Perl must pump would serve one client at a time.
+	# Read the script from a file: with input from Perl, clients would run one after the
+	# other.
 	my $file = "$dir/" . ++$number;
 	append_to_file($file, $run->{script});
 	$run->{harness} = IPC::Run::start([ $node->installed_command('psql'), '-XAtq',
@@ -210,8 +210,8 @@ foreach my $run (@runs)
 {
 	$run->{harness}->finish;
 	is(join('', map { "$_\n" } $run->{err} =~ /ERROR:  (\w{5})$/mg),
-		$run->{states}, 'a client got its own errors, and no others');
-	unlike($run->{out}, qr/dirty/, 'and found nothing of others');
+		$run->{states}, 'a client receives exactly its own errors');
+	unlike($run->{out}, qr/dirty/, 'a client finds no state of other clients');
 	foreach ($run->{out} =~ /^answer (.*)$/mg)
 	{
 		my ($key, $answer) = split / /;
@@ -219,15 +219,15 @@ foreach my $run (@runs)
 		$given++;
 	}
 }
-cmp_ok($given, '>', 3 * keys %answers, 'many answers were replayed');
+cmp_ok($given, '>', 3 * keys %answers, 'many responses were replayed');
 is( join("\n", map { "$_|" . join '|', sort keys %{ $answers{$_} } } sort keys %answers),
 	$node->safe_psql('postgres', q{SELECT key, response::text FROM idempotency.key
-		WHERE key ~ '^k' ORDER BY key}), 'all answers to a key are one, which is stored');
+		WHERE key ~ '^k' ORDER BY key}), 'all responses to a key equal the stored one');
 is( $node->safe_psql('postgres', q{SELECT count(*) - count(DISTINCT c.key),
 		count(*) FILTER (WHERE k.key IS NULL)
 		FROM charge AS c LEFT JOIN idempotency.key AS k ON k.key = c.key AND k.scope = 'p'
 		WHERE c.key <> 'done'}),
-	'0|0', 'each effect is there once, and has its key');
+	'0|0', 'each effect exists once and has its key');
 
 $pooler->kill_kill;
 undef $pooler;

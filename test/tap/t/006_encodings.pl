@@ -1,10 +1,9 @@
 # 006_encodings.pl
 #
-# Proves that no encoding, no byte, no setting for string literals, no size and
-# no depth makes the extension forget, confuse or garble: what is stored is
-# replayed byte for byte, one JSON value has one fingerprint in UTF8 and LATIN1,
-# and what cannot be taken is refused by a clear error, after which the session
-# goes on.
+# Proves that encodings, bytes, string-literal settings, size and depth neither lose nor
+# change data. Stored values are replayed byte for byte, and one JSON value has the same
+# fingerprint in UTF8 and LATIN1. Values that cannot be stored are rejected with a clear
+# error, after which the session continues.
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,7 +24,7 @@ $node->safe_psql('postgres', qq{
 	ALTER DATABASE literals SET backslash_quote = off});
 $node->safe_psql($_, 'CREATE EXTENSION idempotency') foreach qw(latin1 ascii literals);
 
-# hex returns the SQL that shows an expression as the bytes that the server has.
+# hex_of returns SQL that shows the bytes of an expression on the server.
 sub hex_of
 {
 	return "encode(convert_to($_[0], getdatabaseencoding()), 'hex')";
@@ -38,9 +37,8 @@ sub answer
 	return $node->safe_psql($db{$db}, "SET client_encoding = '$client_encoding'; $sql");
 }
 
-# operation returns the SQL that claims, completes and replays one operation,
-# from literals, and shows the bytes of what it replays.  Headers are the
-# response once more, unless they are given.
+# operation returns the SQL that claims, completes and replays one operation, from
+# literals, and shows the bytes of the replay. Headers default to the response.
 sub operation
 {
 	my ($scope, $key, $request, $response, $headers) = @_;
@@ -55,7 +53,8 @@ sub operation
 # Names and bodies with characters beyond ASCII
 # ----------------------------------------------------------------
 
-# Text that LATIN1 has, in UTF-8: e with acute, y with diaeresis, no-break space.
+# Text that LATIN1 can represent, in UTF-8: e with acute, y with diaeresis, no-break
+# space.
 my ($e, $y, $nbsp) = ("\xc3\xa9", "\xc3\xbf", "\xc2\xa0");
 my $body = qq({"$e" :\t"$y$nbsp\\u00e9", "b":[ "$e" ]} );
 my $bytes = unpack 'H*', $body;
@@ -68,10 +67,10 @@ is(answer('SQL_ASCII', 'SQL_ASCII', $sql =~ s/\\u00e9//gr),
 	"claimed\n1\nreplayed|" . join('|', ($bytes =~ s/5c7530306539//r) x 2), 'SQL_ASCII replays');
 is( answer('LATIN1', 'LATIN1', qq{SELECT response::text = E'{"\xe9" :\\t"\xff\xa0\\\\u00e9", "b":[ "\xe9" ]} '
 		FROM idempotency.claim('t\xe9nant', 'cl\xe9', '{"b":["\xe9"],"\xe9":"\xff\xa0\xe9"}')}), 't',
-	'a client in LATIN1 means the same key and request');
+	'UTF8 database: a client in LATIN1 uses the same key and request');
 is( answer('UTF8', 'LATIN1', qq{SELECT outcome
 		FROM idempotency.claim('t\xe9nant', 'cl\xe9', '{"b":["\xe9"],"\xe9":"\xff\xa0\xe9"}')}), 'replayed',
-	'also in UTF8');
+	'LATIN1 database: a client in LATIN1 uses the same key and request');
 
 # One JSON value has one canonical form and one fingerprint in both encodings.
 my @documents = (
@@ -89,14 +88,14 @@ foreach my $document (@documents)
 	my $utf8 = answer('UTF8', 'UTF8', $query);
 	my ($canonical, $fingerprint) = split /\|/, $utf8;
 	like($utf8, qr/^([0-9a-f]+\|\\x[0-9a-f]{64}\|)/, "canonical form of $document");
-	is(answer('LATIN1', 'UTF8', $query), $utf8, 'the same in LATIN1');
+	is(answer('LATIN1', 'UTF8', $query), $utf8, 'the canonical form is the same in LATIN1');
 	is( answer('UTF8', 'UTF8', "SELECT sha256('\\x$canonical')"), $fingerprint,
 		'the fingerprint is the SHA-256 of the canonical form');
 	next if $document =~ /\\u00[89a-f]/;
-	is( answer('SQL_ASCII', 'SQL_ASCII', $query =~ s/'UTF8'/'SQL_ASCII'/r), $utf8, 'the same in SQL_ASCII');
+	is( answer('SQL_ASCII', 'SQL_ASCII', $query =~ s/'UTF8'/'SQL_ASCII'/r), $utf8, 'the canonical form is the same in SQL_ASCII');
 }
 
-# Names of full length, with the widest characters there are.
+# Names of full length, with the widest characters.
 my $wide = "\xf0\x9f\x92\xb3" x 255;
 is(answer('UTF8', 'UTF8', operation("'$wide'", "'$wide'", 'NULL', "'1'", "'{}'")),
 	"claimed\n1\nreplayed|31|7b7d", '255 characters of four bytes');
@@ -110,12 +109,12 @@ fails_with($node, "SET client_encoding = 'UTF8'; SELECT idempotency.claim('s', '
 	like => qr/It has 256 characters/, dbname => 'latin1');
 
 # ----------------------------------------------------------------
-# What has no equal in the database, and bytes that are no text at all
+# Characters that the database cannot represent, and invalid bytes
 # ----------------------------------------------------------------
 
-# goes_on checks that a call fails, inside a transaction that has claimed and
-# written, and that the transaction goes on from a savepoint.
-sub goes_on
+# transaction_survives checks that a call fails inside a transaction that has claimed
+# and written, and that the transaction continues from a savepoint.
+sub transaction_survives
 {
 	my ($session, $call, $sqlstate, $name, $like) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
@@ -123,7 +122,7 @@ sub goes_on
 	session_fails($session, $call, $sqlstate, $name, $like);
 	is( $session->query_safe(q{ROLLBACK TO before; SELECT idempotency.complete('s', 'k', '1'); COMMIT;
 			SELECT outcome FROM idempotency.claim('s', 'k'); SELECT idempotency.forget('s', 'k')}),
-		"1\nreplayed\nt", "$name: the transaction goes on");
+		"1\nreplayed\nt", "$name: the transaction continues");
 }
 
 my %session = map { $_ => open_session($node, dbname => $db{$_}) } keys %db;
@@ -131,34 +130,34 @@ $session{$_}->query_safe("SET client_encoding = SQL_ASCII; SET idempotency.reten
 
 my $euro = q('{"price":"\u20ac"}');
 is($session{UTF8}->query_safe("SELECT encode(convert_to(idempotency.canonical($euro), 'UTF8'), 'hex')"),
-	unpack('H*', qq({"price":"\xe2\x82\xac"})), 'UTF8 has the euro');
+	unpack('H*', qq({"price":"\xe2\x82\xac"})), 'UTF8 can represent the euro sign');
 foreach my $call ("canonical($euro)", "fingerprint($euro)", "claim('s', 'e', $euro)", "try_claim('s', 'e', $euro)")
 {
-	goes_on($session{LATIN1}, "SELECT idempotency.$call", '22P05', "LATIN1: $call",
+	transaction_survives($session{LATIN1}, "SELECT idempotency.$call", '22P05', "LATIN1: $call",
 		qr/has no equivalent in encoding "LATIN1"|could not be translated to the server's encoding LATIN1/);
-	# The server's parser has found better words from 16 on.
-	goes_on($session{SQL_ASCII}, "SELECT idempotency.$call", $node->pg_version < 16 ? '0A000' : '22P05',
+	# The message of the server's parser differs from version 16 on.
+	transaction_survives($session{SQL_ASCII}, "SELECT idempotency.$call", $node->pg_version < 16 ? '0A000' : '22P05',
 		"SQL_ASCII: $call",
 		qr/conversion between UTF8 and SQL_ASCII is not supported|could not be translated to .* SQL_ASCII/);
 }
 foreach my $db (qw(UTF8 LATIN1 SQL_ASCII))
 {
-	goes_on($session{$db}, q{SELECT idempotency.claim('s', 'e', '{"a":"\u0000"}')}, '22P05', "$db: \\u0000",
+	transaction_survives($session{$db}, q{SELECT idempotency.claim('s', 'e', '{"a":"\u0000"}')}, '22P05', "$db: \\u0000",
 		qr/\\u0000 cannot be converted to text/);
-	goes_on($session{$db}, q{SELECT idempotency.claim('s', 'e', '{"a":"\ud83d"}')}, '22P02', "$db: half a character",
+	transaction_survives($session{$db}, q{SELECT idempotency.claim('s', 'e', '{"a":"\ud83d"}')}, '22P02', "$db: half a character",
 		qr/Unicode low surrogate must follow a high surrogate/);
 
-	# An answer is stored as it is; an escape in it is the client's to read.
+	# A response is stored as it is; the client interprets its escapes.
 	is( $session{$db}->query_safe(operation("'s'", "'escapes'", "'1'", q('{"a":"\u20ac\u0000"}'))),
 		join('|', "claimed\n1\nreplayed", (unpack 'H*', '{"a":"\u20ac\u0000"}') x 2), "$db: escapes in a response");
 }
 
-# Bytes that are no text: refused where the encoding is known, kept where not.
+# Invalid bytes: rejected where the encoding is known, otherwise stored.
 my $hostile = '\xff\xfe\xc3\xed\xa0\x80';
-goes_on($session{UTF8}, "SELECT idempotency.$_", '22021', "UTF8: $_", qr/invalid byte sequence for encoding "UTF8"/)
+transaction_survives($session{UTF8}, "SELECT idempotency.$_", '22021', "UTF8: $_", qr/invalid byte sequence for encoding "UTF8"/)
   foreach "claim('s', E'$hostile')", "claim(E'$hostile', 'k')", qq(claim('s', 'e', E'"$hostile"')),
   qq(complete('s', 'k', E'"$hostile"')), "once_many('s', ARRAY[E'$hostile'])";
-goes_on($session{LATIN1}, "SELECT idempotency.$_", 'IK400', "LATIN1: $_", qr/contains a control character/)
+transaction_survives($session{LATIN1}, "SELECT idempotency.$_", 'IK400', "LATIN1: $_", qr/contains a control character/)
   foreach "claim('s', E'$hostile')", "claim(E'$hostile', 'k')", "once('s', E'\\x9f')", "once_many('s', ARRAY[E'a\\x80'])",
   "publish(E't\\x85', '1')", "subscribe(E's\\x85', ARRAY['*'])", "subscribe('s', ARRAY[E'\\x85*'])";
 foreach my $db (qw(SQL_ASCII LATIN1))
@@ -167,9 +166,9 @@ foreach my $db (qw(SQL_ASCII LATIN1))
 	my $raw = unpack 'H*', eval qq("\\"$hostile\\"");
 	is( $session{$db}->query_safe(
 			operation("E'$hostile'", "E'$hostile'", "E' \"$hostile\"'", "E'\"$hostile\"'", "'{}'")),
-		"claimed\n1\nreplayed|$raw|7b7d", "$db: hostile bytes are replayed");
+		"claimed\n1\nreplayed|$raw|7b7d", "$db: invalid bytes are replayed");
 	is( $session{$db}->query_safe("SELECT outcome FROM idempotency.try_claim(E'$hostile', E'$hostile', E'\"$hostile.\"')"),
-		'mismatched', "$db: and compared");
+		'mismatched', "$db: invalid bytes are compared");
 }
 
 # ----------------------------------------------------------------
@@ -181,20 +180,20 @@ my $round = operation(@literals, $literals[2]);
 my $expected = $session{UTF8}->query_safe($round);
 like($expected, qr/^claimed\n1\nreplayed\|7b22615c5c223a225c6e27227d\|/, 'backslashes are replayed');
 is($session{off}->query_safe('SET backslash_quote = on; ' . $round), $expected,
-	'also with standard_conforming_strings off');
+	'backslashes are replayed with standard_conforming_strings off');
 my $helpers = q{SELECT idempotency.canonical(E'{"a\\\\\\\\":"\\\\n"}'), idempotency.natural_key(E'a\\\\', E'\\\\b'),
 	idempotency.parse_header(E'"a\\\\"b\\\\\\\\"'), idempotency.derive_key(E'\\\\', 'k', 's'),
 	idempotency.problem(o) FROM idempotency.try_claim(E's\\\\c''ope', E'k\\\\n''ey', '"another"') AS o;
 	SELECT key, state, response_size FROM idempotency.keys ORDER BY key};
 $expected = $session{UTF8}->query_safe($helpers);
-like($expected, qr/^\{"a\\\\":"\\n"\}\|[0-9a-f]{64}\|a"b\\\|/, 'the helpers know backslashes');
+like($expected, qr/^\{"a\\\\":"\\n"\}\|[0-9a-f]{64}\|a"b\\\|/, 'the SQL helper functions handle backslashes');
 $session{$_}->query_safe(q{DELETE FROM idempotency.key WHERE scope NOT LIKE '%ope'}) foreach qw(UTF8 off);
 is($session{off}->query_safe($helpers), $session{UTF8}->query_safe($helpers),
-	'also with standard_conforming_strings off');
+	'the SQL helper functions handle backslashes with standard_conforming_strings off');
 $session{off}->query_safe(q{CREATE ROLE "back\slash'"; SELECT idempotency.grant_client(E'"back\\\\slash\'"');
 	SELECT idempotency.grant_operator(E'"back\\\\slash\'"')});
 is($session{off}->query_safe(q{SET ROLE "back\slash'"; SELECT outcome FROM idempotency.peek(E's\\\\c''ope', E'k\\\\n''ey')}),
-	'replayed', 'and rights are granted there');
+	'replayed', 'grants work with standard_conforming_strings off');
 
 # ----------------------------------------------------------------
 # Size and depth
@@ -216,30 +215,30 @@ foreach my $db (qw(UTF8 LATIN1 SQL_ASCII))
 	};
 
 	$is_kept->('1MB', $sized->(1048576), 'a request and a response of 1 MB');
-	goes_on($s, "SELECT idempotency.complete('s', 'k', " . $sized->(1048577) . ')', '54000',
-		"$db: a byte more", qr/1048577 bytes exceeds idempotency\.max_response_size/);
-	goes_on($s, "SELECT idempotency.complete('s', 'k', " . $sized->(1048575) . ", 200, '{}')", '54000',
-		"$db: a byte more, with the headers");
+	transaction_survives($s, "SELECT idempotency.complete('s', 'k', " . $sized->(1048577) . ')', '54000',
+		"$db: one byte more than the limit", qr/1048577 bytes exceeds idempotency\.max_response_size/);
+	transaction_survives($s, "SELECT idempotency.complete('s', 'k', " . $sized->(1048575) . ", 200, '{}')", '54000',
+		"$db: one byte more than the limit, with the headers");
 	$s->query_safe('SET idempotency.max_response_size = 20000000');
-	$is_kept->('9MB', $sized->(9000000), 'more, if the setting says so');
+	$is_kept->('9MB', $sized->(9000000), '9 MB with a higher limit');
 
 	$is_kept->('array', q{(repeat('[', 10000) || repeat(']', 10000))}, 'arrays 10,000 deep');
 	$is_kept->('object', q{(repeat('{"a" :', 10000) || '1' || repeat('}', 10000))}, 'objects 10,000 deep');
 	is( $s->query_safe(q{SELECT outcome FROM idempotency.claim('s', 'object',
-			(repeat('{"a":', 10000) || '1.0' || repeat('}', 10000))::jsonb)}), 'replayed', "$db: also as jsonb");
+			(repeat('{"a":', 10000) || '1.0' || repeat('}', 10000))::jsonb)}), 'replayed', "$db: the same as jsonb");
 	is( $s->query_safe(q{SELECT outcome FROM idempotency.try_claim('s', 'object',
-			(repeat('{"a":', 10000) || '2' || repeat('}', 10000)))}), 'mismatched', "$db: and compared");
+			(repeat('{"a":', 10000) || '2' || repeat('}', 10000)))}), 'mismatched', "$db: deep values are compared");
 	my $abyss = q{(repeat('[', 1000000) || repeat(']', 1000000))};
-	goes_on($s, $_, '54001', "$db: a million deep", qr/stack depth limit exceeded/)
+	transaction_survives($s, $_, '54001', "$db: one million levels deep", qr/stack depth limit exceeded/)
 	  foreach "SELECT idempotency.claim('s', 'abyss', $abyss)", "SELECT idempotency.complete('s', 'k', $abyss)";
 }
 
 # ----------------------------------------------------------------
-# Restored into another encoding
+# Restore into another encoding
 # ----------------------------------------------------------------
 
-# Rows that no claim would make, such as older versions of this library let in: each
-# is data to a restore, and none keeps the others from coming back.
+# Rows that no claim creates, such as those that an older version accepted. A restore
+# treats them as data, and they do not block the restore of other rows.
 $_->quit foreach values %session;
 $node->safe_psql('latin1', q{
 	TRUNCATE idempotency.key, idempotency.outbox;
@@ -264,12 +263,12 @@ foreach my $format (qw(plain custom))
 	$node->safe_psql('postgres', qq{DROP DATABASE IF EXISTS restored; CREATE DATABASE restored TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'});
 	$node->command_ok($format eq 'plain' ? [ 'psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-d', 'restored', '-f', $dump ] : [ 'pg_restore', '--exit-on-error', '-d', 'restored', $dump ],
 		"$format: restored into UTF8");
-	is($node->safe_psql('restored', $stored), $rows, "$format: every row is there");
+	is($node->safe_psql('restored', $stored), $rows, "$format: every row is restored");
 }
 my $copy = $node->basedir . '/key.binary';
 $node->safe_psql('latin1', qq{SET client_encoding = 'UTF8'; COPY idempotency.key TO '$copy' WITH (FORMAT binary)});
 $node->safe_psql('restored', qq{TRUNCATE idempotency.key; SET client_encoding = 'UTF8'; COPY idempotency.key FROM '$copy' WITH (FORMAT binary)});
-is($node->safe_psql('restored', $stored), $rows, 'a COPY in binary has every row');
+is($node->safe_psql('restored', $stored), $rows, 'a binary COPY restores every row');
 
 $node->stop;
 done_testing();

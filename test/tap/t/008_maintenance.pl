@@ -1,9 +1,9 @@
 # 008_maintenance.pl
 #
-# Proves that a session which claims goes on rightly whatever an administrator
-# does to the storage of idempotency.key between two claims, or in the middle of
-# one: rewriting, reindexing, moving, further indexes, dropping and creating the
-# extension.  Indexes are compared with the table row by row.
+# Proves that a session claims correctly whatever an administrator does to the storage
+# of idempotency.key between two claims, or during one: rewriting, reindexing, moving,
+# adding indexes, dropping and recreating the extension. The test compares indexes with
+# the table row by row.
 
 use strict;
 use warnings FATAL => 'all';
@@ -19,8 +19,8 @@ log_statement = none
 });
 $node->safe_psql('postgres', q{CREATE EXTENSION amcheck; CREATE TABLESPACE elsewhere LOCATION ''});
 
-# One session, with cached plans, which sees everything that happens.  (A record,
-# since PL/pgSQL itself fails once the type of a variable was created anew.)
+# One session with cached plans observes all changes. The function uses a record:
+# PL/pgSQL itself fails once the type of a variable is recreated.
 my $session = open_session($node);
 $session->query_safe(q{
 	CREATE FUNCTION charge(k text, n int, retention interval DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
@@ -36,7 +36,7 @@ $session->query_safe(q{
 	SET idempotency.wait = '100ms'});
 my $number = 0;
 
-# works checks, in the session, old keys, new ones, expired ones and batches.
+# works checks, in the session, old keys, new keys, expired keys and batches.
 sub works
 {
 	my ($after) = @_;
@@ -54,7 +54,7 @@ sub works
 				idempotency.once('m', 'p $new')}),
 		join("\n", qq(replayed {"answer" : @{[$number - 1]}}|claimed|replayed {"answer" : $number}),
 			'replayed', 'claimed||claimed|replayed {"answer" : 2}', qq({"o $new"}|f|t|t|t)),
-		"$after: the session goes on");
+		"$after: the session continues");
 	$session->{stderr} = '';
 }
 
@@ -93,10 +93,10 @@ foreach my $command (
 	is_sound($command);
 }
 $node->safe_psql('postgres', 'TRUNCATE idempotency.key');
-is($session->query_safe("SELECT charge('k$number', $number)"), 'claimed', 'TRUNCATE forgets everything');
+is($session->query_safe("SELECT charge('k$number', $number)"), 'claimed', 'after TRUNCATE every key is new');
 works('TRUNCATE');
 
-# The same by the session itself, and in its own transaction.
+# The same commands, executed by the session itself, also in its own transaction.
 foreach my $command ('VACUUM FULL idempotency.key', 'REINDEX TABLE CONCURRENTLY idempotency.key')
 {
 	$session->query_safe($command);
@@ -114,10 +114,10 @@ foreach my $command ('REINDEX TABLE idempotency.key', 'CLUSTER idempotency.key U
 }
 
 # ----------------------------------------------------------------
-# In the middle of a claim of somebody else
+# During a claim of another session
 # ----------------------------------------------------------------
 
-# What would move rows waits for the claim, which saw the expired row's place.
+# Commands that move rows wait for the claim, which has located the expired row.
 $session->query_safe(q{SELECT charge('expired', 1, '1 microsecond'); BEGIN; SELECT idempotency.claim('m', 'expired')});
 foreach my $command ('VACUUM FULL idempotency.key', 'CLUSTER idempotency.key USING another_name',
 	'REINDEX TABLE idempotency.key', 'ALTER TABLE idempotency.key SET TABLESPACE pg_default')
@@ -130,7 +130,7 @@ is($session->query_safe(q{SELECT response FROM idempotency.claim('m', 'expired')
 	'an expired key is overwritten after VACUUM');
 is_sound('VACUUM during a claim');
 
-# Concurrent builds wait for it too, but let others write meanwhile.
+# Concurrent builds also wait for the claim, but do not block other writes.
 foreach my $command ('REINDEX TABLE CONCURRENTLY idempotency.key',
 	'CREATE INDEX CONCURRENTLY by_expiry ON idempotency.key (expires_at)',
 	'CREATE UNIQUE INDEX CONCURRENTLY by_key ON idempotency.key (key, scope)')
@@ -147,13 +147,13 @@ foreach my $command ('REINDEX TABLE CONCURRENTLY idempotency.key',
 	$builder->quit;
 	is($session->query_safe(qq{EXECUTE claim('slow'); EXECUTE claim('meanwhile $number'); EXECUTE claim('batch $number');
 			SELECT idempotency.forget('m', 'slow')}),
-		"replayed\nreplayed\nreplayed\nt", "$command: what was written meanwhile is there");
+		"replayed\nreplayed\nreplayed\nt", "$command: rows that were written meanwhile are found");
 	works($command);
 	is_sound($command);
 }
 
 # ----------------------------------------------------------------
-# Indexes of an administrator
+# Additional indexes
 # ----------------------------------------------------------------
 
 $node->safe_psql('postgres', q{
@@ -170,7 +170,7 @@ is($session->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('m', 'fai
 	"claimed\n1\nreplayed", 'a failure is stored');
 is_sound("with an administrator's indexes");
 
-# Each way of reading the table must find the same rows.
+# Each access path must find the same rows.
 foreach my $condition (q{expires_at > now()}, q{expires_at <= now()}, q{lower(key) = 'k30'}, q{status < 0},
 	q{scope = 'm' AND key = 'k30'}, q{key::text = 'x k30'}, q{created_at > now() - interval '1 day'},
 	q{to_tsvector('simple', key) @@ 'k30'}, q{tstzrange(created_at, NULL) && tstzrange(now(), NULL)})
@@ -180,21 +180,21 @@ foreach my $condition (q{expires_at > now()}, q{expires_at <= now()}, q{lower(ke
 	my $by_table = "SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_indexonlyscan = off;";
 	like($node->safe_psql('postgres', "$by_index EXPLAIN $query"), qr/Index .*Scan/, "an index serves $condition");
 	is( $node->safe_psql('postgres', "$by_index $query"),
-		$node->safe_psql('postgres', "$by_table $query"), "and agrees with the table");
+		$node->safe_psql('postgres', "$by_table $query"), "the index for $condition agrees with the table");
 }
 
-# An index that forbids a row is PostgreSQL's own error, and no trace is left.
+# A violated additional index is PostgreSQL's own error and leaves nothing behind.
 my $own = q{SELECT charge('K30', 1)};
 session_fails($session, $own, '23505', "a unique index of an administrator's", qr/by_both/);
-session_fails($session, q{SELECT idempotency.once_many('m', array['a', 'P K30'])}, '23505', 'also in a batch', qr/by_both/);
+session_fails($session, q{SELECT idempotency.once_many('m', array['a', 'P K30'])}, '23505', 'an additional unique index rejects a batch', qr/by_both/);
 is($session->query_safe(q{SELECT idempotency.peek('m', 'K30') IS NULL, idempotency.peek('m', 'a') IS NULL}), 't|t',
-	'which leaves no trace');
+	'a rejected batch leaves nothing behind');
 $node->safe_psql('postgres', 'DROP INDEX idempotency.by_both');
-is($session->query_safe($own), 'claimed', 'and is gone with the index');
+is($session->query_safe($own), 'claimed', 'without the index the claim succeeds');
 is_sound('at last');
 
 # ----------------------------------------------------------------
-# The extension, dropped and created again
+# The extension, dropped and recreated
 # ----------------------------------------------------------------
 
 my ($drop, $create) = map { "$_ EXTENSION idempotency" } 'DROP', 'CREATE';
@@ -204,13 +204,13 @@ $node->safe_psql('postgres', $drop);
 session_fails($session, q{SELECT charge('k1', 1)}, '3F000', 'without the extension there is no claim');
 $node->safe_psql('postgres', $create);
 $number = 0;
-works('created again by another');
+works('recreated by another session');
 $session->query_safe("$drop; $create");
 $number = 0;
-works('created again by the session');
+works('recreated by the session');
 $session->query_safe("BEGIN; $drop; $create");
-is($session->query_safe(q{SELECT charge('k1', 1); COMMIT}), 'claimed', 'created again in the transaction that claims');
-is($session->query_safe(q{SELECT charge('k1', 1)}), qq(replayed {"answer" : 1}), 'and kept');
+is($session->query_safe(q{SELECT charge('k1', 1); COMMIT}), 'claimed', 'recreated in the transaction that claims');
+is($session->query_safe(q{SELECT charge('k1', 1)}), qq(replayed {"answer" : 1}), 'the claim after the recreation is kept');
 session_fails($session, "BEGIN; SELECT idempotency.claim('m', 'k2'); $drop; COMMIT", 'IK428',
 	'dropping the extension does not complete a claim');
 works('DROP EXTENSION refused at commit');

@@ -1,10 +1,10 @@
 # 009_one_write.pl
 #
-# Proves that an operation on a new key costs one heap insert and one index
-# insert, and leaves no dead tuple; that an expired key is overwritten by one
-# update; that a heartbeat is one update, and touches no index; and that a claim
-# which comes to nothing, a replay and a duplicate write nothing at all, not even a
-# transaction id.  Read from the WAL itself, and from the server's statistics.
+# Proves that an operation on a new key costs one heap insert and one index insert, and
+# leaves no dead tuple. An expired key is overwritten by one update; a heartbeat is one
+# update and touches no index. A claim that is not completed, a replay and a duplicate
+# write nothing, not even a transaction ID. The test reads the WAL and the server's
+# statistics.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,9 +14,9 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# With nothing in the background that writes WAL (not even the snapshots for a
-# standby, at wal_level minimal), an unchanged position means that nothing was
-# written.  Checksums, the default of newer servers, would log hint bits.
+# No background process writes WAL (wal_level minimal avoids the snapshots for a
+# standby), so an unchanged position means that nothing was written. Checksums, the
+# default of newer servers, would log hint bits.
 my ($help) = run_command([ 'initdb', '--help' ]);
 my @checksums = $help =~ /(--no-data-checksums)/;
 my $node = new_node('main', init => { extra => [ '--encoding=UTF8', '--locale=C', @checksums ] }, conf => q{
@@ -31,8 +31,8 @@ $node->safe_psql('postgres', q{CREATE EXTENSION pgstattuple;
 	CREATE FUNCTION final(json) RETURNS json LANGUAGE plpgsql AS
 		$$ BEGIN RAISE EXCEPTION USING ERRCODE = 'IKFIN'; END $$});
 
-# The first rows of a table and its index are made in another way; these also
-# fill the caches, whose building prunes catalogs.
+# The first rows of a table and its index are written differently. These rows also fill
+# the caches, because building a cache prunes catalogs.
 $node->safe_psql('postgres', q{SELECT idempotency.once('w', 'warm 1');
 	BEGIN; SELECT idempotency.claim('w', 'warm 2'); SELECT idempotency.complete('w', 'warm 2'); COMMIT;
 	SELECT idempotency.once_many('w', array['warm 3', 'warm 4'])});
@@ -44,8 +44,8 @@ my %file = map { split /\|/ } split /\n/, $node->safe_psql('postgres', q{
 		FROM pg_index WHERE indrelid = 'idempotency.key'::regclass
 	UNION ALL SELECT pg_relation_filenode(reltoastrelid) || '|toast' FROM pg_class WHERE oid = 'idempotency.key'::regclass});
 
-# records returns what WAL between two positions says of the key table: the
-# kind of each record, in order.
+# records returns the kinds of the WAL records of the key table between two positions,
+# in order.
 sub records
 {
 	my ($from, $to) = @_;
@@ -62,13 +62,13 @@ sub records
 	return join(', ', @records);
 }
 
-# Every call is made by one session, whose caches are warm.
+# One session, with filled caches, makes every call.
 my $session = open_session($node);
 $session->query_safe('SET synchronous_commit = off');
 my $lsn = 'SELECT pg_current_wal_insert_lsn()';
 
-# writes runs SQL, which ends well or with that SQLSTATE, and compares what it
-# wrote with what it should.
+# writes runs SQL, which succeeds or fails with that SQLSTATE, and compares the WAL that
+# it wrote with the expected records.
 sub writes
 {
 	my ($sql, $expected, $name, $sqlstate) = @_;
@@ -84,12 +84,12 @@ sub writes
 	}
 	my $to = $session->query_safe($lsn);
 
-	# What is in the buffers alone is not yet for pg_waldump.
+	# pg_waldump cannot read WAL that is only in the buffers.
 	$session->query_safe('SELECT txid_current(); CHECKPOINT') if $from ne $to;
 	is($from eq $to ? 'nothing' : records($from, $to), $expected, $name);
 }
 
-# writes_nothing checks that SQL writes no WAL and assigns no transaction id.
+# writes_nothing checks that SQL writes no WAL and assigns no transaction ID.
 sub writes_nothing
 {
 	my ($sql, $name, $sqlstate) = @_;
@@ -120,18 +120,18 @@ writes(q{BEGIN; SAVEPOINT s; SELECT idempotency.claim('w', 'h'); ROLLBACK TO s;
 	SELECT idempotency.claim('w', 'h'); SAVEPOINT t; SELECT idempotency.complete('w', 'h'); RELEASE t; COMMIT},
 	$one, 'a claim repeated after a savepoint');
 writes(q{BEGIN; SELECT idempotency.claim('w', 'i', retention => '1 microsecond'); SELECT idempotency.complete('w', 'i'); COMMIT},
-	$one, 'one that expires');
+	$one, 'an operation that expires');
 writes(q{BEGIN; SELECT idempotency.claim('w', 'toasted'); SELECT idempotency.complete('w', 'toasted',
 	(SELECT json_agg(md5(i::text))::text FROM generate_series(1, 100) AS i)); COMMIT},
-	'toast INSERT, toast INSERT, heap INSERT, index INSERT_LEAF, Transaction COMMIT', 'one with a large response');
+	'toast INSERT, toast INSERT, heap INSERT, index INSERT_LEAF, Transaction COMMIT', 'an operation with a large response');
 
-# A batch says of each row that it may yet be taken back, and then that it is not.
+# A batch inserts each row speculatively and then confirms it.
 writes(q{SELECT idempotency.once_many('w', array['x', 'z', 'y', 'x'])},
 	join(', ', ('heap INSERT, index INSERT_LEAF, heap HEAP_CONFIRM') x 3, 'Transaction COMMIT'), 'a batch');
 
 # ----------------------------------------------------------------
 # Nothing
-# ----------------------------------------------------------------
+# No write
 
 writes_nothing(q{BEGIN; SELECT idempotency.claim('w', 'n', '{"n":1}'); ROLLBACK}, 'a claim that is rolled back');
 writes_nothing(q{BEGIN; SELECT idempotency.claim('w', 'n'); COMMIT}, 'a claim that is not completed', 'IK428');
@@ -146,10 +146,10 @@ writes_nothing(q{SELECT idempotency.run('w', 'c', '1', 'handler(json)')}, 'a rep
 writes_nothing(q{SELECT idempotency.once('w', 'e')}, 'a known message');
 writes_nothing(q{SELECT idempotency.once_many('w', array['y', 'x', 'e'])}, 'a batch of known messages');
 writes_nothing(q{SELECT idempotency.peek('w', 'a'), idempotency.peek('w', 'n'), idempotency.forget('w', 'n')},
-	'looking, and forgetting nothing');
+	'peek and forget of absent keys');
 writes_nothing(q{SELECT idempotency.complete('w', 'n')}, 'complete without a claim', 'IK412');
 
-# Duplicates that meet the owner: they wait, give up, or ask only.
+# Duplicates of an open claim: they wait, time out, or return at once.
 my $owner = open_session($node);
 $owner->query_safe(q{BEGIN; SELECT idempotency.claim('w', 'owned')});
 writes_nothing(q{SELECT idempotency.try_claim('w', 'owned')}, 'a duplicate that does not wait');
@@ -175,10 +175,10 @@ is(counted(), '17|0|0|0|0', 'seventeen inserts, no update, and no dead tuple');
 writes(q{BEGIN; SELECT idempotency.claim('w', 'i'); SELECT idempotency.complete('w', 'i', '2'); COMMIT},
 	'heap HOT_UPDATE, Transaction COMMIT', 'an expired key is overwritten by one update, and no index is touched');
 $session->query_safe('SELECT pg_stat_force_next_flush()');
-is(counted(), '17|1|0|1|1', 'of which one dead tuple is left');
+is(counted(), '17|1|0|1|1', 'the update leaves one dead tuple');
 
 # ----------------------------------------------------------------
-# A lease, whose row is in the index of leases too
+# A lease, whose row is also in the index of leases
 # ----------------------------------------------------------------
 
 $session->query_safe(q{SELECT idempotency.claim('w', 'warm 5', lease => '1 hour')});
@@ -192,12 +192,12 @@ writes("SELECT idempotency.checkpoint(scope, key, token, 'here', '{\"a\":1}') $r
 	'a checkpoint');
 writes_nothing("SELECT $again", 'a duplicate of a leased operation');
 
-# Who owns the lease is in that index.
-writes("SELECT idempotency.release(scope, key, token) $row", "heap UPDATE, $leased", 'a lease that is given up');
+# The index of leases contains the token, which a release and a takeover change.
+writes("SELECT idempotency.release(scope, key, token) $row", "heap UPDATE, $leased", 'a lease that is released');
 writes("SELECT $again", "heap UPDATE, $leased", 'a takeover');
 writes("SELECT idempotency.complete(scope, key, '1', token => token) $row",
 	'heap UPDATE, index INSERT_LEAF, Transaction COMMIT', 'complete with a token');
-writes_nothing("SELECT $again", 'a replay of what was leased');
+writes_nothing("SELECT $again", 'a replay of a leased operation');
 $session->query_safe('SELECT pg_stat_force_next_flush()');
 
 $node->safe_psql('postgres', 'VACUUM idempotency.key; SELECT pg_stat_reset()');

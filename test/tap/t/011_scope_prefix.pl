@@ -1,9 +1,9 @@
 # 011_scope_prefix.pl
 #
-# Proves that idempotency.scope_prefix, once a superuser has set it for a login
-# role, binds every session of that role in every function that takes a scope,
-# and that the role has no way to lift it: whether the library is preloaded, or
-# comes with the first call, to find what the role has set before.
+# Proves that idempotency.scope_prefix, set by a superuser for a login role, applies to
+# every session of that role. It applies in every function that takes a scope, and the
+# role cannot lift it. This holds whether the library is preloaded or loaded by the
+# first call, after the role has changed settings.
 
 use strict;
 use warnings FATAL => 'all';
@@ -16,9 +16,8 @@ use Test::More;
 my $guc = 'idempotency.scope_prefix';
 my ($node, $library);
 
-# session runs SQL in a new session of a login role, and returns what it printed
-# after a line that says "tried".  Statements before that may fail, and leave
-# their transaction usable.
+# session runs SQL in a new session of a login role, and returns what it printed after a
+# line "tried". Statements before that can fail, and leave their transaction usable.
 sub session
 {
 	my ($sql, %opt) = @_;
@@ -29,7 +28,7 @@ sub session
 			extra_params => [ '-d', $connstr, '-U', $opt{role} // 'tenant' ]);
 	};
 
-	# Who is not let in may be gone before he has been sent anything.
+	# The connection of a rejected role can be closed before psql has sent anything.
 	return 'no connection' if $@ =~ /Broken pipe/;
 	die $@ if $@;
 	note($err) if $err;
@@ -37,13 +36,13 @@ sub session
 	return $out =~ /^tried\n(.*)\z/ms ? $1 : "did not get there: $out $err";
 }
 
-# The other tenant's scope must be refused by the very first call already.
+# The very first call must already reject the scope of the other tenant.
 my $probes = join("\n", '\echo tried', map { "SELECT probe(\$\$$_\$\$);" }
 	q{SELECT idempotency.peek('t2/x', 'k')}, q{SELECT idempotency.once('t2/x', 'k')},
 	q{SELECT (idempotency.peek('t1/x', 'k')).response}, q{SELECT idempotency.claim('t2/x', 'k')}, q{SHOW } . $guc);
 my $bound = qq(42501\n42501\n"t1"\n42501\nt1/);
 
-# is_bound checks that a session which first tries something is bound after it.
+# is_bound checks that a session is bound to its prefix after the given statements.
 sub is_bound
 {
 	my ($name, $try, %opt) = @_;
@@ -51,8 +50,8 @@ sub is_bound
 	is(session("$try;\n$probes", %opt), $bound, "$library: $name");
 }
 
-# set_up makes a server with a tenant that is bound, another tenant, and a role
-# that is free; and something to read in the scope of each tenant.
+# set_up creates a server with a tenant that has a prefix, another tenant, and a role
+# without prefix, and a key in the scope of each tenant.
 sub set_up
 {
 	my ($preload) = @_;
@@ -107,21 +106,21 @@ my @tries = (
 	[ 'SET SESSION AUTHORIZATION', 'SET SESSION AUTHORIZATION other' ],
 	[ 'LOAD', "SET $guc = ''; LOAD 'idempotency'" ]);
 
-# Statements by which it might lift it in its later sessions.
+# Statements by which a role might lift its prefix in later sessions.
 my @lasting = map { [ $_ =~ s/ \Q$guc\E.*//sr, $_ ] } (
 	"ALTER ROLE tenant SET $guc = ''", "ALTER ROLE tenant SET $guc = 't2/'", "ALTER ROLE tenant RESET $guc",
 	'ALTER ROLE tenant RESET ALL', "ALTER ROLE tenant IN DATABASE own SET $guc = ''",
 	"ALTER ROLE CURRENT_USER IN DATABASE postgres SET $guc = ''", "ALTER DATABASE own SET $guc = ''",
 	"ALTER ROLE ALL SET $guc = ''", "ALTER SYSTEM SET $guc = ''", "GRANT SET ON PARAMETER $guc TO tenant");
 
-# A function with a setting of its own, made and called by the role.
+# A function with its own setting, created and called by the role.
 my $sneak = sub {
 	my ($name, $clause) = @_;
 	return qq{DROP FUNCTION IF EXISTS tenant.$name; CREATE FUNCTION tenant.$name() RETURNS text LANGUAGE plpgsql $clause AS \$\$
 		BEGIN RETURN probe('SELECT (idempotency.peek(''t2/x'', ''k'')).response'); END \$\$};
 };
 
-# Every function that takes a scope, and what it says about a scope of one's own.
+# Every function that takes a scope, and its result for a scope of the role.
 my %calls = (
 	q{claim(S, 'k')} => qr/replayed/, q{try_claim(S, 'k')} => qr/replayed/, q{complete(S, 'k')} => qr/without a claim/,
 	q{fail(S, 'k', '1', 400)} => qr/without a claim/, q{release(S, 'k')} => qr/without a claim/, q{peek(S, 'k')} => qr/replayed/,
@@ -135,7 +134,7 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	is_bound(@$_) foreach @tries;
 	is_bound("$_->[0], after the first call", "$load; $_->[1]") foreach @tries;
 
-	# Values in the options of the connection; to be refused is as good.
+	# Values in the options of the connection; a rejected connection also passes.
 	foreach my $options ("-c $guc=", "-c $guc=t2/", "--$guc=t2/" =~ tr/_/-/r, "-c role=free -c $guc=")
 	{
 		foreach my $try ([ 'nothing else', '' ], grep { $_->[0] =~ /RESET|LOCAL|savepoint|rolled back/ } @tries)
@@ -161,40 +160,41 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 		session($sql);
 		is_bound("the next session after $name", '');
 		session("$load; $sql");
-		is_bound("the next session after $name, when the library was there", '');
+		is_bound("the next session after $name, with the library loaded", '');
 		is_bound("after $name, in the role's own database", '', dbname => 'own');
 	}
 
-	# Every function, about scopes that are and are not its own.
+	# Every function, with scopes inside and outside the prefix.
 	foreach my $call (sort keys %calls)
 	{
 		my $about = sub { session("\\echo tried\nSELECT probe(\$\$SELECT idempotency." . $call =~ s/S/'$_[0]'/r . '$$)') };
-		like($about->('t1/x'), $calls{$call}, "$library: $call about its own");
-		is($about->($_), '42501', "$library: $call about $_") foreach 't2/x', 't1', 't1x/', 'T1/x', ' t1/x';
+		like($about->('t1/x'), $calls{$call}, "$library: $call in its own scope");
+		is($about->($_), '42501', "$library: $call in scope $_") foreach 't2/x', 't1', 't1x/', 'T1/x', ' t1/x';
 	}
 	is(session("\\echo tried\nSELECT probe('SELECT count(*) FROM idempotency.$_')"), '42501',
-		"$library: no look at idempotency.$_") foreach qw(key keys);
+		"$library: idempotency.$_ is not readable") foreach qw(key keys);
 
-	# Others are bound by theirs, or not at all; a superuser may bind himself.
+	# Other roles have their own prefix or none; a superuser can set a prefix for
+	# itself.
 	is(session(qq{\\echo tried\nSELECT idempotency.once('t2/x', 'k'), probe(\$\$SELECT idempotency.peek('t1/x', 'k')\$\$)},
 			role => 'other'), 'f|42501', "$library: the other tenant has its own scopes");
 	is(session(qq{\\echo tried\nSELECT idempotency.once('t2/x', 'k'), idempotency.once('t1/x', 'k')}, role => 'free'),
-		'f|f', "$library: a free role has all");
-	fails_with($node, "SET $guc = 't1/'; SELECT idempotency.peek('t2/x', 'k')", '42501', "$library: a superuser binds himself");
+		'f|f', "$library: a role without prefix has all scopes");
+	fails_with($node, "SET $guc = 't1/'; SELECT idempotency.peek('t2/x', 'k')", '42501', "$library: a superuser sets its own prefix");
 	is($node->safe_psql('postgres', "$_; SELECT idempotency.peek('t1/x', 'k') IS NULL, idempotency.peek('t2/x', 'k') IS NULL"),
-		'f|f', "$library: who sets it for others is not bound by it, in $_")
+		'f|f', "$library: a role that sets the prefix of others is not bound by it, in $_")
 	  foreach "ALTER ROLE other SET $guc = 't2/'", "ALTER ROLE other IN DATABASE own SET $guc = 't2/'",
 		"ALTER DATABASE own SET $guc = 't1/'", "ALTER DATABASE own RESET $guc";
 
-	# A prefix that could not be is refused, or keeps the role out: it never opens.
+	# An invalid prefix is rejected, or the role cannot connect: it never gives access.
 	$node->psql('postgres', "ALTER ROLE tenant SET $guc = 't1'");
 	like(session(qq{\\echo tried\nSELECT probe(\$\$SELECT idempotency.peek('t2/x', 'k')\$\$)}), qr/^(42501|22023)$/,
 		"$library: a prefix without an end does not open other scopes");
-	fails_with($node, "$load; ALTER ROLE tenant SET $guc = 't1'", '22023', "$library: and is refused where the library knows",
+	fails_with($node, "$load; ALTER ROLE tenant SET $guc = 't1'", '22023', "$library: a prefix without an end is rejected if the library is loaded",
 		like => qr/A scope prefix must end in/);
 
-	# One for the whole server binds the role that has none of its own.  Where the
-	# library comes late, whoever brings another value is refused all scopes.
+	# A prefix for the whole server applies to a role without its own. If the library is
+	# loaded later, a session with another value is denied all scopes.
 	$node->append_conf('postgresql.conf', "$guc = 't1/'");
 	$node->restart;
 	foreach my $options ('', "-c $guc=t2/", "-c $guc=")
@@ -204,7 +204,7 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 		like($got, qr/^(42501|no connection)$/, "$library: a prefix in postgresql.conf, with the options '$options'");
 	}
 	is(session(qq{\\echo tried\nSELECT probe(\$\$SELECT idempotency.once('t1/x', 'k')\$\$)}, role => 'free'), 'false',
-		"$library: and its own scopes are open");
+		"$library: the role's own scopes are accessible");
 	$node->stop;
 }
 done_testing();

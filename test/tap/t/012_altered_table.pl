@@ -1,9 +1,8 @@
 # 012_altered_table.pl
 #
-# Proves that a key table which is not as the extension made it is refused with
-# 55000 and a hint, by every function that writes to it, in sessions old and
-# new; that it works again, with all its keys, once it is repaired; and that
-# what an administrator may change is not refused.
+# Proves that every function that writes rejects an altered key table with 55000 and a
+# hint, in old and new sessions. The table works again with all its keys once it is
+# repaired. Permitted changes are not rejected.
 
 use strict;
 use warnings FATAL => 'all';
@@ -19,24 +18,24 @@ $node->safe_psql('postgres', q{
 	CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';
 	CREATE FUNCTION handler(json) RETURNS json LANGUAGE sql AS 'SELECT $1'});
 
-# afresh makes a table that nobody has altered, and stores a key in it.
+# afresh creates an unaltered table and stores a key in it.
 sub afresh
 {
 	$node->safe_psql('postgres', q{DROP EXTENSION idempotency CASCADE; CREATE EXTENSION idempotency;
 		BEGIN; SELECT idempotency.claim('a', 'old', '1'); SELECT idempotency.complete('a', 'old', '"old"'); COMMIT});
 }
 
-# A session that has used the table, and knows it, before each change.
+# A session that has cached the table before each change.
 my $session = open_session($node);
 
-# is_refused checks every function that writes.  (Whether somebody holds the token
-# is not asked of a table that is not right.)
+# is_refused checks every function that writes. These functions check the table before
+# the token, so the token need not exist.
 sub is_refused
 {
 	my ($what, $hint) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	session_fails($session, qq{BEGIN; SELECT idempotency.$_; ROLLBACK}, '55000', "$what: $_",
-		qr/table "idempotency\.key" is not as the extension made it.*^DETAIL: .*^HINT:  [^\n]*$hint/ms)
+		qr/table "idempotency\.key" has been altered.*^DETAIL: .*^HINT:  [^\n]*$hint/ms)
 	  foreach q{claim('a', 'new')}, q{claim('a', 'old')}, q{try_claim('a', 'new')}, q{once('a', 'new')},
 	  q{once_many('a', array['new'])}, q{forget('a', 'old')}, q{run('a', 'new', '1', 'handler(json)')},
 	  q{claim('a', 'new', lease => '1 min')}, q{renew('a', 'old', 1, '1 min')}, q{checkpoint('a', 'old', 1, 'here')},
@@ -45,7 +44,7 @@ sub is_refused
 	fails_with($node, q{SELECT idempotency.claim('a', 'new')}, '55000', "$what: a new session");
 }
 
-# works checks that the table is good: old keys replay, new ones are stored.
+# works checks that the table is usable: old keys replay, new ones are stored.
 my $number = 0;
 sub works
 {
@@ -63,21 +62,21 @@ sub works
 	$session->{stderr} = '';
 	my (undef, $new) = $node->psql('postgres', qq{SELECT outcome FROM idempotency.claim('a', '$key');
 		SELECT count(*) FROM idempotency.key WHERE scope = 'a' AND key = '$key'});
-	is($new, "replayed\n1", "$what, also in a new session, and the key is there once");
+	is($new, "replayed\n1", "$what: a new session replays, and the key exists once");
 }
 
 afresh();
-works('as it was made');
+works('unaltered');
 
-# note_of_citus changes what Citus notes of its tables, as Citus does.
-sub note_of_citus
+# alter_citus_metadata changes the metadata of Citus's tables as Citus does.
+sub alter_citus_metadata
 {
 	my ($change) = @_;
 	return qq{DO \$\$ BEGIN LOCK TABLE idempotency.key; $change;
 		UPDATE pg_class SET relname = relname WHERE oid = 'idempotency.key'::regclass; END \$\$};
 }
 
-# What the table may not be, what the hint says, and how it is repaired.
+# Forbidden alterations, the hint, and the repair.
 my $t = 'idempotency.key';
 my @alterations = (
 	[ 'a trigger', "CREATE TRIGGER t BEFORE INSERT ON $t FOR EACH ROW EXECUTE FUNCTION nothing()",
@@ -103,7 +102,7 @@ my @alterations = (
 	[ 'a default', "ALTER TABLE $t ALTER status SET DEFAULT 200", "ALTER TABLE $t ALTER status DROP DEFAULT", 'Drop' ],
 	[ 'a foreign key that refers to it', "CREATE TABLE r (s text COLLATE \"C\", k idempotency.keytext,
 		FOREIGN KEY (s, k) REFERENCES $t)", "DROP TABLE r", 'Drop' ],
-	[ 'a foreign key of its own', "ALTER TABLE $t ADD CONSTRAINT f FOREIGN KEY (scope) REFERENCES s",
+	[ 'a foreign key', "ALTER TABLE $t ADD CONSTRAINT f FOREIGN KEY (scope) REFERENCES s",
 		"ALTER TABLE $t DROP CONSTRAINT f", 'Drop',
 		"CREATE TABLE s (scope text COLLATE \"C\" PRIMARY KEY); INSERT INTO s VALUES ('a')" ],
 	[ 'a deferrable constraint', "ALTER TABLE $t ADD CONSTRAINT u UNIQUE (key, scope) DEFERRABLE",
@@ -132,10 +131,10 @@ my @alterations = (
 	[ 'an added column', "ALTER TABLE $t ADD note text", "ALTER TABLE $t DROP note", 'columns' ],
 	[ 'an added column with a value', "ALTER TABLE $t ADD note text DEFAULT 'x' NOT NULL", "ALTER TABLE $t DROP note",
 		'Drop' ],
-	# On a worker, where Citus puts no trigger on an extension's table.  Citus itself
-	# sees to it that the table is looked at anew when this note of its changes.
-	[ 'distributed by Citus', note_of_citus("INSERT INTO pg_dist_partition VALUES ('$t', 'h')"),
-		note_of_citus('DELETE FROM pg_dist_partition'), 'undistribute_table',
+	# On a worker Citus creates no trigger on an extension's table. Citus itself
+	# invalidates the cached table when this metadata changes.
+	[ 'distributed by Citus', alter_citus_metadata("INSERT INTO pg_dist_partition VALUES ('$t', 'h')"),
+		alter_citus_metadata('DELETE FROM pg_dist_partition'), 'undistribute_table',
 		'CREATE TABLE pg_dist_partition (logicalrelid regclass PRIMARY KEY, partmethod "char");
 		ALTER TABLE pg_dist_partition SET SCHEMA pg_catalog' ],
 	[ 'a generated column', "ALTER TABLE $t ADD l int GENERATED ALWAYS AS (length(key)) STORED", "ALTER TABLE $t DROP l",
@@ -146,7 +145,8 @@ foreach (@alterations)
 	my ($what, $alter, $repair, $hint, $first) = @$_;
 	afresh();
 
-	# An open claim makes the change wait.  (A child leaves the table as it is.)
+	# An open claim blocks the change, except the creation of a child, which does not
+	# alter the table.
 	$node->safe_psql('postgres', $first) if $first;
 	$session->query_safe(q{BEGIN; SELECT idempotency.claim('a', 'open')});
 	fails_with($node, "BEGIN; SET lock_timeout = '20ms'; $alter", '55P03', "$what: waits for an open claim")
@@ -159,19 +159,19 @@ foreach (@alterations)
 	works("$what: repaired");
 }
 
-# Nor may the outbox.
+# An altered outbox is rejected too.
 fails_with($node, q{INSERT INTO pg_dist_partition VALUES ('idempotency.outbox', 'n'); SELECT idempotency.publish('t', '1')},
 	'55000', 'a distributed outbox', like => qr/"idempotency\.outbox".*^DETAIL:  It is distributed by Citus\.$/ms);
 $node->safe_psql('postgres', 'DROP TABLE pg_dist_partition');
 afresh();
 
-# In one transaction: altered and refused, rolled back and good.
+# In one transaction: altered and rejected, rolled back and usable.
 $session->query_safe('BEGIN; SAVEPOINT s; ALTER TABLE idempotency.key SET UNLOGGED');
 session_fails($session, q{SELECT idempotency.claim('a', 'new')}, '55000', 'altered by the transaction itself');
 is( $session->query_safe(q{ROLLBACK TO s; SELECT outcome FROM idempotency.claim('a', 'in the same');
-		SELECT idempotency.complete('a', 'in the same', '1'); COMMIT}), "claimed\n1", 'and rolled back');
+		SELECT idempotency.complete('a', 'in the same', '1'); COMMIT}), "claimed\n1", 'the rollback of the alteration makes the table usable');
 
-# What is nobody's harm.
+# Permitted changes.
 foreach my $change (
 	"GRANT SELECT ON $t TO pg_monitor", "ALTER TABLE $t SET (autovacuum_vacuum_scale_factor = 0.01)",
 	"CREATE STATISTICS idempotency.st (dependencies) ON scope, status FROM $t", "COMMENT ON TABLE $t IS 'mine'",
@@ -180,10 +180,10 @@ foreach my $change (
 	"ALTER TABLE $t CLUSTER ON mine")
 {
 	$node->safe_psql('postgres', $change);
-	works("not refused: $change");
+	works("not rejected: $change");
 }
 
-# A table of that name which is not the extension's at all.
+# A table of the same name that does not belong to the extension.
 $node->safe_psql('postgres', q{DROP VIEW mine; DROP EXTENSION idempotency;
 	CREATE SCHEMA idempotency; CREATE TABLE idempotency.key (key text); CREATE FUNCTION idempotency.claim(text, text)
 	RETURNS record LANGUAGE sql AS 'SELECT 1, 2'});

@@ -1,10 +1,10 @@
 # 013_maintenance_storm.pl
 #
-# Proves that maintenance under load is safe: while clients claim, complete,
-# replay, overwrite expired keys and send batches that overlap, an administrator
-# rewrites the table, rebuilds its indexes and adds others, over and over.  No
-# client gets another error than one to retry, each key has one effect, all
-# answers are those that are stored, and every index agrees with the table.
+# Proves that maintenance under load is safe. Clients claim, complete, replay, overwrite
+# expired keys and send overlapping batches. Meanwhile an administrator rewrites the
+# table, rebuilds its indexes and adds others. Clients get only errors to retry, each
+# key has one effect, all responses equal the stored ones, and every index agrees with
+# the table. `make soak` runs more rounds.
 
 use strict;
 use warnings FATAL => 'all';
@@ -31,12 +31,12 @@ append_to_file("$dir/claims.sql", <<'SQL');
 \set answer random(1, 1000000000)
 BEGIN;
 SELECT replayed::int AS replayed, coalesce(response::text, '') AS response
-	FROM idempotency.claim('storm', :key::text, '{"a":1}', wait => '180 s') \gset
+	FROM idempotency.claim('load', :key::text, '{"a":1}', wait => '180 s') \gset
 \if :replayed
 INSERT INTO given VALUES (:key::text, ':response');
 \else
 INSERT INTO charge VALUES (:key::text, :answer::text);
-SELECT idempotency.complete('storm', :key::text, :answer::text);
+SELECT idempotency.complete('load', :key::text, :answer::text);
 \endif
 COMMIT;
 SQL
@@ -52,18 +52,18 @@ SELECT idempotency.complete('short', :key::text, repeat('1', :key)) AS response 
 COMMIT;
 SQL
 
-# Keys that go with the time: all clients send the same new ones at once.
+# Keys depend on the time: all clients send the same new ones at once.
 append_to_file("$dir/batches.sql", <<'SQL');
 INSERT INTO seen SELECT k FROM idempotency.once_many('batch', array(
 	SELECT (extract(epoch FROM clock_timestamp()) * 1000 + i)::int8::text FROM generate_series(1, 10) AS i)) AS k;
 SQL
 
 my ($out, $err) = ('', '');
-my $storm = IPC::Run::start([ $node->installed_command('pgbench'), '-n', '-c', '6', '-T', '600', '--max-tries=1000',
+my $load = IPC::Run::start([ $node->installed_command('pgbench'), '-n', '-c', '6', '-T', '600', '--max-tries=1000',
 		'-f', "$dir/claims.sql\@4", '-f', "$dir/short.sql\@2", '-f', "$dir/batches.sql\@6",
 		$node->connstr('postgres') ], '>', \$out, '2>', \$err);
 
-# An administrator, round after round, until the clients have done enough.
+# The administrator repeats until the clients have done enough.
 my $rounds = 0;
 do
 {
@@ -85,31 +85,32 @@ do
 		$node->safe_psql('postgres', $command);
 	}
 	$rounds++;
-	$storm->pump_nb;
-} until ($rounds >= 15
-	&& $node->safe_psql('postgres', 'SELECT count(*) FROM idempotency.key') > 10_000
+	$load->pump_nb;
+} until ($rounds >= soak(4, 15)
+	&& $node->safe_psql('postgres', 'SELECT (SELECT count(*) FROM idempotency.key) > ' . soak(4_000, 10_000)
+		  . ' AND (SELECT least(count(*), (SELECT count(*) FROM charge)) > 1500 FROM given)') eq 't'
 	|| $rounds >= 200
-	|| !$storm->pumpable);
+	|| !$load->pumpable);
 
-ok($storm->pumpable, 'the clients went on to the end');
-$storm->signal('INT');
-$storm->finish;
-unlike($err, qr/error|abort/i, "no client met an error in $rounds rounds of maintenance") or diag $err;
+ok($load->pumpable, 'the clients run to the end');
+$load->signal('INT');
+$load->finish;
+unlike($err, qr/error|abort/i, "no client failed in $rounds rounds of maintenance") or diag $err;
 
 is( $node->safe_psql('postgres', q{SELECT count(*) - count(DISTINCT key), count(*) > 1000 FROM charge}),
 	'0|t', 'each operation had one effect');
 is( $node->safe_psql('postgres', q{SELECT count(*) FILTER (WHERE c.key IS NULL), count(*) FILTER (WHERE k.key IS NULL),
 		count(*) FILTER (WHERE c.answer <> k.response::text)
-		FROM (SELECT * FROM idempotency.key WHERE scope = 'storm') AS k FULL JOIN charge AS c USING (key)}),
-	'0|0|0', 'and is stored with its answer');
+		FROM (SELECT * FROM idempotency.key WHERE scope = 'load') AS k FULL JOIN charge AS c USING (key)}),
+	'0|0|0', 'each operation is stored with its response');
 is( $node->safe_psql('postgres', q{SELECT count(*) > 1000, count(*) FILTER (WHERE g.answer IS DISTINCT FROM c.answer)
-		FROM given AS g LEFT JOIN charge AS c USING (key)}), 't|0', 'which is what every replay gave');
+		FROM given AS g LEFT JOIN charge AS c USING (key)}), 't|0', 'every replay returned the stored response');
 is( $node->safe_psql('postgres', q{SELECT count(*) - count(DISTINCT s.key), count(*) FILTER (WHERE s.key IS NULL),
 		count(*) FILTER (WHERE k.key IS NULL), count(*) > 1000
 		FROM seen AS s FULL JOIN (SELECT * FROM idempotency.key WHERE scope = 'batch') AS k USING (key)}),
 	'0|0|0|t', 'each message was new once');
 is($node->safe_psql('postgres', q{SELECT count(*), count(DISTINCT (scope, key)) FROM idempotency.key WHERE scope = 'short'}),
-	'50|50', 'and each expiring key has one row');
+	'50|50', 'each expiring key has one row');
 is( ($node->psql('postgres', q{SELECT bt_index_check('idempotency.key_pkey', true)}))[2],
 	'', 'every row is in the index');
 

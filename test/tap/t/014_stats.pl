@@ -1,10 +1,10 @@
 # 014_stats.pl
 #
-# Proves that idempotency.stats counts every answer once, in its own database
-# and no other, and whatever becomes of the transaction: rolled back, failed, cut
-# short, many at a time; that counters go with their database and begin anew with
-# the server; who may read and reset them; and that without preloading nothing is
-# counted, there are no workers, and all else works.
+# Proves that idempotency.stats counts every result once, in its own database and no
+# other. It counts under concurrency, and even if the transaction rolls back, fails or
+# is cancelled. Counters disappear with their database and restart at zero with the
+# server. Also tests who can read and reset them, and that without preloading nothing
+# is counted, no worker runs, and all else works.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,8 +14,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# The reaper must not come in between.  Cluster.pm switches restart_after_crash
-# off, and one test needs it.
+# The reaper must not change counters during the test. Cluster.pm disables
+# restart_after_crash, which one test needs.
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = 0
@@ -37,9 +37,9 @@ sub counters
 	return \%value;
 }
 
-# counts runs SQL in one session, which goes on after an error, and checks by how
-# much each counter of the database has grown then; those not named, not at all.
-# %opt: dbname, sqlstate of the one error.
+# counts runs SQL in one session, which continues after an error, and checks how much
+# each counter of the database grew. Counters that $expected does not name must not
+# grow. %opt: dbname, sqlstate of the one error.
 sub counts
 {
 	my ($name, $sql, $expected, %opt) = @_;
@@ -57,7 +57,7 @@ sub counts
 }
 
 # ----------------------------------------------------------------
-# What counts as what
+# Calls and their counters
 # ----------------------------------------------------------------
 
 is($node->safe_psql('postgres', q{SELECT datid = (SELECT oid FROM pg_database WHERE datname = 'postgres'),
@@ -137,7 +137,7 @@ counts('a heartbeat of another owner', sprintf("SELECT idempotency.renew('l', 'k
 	sqlstate => 'IK410');
 
 # ----------------------------------------------------------------
-# Whatever becomes of the transaction
+# Transactions that do not commit
 # ----------------------------------------------------------------
 
 counts('rolled back', sprintf("BEGIN; $charge; ROLLBACK", 'k5'), { claims => 1, completions => 1 });
@@ -157,15 +157,15 @@ counts('commit prepared', q{COMMIT PREPARED 'p'}, {});
 my $owner = open_session($node);
 $owner->query_safe(q{BEGIN; SELECT idempotency.claim('s', 'owned')});
 
-# waited returns for how many milliseconds all waits have lasted.
+# waited returns the total duration of all waits in milliseconds.
 sub waited
 {
 	return $node->safe_psql('postgres', q{SELECT extract(epoch FROM wait_time) * 1000 FROM idempotency.stats
 		WHERE datname = 'postgres'});
 }
 
-# waits is counts() for SQL that waits so many milliseconds at least.  The limit of a
-# wait may have begun before the wait did, and by how much is up to the machine.
+# waits is counts() for SQL that waits at least so many milliseconds. The time limit can
+# start before the wait does, by an amount that depends on the machine.
 sub waits
 {
 	my ($name, $sql, $ms, $expected, $sqlstate) = @_;
@@ -173,8 +173,8 @@ sub waits
 	my $before = waited();
 	counts($name, $sql, { waits => 1, %$expected }, sqlstate => $sqlstate);
 	my $time = waited() - $before;
-	cmp_ok($time, '>=', $ms, "$name: and how long it was");
-	cmp_ok($time, '<', 60_000, "$name: not much more");
+	cmp_ok($time, '>=', $ms, "$name: at least the duration of the wait");
+	cmp_ok($time, '<', 60_000, "$name: not much more than the duration of the wait");
 }
 
 counts('no wait', q{SELECT idempotency.try_claim('s', 'owned')}, { in_progress => 1 });
@@ -184,28 +184,28 @@ foreach (
 {
 	my ($key, $what, $setup) = @$_;
 	$node->safe_psql('postgres', $setup) if $setup;
-	waits("wait for $what, in vain", "SELECT idempotency.claim('s', '$key', wait => '500 ms')", 100,
+	waits("wait for $what, timed out", "SELECT idempotency.claim('s', '$key', wait => '500 ms')", 100,
 		{ in_progress => 1 }, 'IK409');
 	waits("wait for $what as a value", "SELECT idempotency.try_claim('s', '$key', wait => '500 ms')", 100,
 		{ in_progress => 1 });
-	waits("wait for $what, cut short", "SET statement_timeout = 500; SELECT idempotency.claim('s', '$key', wait => '1 min')",
+	waits("wait for $what, cancelled", "SET statement_timeout = 500; SELECT idempotency.claim('s', '$key', wait => '1 min')",
 		100, {}, '57014');
 }
 
-# One that is answered: by a transaction that ends.
+# A wait that ends with a result because the other transaction ends.
 my $waiter = open_session($node);
 my $before = counters('postgres');
 $waiter->query_until(qr/waiting/, qq{\\echo waiting\nSELECT outcome FROM idempotency.try_claim('s', 'owned', wait => '1 min');\n});
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND objsubid = 18756})
-  or die 'nobody waits';
+  or die 'no session waits';
 $owner->query_safe(q{SELECT idempotency.complete('s', 'owned'); COMMIT});
-is($waiter->query_safe('SELECT 1'), "replayed\n1", 'a wait that is answered');
+is($waiter->query_safe('SELECT 1'), "replayed\n1", 'a wait that returns a result');
 my $after = counters('postgres');
-is($after->{waits} - $before->{waits}, 1, 'a wait that is answered: counts');
+is($after->{waits} - $before->{waits}, 1, 'a wait that returns a result: counts');
 $_->quit foreach $owner, $waiter;
 
 # ----------------------------------------------------------------
-# Many at a time
+# Concurrent clients
 # ----------------------------------------------------------------
 
 my $script = $node->basedir . '/once.sql';
@@ -213,10 +213,10 @@ append_to_file($script, "SELECT idempotency.once('many', :client_id || ' ' || ra
 $node->safe_psql('postgres', q{SELECT idempotency.once('many', 'one')});
 $before = counters('postgres');
 $node->command_ok([ $node->installed_command('pgbench'), '-n', '-c', '8', '-j', '2', '-t', '250', '-f', $script, 'postgres' ],
-	'eight clients at a time');
+	'eight concurrent clients');
 $after = counters('postgres');
 is_deeply({ map { $_ => $after->{$_} - $before->{$_} } qw(claims completions replays) },
-	{ claims => 2000, completions => 2000, replays => 2000 }, 'none of their answers is lost');
+	{ claims => 2000, completions => 2000, replays => 2000 }, 'every result of the concurrent clients is counted');
 
 # ----------------------------------------------------------------
 # Databases
@@ -230,53 +230,53 @@ my $here = counters('postgres');
 $node->safe_psql('other', $complete->('k1'));
 is_deeply(counters('postgres'), $here, 'another database counts for itself');
 is($node->safe_psql('postgres', q{SELECT claims, completions, replays FROM idempotency.stats WHERE datname = 'other'}),
-	'1|1|0', 'and is seen from here');
+	'1|1|0', 'the view shows the other database');
 is($node->safe_psql('other', q{SELECT string_agg(datname, ' ' ORDER BY datname COLLATE "C") FROM idempotency.stats}),
-	'other postgres', 'as we are from there');
+	'other postgres', 'the view of the other database shows this one');
 counts('the other database', q{SELECT idempotency.claim('s', 'k1', '{"a": 1}')}, { replays => 1 }, dbname => 'other');
 
-# A reset is of one database.
+# A reset affects one database.
 my $since = $node->safe_psql('postgres', q{SELECT stats_reset FROM idempotency.stats WHERE datname = 'other'});
 $node->safe_psql('other', 'SELECT idempotency.stats_reset()');
 is($node->safe_psql('postgres', qq{SELECT claims, completions, replays, waits, wait_time, stats_reset > '$since'
 		FROM idempotency.stats WHERE datname = 'other'}), '0|0|0|0|00:00:00|t', 'reset');
-is_deeply(counters('postgres'), $here, 'the reset of another database is not ours');
+is_deeply(counters('postgres'), $here, 'the reset of another database changes no counter here');
 $node->safe_psql('postgres', 'SELECT idempotency.stats_reset()');
 is($node->safe_psql('postgres', q{SELECT claims, completions, replays, waits, wait_time FROM idempotency.stats
-		WHERE datname = 'postgres'}), '0|0|0|0|00:00:00', 'ours is');
+		WHERE datname = 'postgres'}), '0|0|0|0|00:00:00', 'a reset of this database');
 is($node->safe_psql('postgres', q{BEGIN READ ONLY; SELECT count(*) FROM idempotency.stats; SELECT idempotency.stats_reset()}),
-	"2\n", 'all in a read-only transaction');
+	"2\n", 'the view and the reset in a read-only transaction');
 
-# What max_lag has dropped is counted at once, be it rolled back then.
+# Events that max_lag drops are counted at once, even if the transaction rolls back.
 $node->safe_psql('postgres', q{SELECT idempotency.subscribe('late', '{*}', max_lag => '1 ms'), idempotency.publish('t', '1')});
 $node->safe_psql('postgres', q{SELECT pg_sleep(0.01); BEGIN; SELECT idempotency.reap(); ROLLBACK});
-is($node->safe_psql('postgres', q{SELECT events_dropped FROM idempotency.stats WHERE datname = 'postgres'}), '1', 'events that are dropped count at once');
+is($node->safe_psql('postgres', q{SELECT events_dropped FROM idempotency.stats WHERE datname = 'postgres'}), '1', 'dropped events are counted at once');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.fetch('late'); SELECT idempotency.unsubscribe('late')}), "1\nt",
-	'though that was rolled back, and they come');
+	'the events are delivered after the rollback');
 
-# A rename, and a copy.
+# A database that is renamed, and one that is copied.
 $node->safe_psql('other', $complete->('k2'));
 $node->safe_psql('postgres', 'ALTER DATABASE other RENAME TO renamed');
 is(counters('renamed')->{claims}, 1, 'a database that is renamed keeps its counters');
 $node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE renamed');
 is($node->safe_psql('copy', q{SELECT datname, claims FROM idempotency.stats WHERE datname IN ('renamed', 'copy')
-		ORDER BY datname}), "copy|0\nrenamed|1", 'a copy begins anew');
+		ORDER BY datname}), "copy|0\nrenamed|1", 'the counters of a copy start at zero');
 
-# Dropped, and made again with the same OID.
+# A database that is dropped and recreated with the same OID.
 my $oid = $node->safe_psql('postgres', q{SELECT oid FROM pg_database WHERE datname = 'renamed'});
 $node->safe_psql('postgres', 'DROP DATABASE renamed');
 is($node->safe_psql('postgres', q{SELECT string_agg(datname, ' ' ORDER BY datname COLLATE "C") FROM idempotency.stats}),
 	'copy postgres', 'a database that is dropped has no row');
 $node->safe_psql('postgres', "CREATE DATABASE again OID = $oid");
 is($node->safe_psql('postgres', "SELECT count(*) FROM idempotency.stats WHERE datid = $oid"), '0',
-	'nor has a new one with its OID');
+	'a new database with the OID of a dropped one has no row');
 $node->safe_psql('again', 'CREATE EXTENSION idempotency');
 $node->safe_psql('again', $complete->('k1'));
 is($node->safe_psql('postgres', "SELECT datname, claims FROM idempotency.stats WHERE datid = $oid"), 'again|1',
-	'which counts from 0 on');
+	'a new database with that OID counts from zero');
 
 # ----------------------------------------------------------------
-# Rights
+# Privileges
 # ----------------------------------------------------------------
 
 my $read = 'SELECT claims FROM idempotency.stats';
@@ -289,8 +289,8 @@ $node->safe_psql('postgres', q{
 	GRANT pg_monitor TO monitor;
 	SELECT idempotency.grant_client('client'), idempotency.grant_operator('operator')});
 
-# may tries each statement as a role, and checks that it is allowed or not.
-sub may
+# can tries each statement as a role and checks that it is permitted or denied.
+sub can
 {
 	my ($role, $allowed, @statements) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
@@ -298,16 +298,16 @@ sub may
 	{
 		my (undef, undef, $stderr) = $node->psql('postgres', $statement,
 			extra_params => [ '-v', 'VERBOSITY=verbose', '-U', $role ]);
-		if ($allowed) { is($stderr, '', "$role may: $statement") }
-		else { error_is($stderr, '42501', "$role may not: $statement") }
+		if ($allowed) { is($stderr, '', "$role can: $statement") }
+		else { error_is($stderr, '42501', "$role cannot: $statement") }
 	}
 }
 
-may('plain', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
-may('client', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
-may('monitor', 1, $read, 'SELECT * FROM idempotency.stats()');
-may('monitor', 0, $reset, @keys);
-may('operator', 1, $read, $reset);
+can('plain', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
+can('client', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
+can('monitor', 1, $read, 'SELECT * FROM idempotency.stats()');
+can('monitor', 0, $reset, @keys);
+can('operator', 1, $read, $reset);
 
 # ----------------------------------------------------------------
 # Restart and crash
@@ -315,18 +315,18 @@ may('operator', 1, $read, $reset);
 
 $node->restart;
 is($node->safe_psql('postgres', 'SELECT datname, claims, replays FROM idempotency.stats'), 'postgres|0|0',
-	'a restart begins anew');
+	'counters start at zero after a restart');
 $node->safe_psql('postgres', $complete->('after'));
 
 my $victim = open_session($node);
 $victim->query_safe(sprintf "BEGIN; $charge", 'victim');
 my $pid = $victim->query_safe('SELECT pg_backend_pid()');
-is(counters('postgres')->{claims}, 2, 'what a backend counted before it is killed is seen');
+is(counters('postgres')->{claims}, 2, 'counters of a backend are visible before it is killed');
 kill 'KILL', $pid or die "kill: $!";
 $victim->{run}->finish;
-$node->poll_query_until('postgres', 'SELECT 1', '1') or die 'the server did not come back';
+$node->poll_query_until('postgres', 'SELECT 1', '1') or die 'the server did not recover';
 is($node->safe_psql('postgres', 'SELECT datname, claims, replays FROM idempotency.stats'), 'postgres|0|0',
-	'and so does a crash');
+	'counters start at zero after a crash');
 counts('after the crash', q{SELECT idempotency.claim('s', 'after', '{"a": 1}')}, { replays => 1 });
 $node->stop;
 
@@ -341,15 +341,15 @@ foreach my $setting ("shared_preload_libraries = ''", "shared_preload_libraries 
 	$node->start;
 	is($node->safe_psql('postgres', 'SELECT count(*) FROM idempotency.stats'), '0', "$how: no rows");
 	is($node->safe_psql('postgres', $complete->($how) . "; SELECT count(*) FROM idempotency.stats"),
-		"(claimed,f,,1,,,,,,f,,)\n1\n0", "$how: claims work, and are not counted");
+		"(claimed,f,,1,,,,,,f,,)\n1\n0", "$how: claims work and are not counted");
 	is($node->safe_psql('postgres', "SELECT outcome FROM idempotency.claim('s', '$how', '{\"a\": 1}')"), 'replayed',
-		"$how: and are remembered");
-	fails_with($node, 'SELECT idempotency.stats_reset()', '55000', "$how: there is nothing to reset",
+		"$how: outcomes are stored");
+	fails_with($node, 'SELECT idempotency.stats_reset()', '55000', "$how: stats_reset is rejected",
 		like => qr/is not preloaded.*HINT:.*shared_preload_libraries/s);
-	may('monitor', 1, $read);
-	may('plain', 0, $read, $reset);
+	can('monitor', 1, $read);
+	can('plain', 0, $read, $reset);
 	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idempotency%'}), '0',
-		"$how: nobody is there who would reap, or call a handler");
+		"$how: no worker reaps or calls a handler");
 	$node->stop;
 }
 

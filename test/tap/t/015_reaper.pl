@@ -1,9 +1,10 @@
 # 015_reaper.pl
 #
-# Proves that the reaper removes what has run out, and nothing else, on its own:
-# amid a storm of claims, whatever settings, locks and changes of the tables it
-# meets, and across crashes in the middle of its work; that it adds up exactly;
-# and that new rows get the room, so that the table does not grow.
+# Proves that the reaper worker deletes expired keys and nothing else: under load, with
+# any settings, locks and altered tables, and across crashes during its work. Its
+# counters are exact, and new rows reuse the space, so that the table does not grow.
+# `make soak` runs more load. The short part takes 20 seconds, because it waits for what
+# the reaper must not do.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,8 +15,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Cluster.pm switches restart_after_crash off, and one test needs it.  The server
-# says in its log when it starts a worker.
+# Cluster.pm disables restart_after_crash, which one test needs. debug1 logs the start
+# of a worker.
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = '100ms'
@@ -28,15 +29,7 @@ $node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');
 
 watch_log($node);
 
-# expire stores so many records that have run out.
-sub expire
-{
-	my ($prefix, $rows) = @_;
-	return $node->safe_psql('postgres', qq{SELECT count(*) FROM idempotency.once_many('expired',
-		array(SELECT '$prefix' || i FROM generate_series(1, $rows) AS i), '1 microsecond')});
-}
-
-# gone waits until nothing is left of what had run out.
+# gone waits until all expired rows are deleted.
 sub gone
 {
 	my ($name) = @_;
@@ -46,27 +39,19 @@ sub gone
 		$name);
 }
 
-# reaped returns how many rows the reaper says it has removed, zombies, and those
-# that its counters say.
+# reaped returns how many rows and zombies were deleted, according to the table reaper
+# and to the counters.
 sub reaped
 {
 	return $node->safe_psql('postgres', q{SELECT rows_reaped, r.zombies_reaped, s.reaped, s.zombies_reaped
 		FROM idempotency.reaper AS r, idempotency.stats AS s WHERE datname = current_database()});
 }
 
-# reload changes a setting of the server.
-sub reload
-{
-	my ($setting, $value) = @_;
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $setting = $value");
-	$node->reload;
-}
-
 # ----------------------------------------------------------------
-# What it removes
+# Expired and unexpired keys
 # ----------------------------------------------------------------
 
-# Whatever these rows are, they live.
+# Unexpired rows of every kind.
 my $live = q{SELECT scope, key, status, expires_at, token, recovery_point, response::text FROM idempotency.key
 	WHERE scope = 'live' ORDER BY key};
 $node->safe_psql('postgres', q{
@@ -85,9 +70,9 @@ $node->safe_psql('postgres', q{
 	SELECT idempotency.checkpoint('live', 'released', :token, 'charged');
 	SELECT idempotency.release('live', 'released', :token)});
 my $alive = $node->safe_psql('postgres', $live);
-is(scalar(split /\n/, $alive), 7, 'rows of every kind live');
+is(scalar(split /\n/, $alive), 7, 'there are unexpired rows of every kind');
 
-is(expire('first ', 2000), 2000, 'two thousand rows run out');
+is(expire_keys($node, 2000, 'first '), 2000, 'two thousand rows expire');
 $node->safe_psql('postgres', q{
 	SELECT idempotency.claim('expired', 'zombie ' || i, lease => '1 millisecond', retention => '1 microsecond')
 	FROM generate_series(1, 30) AS i;
@@ -95,22 +80,22 @@ $node->safe_psql('postgres', q{
 	SELECT idempotency.claim('expired', 'large', retention => '1 microsecond');
 	SELECT idempotency.complete('expired', 'large', (SELECT json_agg(md5(i::text)) FROM generate_series(1, 20000) AS i));
 	COMMIT});
-gone('and are removed');
-is($node->safe_psql('postgres', $live), $alive, 'the others are what they were');
-is(reaped(), '2031|30|2031|30', 'it says how many');
+gone('expired rows are deleted');
+is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
+is(reaped(), '2031|30|2031|30', 'the counters match');
 is($node->safe_psql('postgres', q{SELECT last_reaped_at > pg_postmaster_start_time(), last_reaped_rows > 0,
-		round_started_at > pg_postmaster_start_time() FROM idempotency.reaper}), 't|t|t', 'and when');
+		scan_started_at > pg_postmaster_start_time() FROM idempotency.reaper}), 't|t|t', 'the times of the round are stored');
 
-# Nothing to do, nothing written.
-visits(2);
+# An idle round writes nothing.
+wait_for_reapers(2);
 my $idle = q{SELECT xmin, ctid FROM idempotency.reaper};
 my $before = $node->safe_psql('postgres', $idle);
-visits(5);
-is($node->safe_psql('postgres', $idle), $before, 'it comes again, and writes nothing when there is nothing to do');
-is_quiet('at work and idle');
+wait_for_reapers(5);
+is($node->safe_psql('postgres', $idle), $before, 'an idle round writes nothing');
+is_quiet('deleting and idle');
 
 # ----------------------------------------------------------------
-# Amid clients
+# Under load
 # ----------------------------------------------------------------
 
 my $dir = PostgreSQL::Test::Utils::tempdir;
@@ -119,22 +104,21 @@ $node->safe_psql('postgres', q{
 	CREATE TABLE seen (key text);
 	CREATE TABLE brief (key text)});
 
-# Keys that stay: one effect each, and its answer for ever after.
+# Keys that do not expire: one effect each, and the same response.
 append_to_file("$dir/lasting.sql", <<'SQL');
 \set key random(1, 4000)
 \set answer random(1, 1000000000)
 BEGIN;
-SELECT replayed::int AS replayed FROM idempotency.claim('storm', :key::text, '{"a":1}', wait => '180 s') \gset
+SELECT replayed::int AS replayed FROM idempotency.claim('load', :key::text, '{"a":1}', wait => '180 s') \gset
 \if :replayed
 \else
 INSERT INTO charge VALUES (:key::text, :answer::text);
-SELECT idempotency.complete('storm', :key::text, :answer::text);
+SELECT idempotency.complete('load', :key::text, :answer::text);
 \endif
 COMMIT;
 SQL
 
-# Keys that run out at once and are claimed again and again, while the reaper is
-# at them.
+# Keys that expire at once and are claimed again while the reaper deletes them.
 append_to_file("$dir/brief.sql", <<'SQL');
 \set key random(1, 300)
 BEGIN;
@@ -158,89 +142,89 @@ SELECT count(*) FROM idempotency.once_many('batch', array(SELECT 'k' || random()
 INSERT INTO seen SELECT k FROM idempotency.once_many('lasting', array(
 	SELECT (extract(epoch FROM clock_timestamp()) * 1000 + i)::int8::text FROM generate_series(1, 10) AS i)) AS k;
 SQL
-$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '8', '-T', '10', '--max-tries=1000',
+$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '8', '-T', soak(4, 10), '--max-tries=1000',
 		'-f', "$dir/lasting.sql\@4", '-f', "$dir/brief.sql\@6", '-f', "$dir/leased.sql\@4", '-f', "$dir/batches.sql\@3",
 		$node->connstr('postgres') ],
-	0, [qr/number of failed transactions: 0/], [qr/^(?!.*error)/s], 'clients and reaper do not disturb each other');
-gone('and the reaper keeps up');
+	0, [qr/number of failed transactions: 0/], [qr/^(?!.*error)/s], 'clients and reaper do not block each other');
+gone('the reaper keeps up with the clients');
 is($node->safe_psql('postgres', q{SELECT count(*) > 50, count(*) FILTER (WHERE c.key IS NULL), count(*) FILTER (WHERE k.key IS NULL),
 		count(*) FILTER (WHERE c.answer <> k.response::text), count(*) - count(DISTINCT c.key)
-		FROM (SELECT * FROM idempotency.key WHERE scope = 'storm') AS k FULL JOIN charge AS c USING (key)}),
-	't|0|0|0|0', 'no lasting key is lost, and each had one effect');
+		FROM (SELECT * FROM idempotency.key WHERE scope = 'load') AS k FULL JOIN charge AS c USING (key)}),
+	't|0|0|0|0', 'no unexpired key is lost, and each had one effect');
 is($node->safe_psql('postgres', q{SELECT count(*) > 10, count(*) - count(DISTINCT s.key), count(*) FILTER (WHERE k.key IS NULL)
 		FROM seen AS s LEFT JOIN (SELECT * FROM idempotency.key WHERE scope = 'lasting') AS k USING (key)}),
-	't|0|0', 'nor a message');
-is($node->safe_psql('postgres', q{SELECT count(*) > 100 FROM brief}), 't', 'the brief keys had their effects');
+	't|0|0', 'no unexpired message is lost');
+is($node->safe_psql('postgres', q{SELECT count(*) > 100 FROM brief}), 't', 'the expiring keys had their effects');
 is($node->safe_psql('postgres', q{SELECT reaped > 500 FROM idempotency.stats WHERE datname = 'postgres'}), 't',
-	'and were removed in great numbers');
-is($node->safe_psql('postgres', $live), $alive, 'what lives is what it was');
+	'many expired keys were deleted');
+is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
 $node->safe_psql('postgres', q{CREATE EXTENSION amcheck});
 is(($node->psql('postgres', q{SELECT bt_index_check('idempotency.key_pkey', true)}))[2], '', 'every row is in the index');
-is_quiet('amid clients');
+is_quiet('under load');
 
 # ----------------------------------------------------------------
-# Room
+# Reuse of space
 # ----------------------------------------------------------------
 
-# Each round brings as many new rows as the last has left room for.
+# Each round inserts as many new rows as the last round deleted.
 $node->safe_psql('postgres', q{DELETE FROM idempotency.key WHERE scope <> 'live'; VACUUM FULL idempotency.key});
 my @sizes;
 foreach my $round (1 .. 12)
 {
-	expire("round $round ", 20_000);
-	$node->poll_query_until('postgres', q{SELECT count(*) = 7 FROM idempotency.key}) or die "round $round is not removed";
+	expire_keys($node, 20_000, "round $round ");
+	$node->poll_query_until('postgres', q{SELECT count(*) = 7 FROM idempotency.key}) or die "round $round is not deleted";
 	$node->safe_psql('postgres', 'VACUUM idempotency.key');
 	push @sizes, $node->safe_psql('postgres', q{SELECT pg_relation_size('idempotency.key') / 8192});
 }
-cmp_ok($sizes[-1], '<=', 1.1 * $sizes[1], "the table stays as large as it was: @sizes blocks");
+cmp_ok($sizes[-1], '<=', 1.1 * $sizes[1], "the table does not grow: @sizes blocks");
 is_quiet('round by round');
 
 # ----------------------------------------------------------------
-# Whoever is in its way
+# Locks
 # ----------------------------------------------------------------
 
-# A locked table: it leaves, and tries again.
+# A locked table: the worker exits and is started again.
 my $session = open_session($node);
 $session->query_safe('BEGIN; LOCK TABLE idempotency.key IN SHARE MODE');
-visits(5);
+wait_for_reapers(5);
 is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE NOT granted}), '0',
-	'it comes and goes, and does not queue for a locked table');
+	'the worker exits, and does not queue for a locked table');
 $session->query_safe('COMMIT');
 
-# Its own row and its own table.
+# A lock on the reaper's row and on the reaper's table.
 $session->query_safe('BEGIN; SELECT FROM idempotency.reaper FOR UPDATE');
-is(expire('row ', 10), 10, 'rows run out while its row is locked');
-visits(2);
+is(expire_keys($node, 10, 'row '), 10, 'rows expire while the row of the reaper is locked');
+wait_for_reapers(2);
 $session->query_safe('COMMIT');
-gone('they are removed when it is free');
+gone('rows are deleted once the row of the reaper is unlocked');
 $session->query_safe('BEGIN; LOCK TABLE idempotency.reaper');
-expire('table ', 10);
-visits(3);
+expire_keys($node, 10, 'table ');
+wait_for_reapers(3);
 is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.key WHERE key LIKE 'table %'}), '10',
-	'it does nothing without its table');
+	'the worker deletes nothing while its table is locked');
 $session->query_safe('COMMIT');
-gone('and goes on with it');
+gone('the worker continues once its table is unlocked');
 
-# A reaper by hand.
+# A call of reap() in a session.
 $session->query_safe('BEGIN; SELECT idempotency.reap()');
-expire('hand ', 10);
-visits(3);
-is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.key WHERE key LIKE 'hand %'}), '10',
-	'there is one reaper at a time');
+expire_keys($node, 10, 'manual ');
+wait_for_reapers(3);
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.key WHERE key LIKE 'manual %'}), '10',
+	'reap() blocks the worker');
 $session->query_safe('COMMIT');
-gone('it goes on after the other');
+gone('the worker continues after reap() commits');
 
-# A row that somebody is at, and one that he has claimed.
+# A row that is locked, and a key that is claimed.
 $session->query_safe(q{BEGIN; SELECT idempotency.claim('expired', 'mine 1')});
-expire('mine ', 3);
+expire_keys($node, 3, 'mine ');
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM idempotency.key WHERE key LIKE 'mine %'})
-	or die 'it removes nothing beside a claim';
+	or die 'the worker deletes nothing beside a claim';
 $session->query_safe(q{SELECT idempotency.release('expired', 'mine 1'); COMMIT});
-gone('a claimed key is left until the claim is over');
-is_quiet('in its way');
+gone('a claimed key is kept until the claim ends');
+is_quiet('locks');
 
 # ----------------------------------------------------------------
-# Settings that are meant for clients
+# Settings intended for clients
 # ----------------------------------------------------------------
 
 my %hostile = (
@@ -254,7 +238,7 @@ my %hostile = (
 	session_replication_role => 'replica');
 foreach my $whose ('ROLE ALL', 'ROLE CURRENT_USER', 'DATABASE postgres', 'SYSTEM')
 {
-	# We ourselves are not to be disturbed either.
+	# The sessions of the test must not apply these settings.
 	local $ENV{PGOPTIONS} = join ' ', '-c default_transaction_isolation=read\ committed',
 	  map { "-c $_=off" } qw(default_transaction_read_only default_transaction_deferrable);
 	$ENV{PGOPTIONS} .= " -c $_=0" foreach grep { /timeout/ } keys %hostile;
@@ -264,8 +248,8 @@ foreach my $whose ('ROLE ALL', 'ROLE CURRENT_USER', 'DATABASE postgres', 'SYSTEM
 		$node->safe_psql('postgres', "ALTER $whose SET $setting = '$hostile{$setting}'");
 	}
 	$node->reload;
-	expire("$whose ", 10);
-	gone("settings of $whose do not disturb it");
+	expire_keys($node, 10, "$whose ");
+	gone("settings of $whose do not affect the worker");
 	foreach my $setting (sort keys %hostile)
 	{
 		$node->safe_psql('postgres', "ALTER $whose RESET $setting");
@@ -275,41 +259,48 @@ foreach my $whose ('ROLE ALL', 'ROLE CURRENT_USER', 'DATABASE postgres', 'SYSTEM
 is_quiet('settings');
 
 # ----------------------------------------------------------------
-# Tables that are not as the extension made them
+# Tables that differ from those of CREATE EXTENSION
 # ----------------------------------------------------------------
 
 $node->safe_psql('postgres', 'ALTER TABLE idempotency.key ENABLE ROW LEVEL SECURITY');
-log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
-visits(2);
-my $log = log_since();
-is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, 'an altered table is said once');
-like($log, qr/DETAIL:  .*"idempotency\.key" is not as the extension made it.*row-level security/, 'and why');
-unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'and nothing else');
-$node->safe_psql('postgres', 'ALTER TABLE idempotency.key DISABLE ROW LEVEL SECURITY');
-expire('altered ', 10);
-gone('mended, it is visited again');
-is_quiet('mended');
+log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log reports an altered table');
+wait_for_reapers(2);
 
-# A layout of another version.
-foreach my $change (['ALTER TABLE idempotency.reaper RENAME COLUMN round_block TO block', 'ALTER TABLE idempotency.reaper RENAME COLUMN block TO round_block'],
+# A survey opens other tables only: what the log has said of this one stays said.
+change_settings($node, 'idempotency.reaper_naptime' => '0');
+$node->safe_psql('postgres', q{BEGIN; SELECT idempotency.publish('request a visit', '{}'); ROLLBACK});
+wait_for_reapers(0);
+change_settings($node, 'idempotency.reaper_naptime' => '100ms');
+wait_for_reapers(2);
+my $log = log_since();
+is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, 'an altered table is logged once');
+like($log, qr/DETAIL:  .*"idempotency\.key" has been altered.*row-level security/, 'the log has the reason');
+unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'the log has no other message');
+$node->safe_psql('postgres', 'ALTER TABLE idempotency.key DISABLE ROW LEVEL SECURITY');
+expire_keys($node, 10, 'altered ');
+gone('a repaired table is reaped again');
+is_quiet('repaired');
+
+# A table layout of another version.
+foreach my $change (['ALTER TABLE idempotency.reaper RENAME COLUMN scan_block TO block', 'ALTER TABLE idempotency.reaper RENAME COLUMN block TO scan_block'],
 	['ALTER TABLE idempotency.reaper RENAME TO old', 'ALTER TABLE idempotency.old RENAME TO reaper'],
 	['ALTER TABLE idempotency.key RENAME COLUMN token TO ticket', 'ALTER TABLE idempotency.key RENAME COLUMN ticket TO token'])
 {
 	my ($there, $back) = @$change;
 	$node->safe_psql('postgres', $there);
-	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
-	visits(1);
+	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log reports an altered table');
+	wait_for_reapers(1);
 	$log = log_since();
-	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, "$there: said once");
-	unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'and nothing else');
+	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, "$there: logged once");
+	unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'the log has no other message');
 	$node->safe_psql('postgres', $back);
-	expire('layout ', 10);
-	gone('and back');
+	expire_keys($node, 10, 'layout ');
+	gone('the original layout is reaped again');
 	log_since();
 }
 
-# A hand that cannot be written down: then nothing is removed, for the reaper would find
-# no more of it than before.
+# The reaper's position cannot be stored: nothing is deleted, because the next round
+# would find the same dead rows again.
 $node->safe_psql('postgres', q{CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'});
 my $swallow = 'TRIGGER swallow BEFORE %s ON idempotency.reaper FOR EACH ROW EXECUTE FUNCTION nothing()';
 my $rule = 'RULE swallow AS ON %s TO idempotency.reaper DO INSTEAD NOTHING';
@@ -320,39 +311,39 @@ foreach my $change ([ $swallow, 'INSERT', '55000' ], [ $swallow, 'UPDATE', '5500
 	my ($kind) = $what =~ /^(\w+)/;
 	my $name = lc "$kind on $on";
 	$node->safe_psql('postgres', sprintf "CREATE $what", $on);
-	expire('unwritten ', 10);
-	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log says that it leaves them alone');
-	visits(1);
+	expire_keys($node, 10, 'unwritten ');
+	log_comes(qr/idempotency reaper leaves database "postgres" alone/, 'the log reports the failure');
+	wait_for_reapers(1);
 	$log = log_since();
-	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, "$name: said once");
-	like($log, $state eq '55000' ? qr/DETAIL:  .*"idempotency\.reaper" is not as the extension made it/ : qr/DETAIL:  .*ON CONFLICT/, 'and why');
-	unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'and nothing else');
-	fails_with($node, 'SELECT idempotency.reap()', $state, "$name: nor does reap()");
-	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.key WHERE key LIKE 'unwritten %'}), '10', 'nothing was removed');
+	is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, "$name: logged once");
+	like($log, $state eq '55000' ? qr/DETAIL:  .*"idempotency\.reaper" has been altered/ : qr/DETAIL:  .*ON CONFLICT/, 'the log has the reason');
+	unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  background worker/, 'the log has no other message');
+	fails_with($node, 'SELECT idempotency.reap()', $state, "$name: reap() fails");
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.key WHERE key LIKE 'unwritten %'}), '10', 'nothing was deleted');
 	$node->safe_psql('postgres', "DROP $kind swallow ON idempotency.reaper");
-	gone("$name, dropped");
+	gone("$name: reaped again once it is dropped");
 	log_since();
 }
 
 # ----------------------------------------------------------------
-# Ends of all kinds
+# Stops, crashes and terminations
 # ----------------------------------------------------------------
 
-# backlog makes much work, which does not begin before the caller has seen it.
+# backlog expires many rows, and returns once the reaper has started to delete them.
 my $backlog = 0;
 sub backlog
 {
-	reload('idempotency.reaper_naptime', "'0'");
+	change_settings($node, 'idempotency.reaper_naptime' => '0');
 	$backlog++;
-	foreach my $part (1 .. 4) { expire("backlog $backlog $part ", 50_000) }
+	foreach my $part (1 .. 4) { expire_keys($node, 50_000, "backlog $backlog $part ") }
 	$before = (split /\|/, reaped())[0];
-	reload('idempotency.reaper_naptime', "'100ms'");
+	change_settings($node, 'idempotency.reaper_naptime' => '100ms');
 	$node->poll_query_until('postgres', qq{SELECT rows_reaped > $before FROM idempotency.reaper})
-		or die 'the reaper does not begin';
+		or die 'the reaper does not start';
 	return $before;
 }
 
-# left returns how many rows were removed since $before, and are left.
+# left returns how many rows were deleted since $before, and how many are left.
 sub left
 {
 	my ($before) = @_;
@@ -360,16 +351,7 @@ sub left
 		FROM idempotency.reaper});
 }
 
-# pid_of waits for a process and returns its number.
-sub pid_of
-{
-	my ($type) = @_;
-	$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = '$type'")
-		or die "there is no $type";
-	return $node->safe_psql('postgres', "SELECT min(pid) FROM pg_stat_activity WHERE backend_type = '$type'");
-}
-
-# without_reaper makes the server start without the reaper, so that one can count.
+# without_reaper disables the reaper at the next start, so that the rows can be counted.
 sub without_reaper
 {
 	my $file = $node->data_dir . '/postgresql.auto.conf';
@@ -386,56 +368,56 @@ $node->stop('immediate');
 without_reaper();
 $node->start;
 my ($removed, $left) = left($before);
-is($removed + $left, 200_000, "stopped after $removed rows: what was removed and what is left add up");
-cmp_ok($left, '>', 0, 'in the middle of the work');
-is($node->safe_psql('postgres', $live), $alive, 'what lives is there');
-reload('idempotency.reaper_naptime', "'100ms'");
-gone('the rest is removed after the restart');
-is((left($before))[0], 200_000, 'and it adds up');
+is($removed + $left, 200_000, "stopped after $removed rows: deleted and remaining rows add up");
+cmp_ok($left, '>', 0, 'the stop interrupted the work');
+is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
+change_settings($node, 'idempotency.reaper_naptime' => '100ms');
+gone('the remaining rows are deleted after the restart');
+is((left($before))[0], 200_000, 'the counters match after the restart');
 is(($node->psql('postgres', q{SELECT bt_index_check('idempotency.key_pkey', true)}))[2], '', 'every row is in the index');
 
-# kill -9 of the worker, or if it has just left of the next one: all restart.
+# kill -9 of the worker, or of the next one if it has just exited: all backends restart.
 $before = backlog();
 my $pid;
 do { $pid = $node->safe_psql('postgres', q{SELECT min(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) } until $pid && kill(9, $pid);
 pass('kill -9 of the worker');
-$node->poll_query_until('postgres', 'SELECT true') or die 'the server does not come back';
-gone('the server comes back, and the rest is removed');
-is((left($before))[0], 200_000, 'and it adds up');
-is($node->safe_psql('postgres', $live), $alive, 'what lives is there');
+wait_until_up($node);
+gone('the remaining rows are deleted after the crash');
+is((left($before))[0], 200_000, 'the counters match after the crash');
+is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
 
-# SIGTERM of the worker, and of the launcher.
+# SIGTERM of the worker and of the launcher.
 log_since();
 $before = backlog();
 $node->safe_psql('postgres', q{SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'});
-gone('the worker is terminated, another goes on');
-is((left($before))[0], 200_000, 'and it adds up');
-is_quiet('a worker that is terminated');
-my $launcher = pid_of('idempotency launcher');
+gone('another worker continues after a termination');
+is((left($before))[0], 200_000, 'the counters match after a termination');
+is_quiet('a terminated worker');
+my $launcher = worker_pid($node, 'idempotency launcher');
 $node->safe_psql('postgres', "SELECT pg_terminate_backend($launcher)");
 $node->poll_query_until('postgres', "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $launcher)")
-	or die 'the launcher does not go';
-isnt(pid_of('idempotency launcher'), $launcher, 'the launcher is terminated, and started again');
-expire('again ', 10);
-gone('and sends its workers');
-unlike(log_since(), qr/(?:WARNING|ERROR|FATAL|PANIC):/, 'the log has no alarm of it');
+	or die 'the launcher does not exit';
+isnt(worker_pid($node, 'idempotency launcher'), $launcher, 'a terminated launcher is restarted');
+expire_keys($node, 10, 'again ');
+gone('the restarted launcher starts workers');
+unlike(log_since(), qr/(?:WARNING|ERROR|FATAL|PANIC):/, 'the log has no warning or error');
 
-# A cancel is no reason to stop.
+# A cancel does not stop the worker.
 $before = backlog();
 $node->safe_psql('postgres', q{SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE backend_type LIKE 'idempotency %'});
-gone('cancelled, it goes on');
-is((left($before))[0], 200_000, 'and it adds up');
+gone('the worker continues after a cancel');
+is((left($before))[0], 200_000, 'the counters match after a cancel');
 
-# A fast stop in the middle of it is one.
+# A fast shutdown stops the worker during its work.
 $before = backlog();
 log_since();
 $node->stop('fast');
-unlike(log_since(), qr/(?:WARNING|ERROR|PANIC):|FATAL: .*idempotency/, 'a fast stop is quiet');
+unlike(log_since(), qr/(?:WARNING|ERROR|PANIC):|FATAL: .*idempotency/, 'a fast shutdown logs no warning or error');
 without_reaper();
 $node->start;
 ($removed, $left) = left($before);
-is($removed + $left, 200_000, "after $removed rows: it adds up");
-cmp_ok($left, '>', 0, 'in the middle of the work');
+is($removed + $left, 200_000, "fast shutdown after $removed rows: deleted and remaining rows add up");
+cmp_ok($left, '>', 0, 'the shutdown interrupted the work');
 
 $node->stop;
 done_testing();

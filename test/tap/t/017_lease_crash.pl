@@ -1,12 +1,12 @@
 # 017_lease_crash.pl
 #
-# Proves that a lease outlives whatever becomes of its owner and of the server,
-# as far as it was committed, and no further: after kill -9 of a backend, of the
-# postmaster, and an immediate stop, in each phase of an operation, the next owner
-# takes over at the last committed checkpoint; his token is greater than any that
-# was ever shown to anybody; the former owner is refused; and each step has its
-# effect once.  Also that an owner whose session is ended, or whose statement is,
-# blocks nobody, and that a promoted standby is as good as the server before.
+# Proves that a committed lease, and nothing uncommitted, survives the failure of its
+# owner or of the server. The test uses kill -9 of a backend or of the postmaster, and
+# an immediate stop, in each phase of an operation. The next owner takes over at the
+# last committed checkpoint. The new token is greater than every token that any session
+# was shown, the former owner is rejected, and each step has its effect once. Also
+# proves that an owner whose session or statement is terminated blocks no other
+# session, and that a promoted standby continues as the old primary.
 
 use strict;
 use warnings FATAL => 'all';
@@ -17,7 +17,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-# Cluster.pm switches restart_after_crash off, and one test needs it.
+# Cluster.pm disables restart_after_crash, which one test needs.
 my $node = new_node('main', init => { allows_streaming => 1 }, conf => q{
 restart_after_crash = on
 max_connections = 40
@@ -29,16 +29,16 @@ shared_preload_libraries = 'idempotency'
 # complete().
 $node->safe_psql('postgres', 'CREATE TABLE step (key text, number int, by text)');
 
-# The greatest token that anybody was shown, committed or not.
+# The greatest token that any session was shown, committed or not.
 my $greatest = 0;
 
-# token notes a token, which must be greater than all before, and returns it.
+# token stores a token, which must be greater than all earlier ones, and returns it.
 sub token
 {
 	my ($token, $name) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
-	cmp_ok($token, '>', $greatest, "$name: the token is greater than all before") if defined $name;
+	cmp_ok($token, '>', $greatest, "$name: the token is greater than all earlier tokens") if defined $name;
 	die "no token: $token" unless $token =~ /^\d+$/;
 	$greatest = $token if $token > $greatest;
 	return $token;
@@ -46,7 +46,7 @@ sub token
 
 my $claim = q{SELECT token FROM idempotency.claim('s', '%s', '{"amount": 1}', lease => '1 hour')};
 
-# first and second are the SQL of the two steps, up to where they commit.
+# first_step and second_step are the SQL of the two steps, without the commits.
 sub first_step
 {
 	my ($key, $token, $by) = @_;
@@ -61,10 +61,10 @@ sub second_step
 		SELECT idempotency.complete('s', '$key', '{"by": "$by"}', 201, token => $token)};
 }
 
-# The phases in which the owner is hit: what he has done by then, in his own
-# session, after the claim, and what is left of it.  "left" is the state of the
-# key: nothing, a lease that is "leased" or "over", or an outcome that is "stored";
-# "attempt" is that of the lease, and "done" are the steps that have committed.
+# The phases in which the owner fails. "reach" is what the owner's session does after
+# the claim, "left" the state of the key: nothing, a lease that is "leased" or "over",
+# or an outcome that is "stored". "attempt" is the attempt of the lease; "done" is the
+# number of committed steps.
 my %phases = (
 	'before the claim is committed' => { left => 'nothing', done => 0,
 		reach => sub { my ($s, $key) = @_; token($s->query_safe('BEGIN; ' . sprintf $claim, $key)) } },
@@ -144,14 +144,14 @@ my %phases = (
 			return $token;
 		} });
 
-# steps returns who has done which step of a key.
+# steps returns which owner did which step of a key.
 sub steps
 {
 	my ($server, $key) = @_;
 	return $server->safe_psql('postgres', "SELECT string_agg(number || ' ' || by, ', ' ORDER BY number, by) FROM step WHERE key = '$key'");
 }
 
-# lease_over is the SQL that lets the lease of a key be over; lease_ends does so.
+# lease_over is the SQL that ends the lease of a key; lease_ends runs it.
 sub lease_over
 {
 	my ($key) = @_;
@@ -166,8 +166,7 @@ sub lease_ends
 	return;
 }
 
-# refused checks that a token is worth nothing, and that what was written with it
-# is gone.
+# refused checks that a token is rejected and that writes under it are rolled back.
 sub refused
 {
 	my ($server, $key, $token, $name) = @_;
@@ -177,14 +176,14 @@ sub refused
 	fails_with($server, "SELECT idempotency.renew('s', '$key', $token, '1 hour')", 'IK410', "$name: no heartbeat for the former owner");
 	my ($rc, $stdout, $stderr) = $server->psql('postgres', second_step($key, $token, 'former') . '; COMMIT',
 		extra_params => [ '-v', 'VERBOSITY=verbose' ], on_error_stop => 0);
-	like($stderr, qr/ERROR:  IK410: the lease on this idempotency key is lost/, "$name: nor can he complete");
-	is(steps($server, $key), $before, "$name: and what he wrote is gone");
+	like($stderr, qr/ERROR:  IK410: the lease on this idempotency key is lost/, "$name: the former owner cannot complete");
+	is(steps($server, $key), $before, "$name: the write of the former owner is rolled back");
 	return;
 }
 
-# goes_on checks what is left of an operation after its owner was hit, has it
-# taken over, and finished.
-sub goes_on
+# check_operation checks what a failed owner left behind; then the next owner takes over
+# and finishes.
+sub check_operation
 {
 	my ($server, $phase, $key, $token, $name) = @_;
 	my ($left, $done) = @{ $phases{$phase} }{qw(left done)};
@@ -192,64 +191,33 @@ sub goes_on
 	my $owner = join ', ', map { "$_ owner" } 1 .. $done;
 	my $answer = '201|{"by": "owner"}';
 
-	is(steps($server, $key), $owner, "$name: the steps that were committed are there, and no other");
+	is(steps($server, $key), $owner, "$name: exactly the committed steps exist");
 	if ($left ne 'stored')
 	{
 		my ($outcome, $attempt) = split /\|/, $server->safe_psql('postgres', "SELECT outcome, attempt FROM idempotency.peek('s', '$key')");
-		is(($outcome // '') . ($attempt // ''), $kept ? "in_progress$kept" : '', "$name: what is left of the lease");
+		is(($outcome // '') . ($attempt // ''), $kept ? "in_progress$kept" : '', "$name: the state of the lease");
 		if ($left eq 'leased')
 		{
-			fails_with($server, sprintf("$claim", $key) =~ s/'1 hour'/'1 hour', wait => '10 ms'/r, 'IK409', "$name: the lease goes on");
+			fails_with($server, sprintf("$claim", $key) =~ s/'1 hour'/'1 hour', wait => '10 ms'/r, 'IK409', "$name: the lease is live");
 			lease_ends($server, $key);
 		}
 		my ($got, $new, $at, $point, $state) = split /\|/, $server->safe_psql('postgres',
 			sprintf $claim =~ s/SELECT token/SELECT outcome, token, attempt, recovery_point, state/r, $key);
 		is(join(' ', $got, $at, grep { length } $point, $state),
 			($kept ? 'taken_over ' : 'claimed ') . ($kept + 1) . ($done ? ' charged {"by" :  "owner"}' : ''),
-			"$name: the next owner, and where he begins");
+			"$name: the next owner starts at the last checkpoint");
 		token($new, $name);
 		refused($server, $key, $token, $name);
 		$server->safe_psql('postgres', first_step($key, $new, 'next') . '; COMMIT') unless $point;
 		$server->safe_psql('postgres', second_step($key, $new, 'next') . '; COMMIT');
-		is(steps($server, $key), join(', ', $done ? '1 owner' : '1 next', '2 next'), "$name: each step once");
+		is(steps($server, $key), join(', ', $done ? '1 owner' : '1 next', '2 next'), "$name: each step is done once");
 		$answer = '201|{"by": "next"}';
 		refused($server, $key, $new, "$name, finished");
 	}
 	refused($server, $key, $token, "$name, in the end");
 	is($server->safe_psql('postgres', "SELECT outcome, status, response FROM idempotency.claim('s', '$key', '{\"amount\":1}', lease => '1 hour')"),
-		"replayed|$answer", "$name: the answer is remembered");
+		"replayed|$answer", "$name: the response is replayed");
 	return;
-}
-
-# wait_for_end reads a session to its end.
-sub wait_for_end
-{
-	my ($session) = @_;
-	eval {
-		$session->{stdin} .= "SELECT 1;\n\\q\n";
-		$session->{run}->finish;
-	};
-	return;
-}
-
-# wait_until_up waits for the end of a recovery.
-sub wait_until_up
-{
-	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-	{
-		return if $node->psql('postgres', 'SELECT 1') == 0;
-		usleep(100_000);
-	}
-	die 'the server did not recover';
-}
-
-# backend_pid returns the process ID of a session's backend.
-sub backend_pid
-{
-	my ($session) = @_;
-	my $pid = $session->query_safe('SELECT pg_backend_pid()');
-	$pid =~ s/\D//g;
-	return $pid;
 }
 
 # ----------------------------------------------------------------
@@ -260,7 +228,8 @@ my %crashes = (
 	'kill -9 of the postmaster' => sub {
 		my $postmaster = slurp_file($node->data_dir . '/postmaster.pid') =~ s/\n.*//sr;
 		$node->kill9;
-		# Its parent has to notice first, and its backends let go of the shared memory.
+		# The postmaster's parent must notice its end, and the backends must detach from
+		# the shared memory.
 		foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 		{
 			return if !kill(0, $postmaster) && $node->start(fail_ok => 1);
@@ -284,7 +253,7 @@ foreach my $crash (sort keys %crashes)
 	}
 	$crashes{$crash}->();
 	wait_for_end($session{$_}) foreach sort keys %session;
-	goes_on($node, $_, "$crash $_", $token{$_}, "$crash, $_") foreach sort keys %phases;
+	check_operation($node, $_, "$crash $_", $token{$_}, "$crash, $_") foreach sort keys %phases;
 }
 
 # ----------------------------------------------------------------
@@ -299,47 +268,47 @@ foreach my $phase (sort keys %phases)
 	my $token = $phases{$phase}->{reach}->($session, $key);
 	my $started = $node->safe_psql('postgres', 'SELECT pg_postmaster_start_time()');
 
-	# Somebody else waits for the owner, and has to connect again.
+	# Another session waits for the owner, and has to reconnect.
 	my $waiter = open_session($node);
 	$waiter->query_until(qr/waits/, "\\echo waits\nSELECT outcome FROM idempotency.claim('s', '$key', lease => '1 hour', wait => '10 min');\n");
 
 	ok(kill(9, $pid), "kill -9 of the backend, $phase");
 	wait_for_end($_) foreach $session, $waiter;
-	wait_until_up();
+	wait_until_up($node);
 	is($node->safe_psql('postgres', 'SELECT pg_postmaster_start_time()'), $started,
 		"kill -9 of the backend, $phase: the server has recovered by itself");
-	goes_on($node, $phase, $key, $token, "kill -9 of the backend, $phase");
+	check_operation($node, $phase, $key, $token, "kill -9 of the backend, $phase");
 }
 
 # ----------------------------------------------------------------
-# An owner who comes back after the crash, before anybody else
+# An owner that continues after the crash, before another session takes over
 # ----------------------------------------------------------------
 
 {
-	my $token = token($node->safe_psql('postgres', sprintf $claim, 'comes back'));
-	$node->safe_psql('postgres', first_step('comes back', $token, 'owner') . '; COMMIT');
-	my $until = $node->safe_psql('postgres', q{SELECT leased_until FROM idempotency.key WHERE key::text = 'comes back'});
+	my $token = token($node->safe_psql('postgres', sprintf $claim, 'continues'));
+	$node->safe_psql('postgres', first_step('continues', $token, 'owner') . '; COMMIT');
+	my $until = $node->safe_psql('postgres', q{SELECT leased_until FROM idempotency.key WHERE key::text = 'continues'});
 	$node->stop('immediate');
 	$node->start;
-	is($node->safe_psql('postgres', q{SELECT leased_until FROM idempotency.key WHERE key::text = 'comes back'}), $until,
-		'the owner comes back: his lease is as long as it was');
-	is($node->safe_psql('postgres', "SELECT idempotency.renew('s', 'comes back', $token, '2 hours') > '$until'"), 't',
-		'and can be renewed');
-	lease_ends($node, 'comes back');
-	$node->safe_psql('postgres', second_step('comes back', $token, 'owner') . '; COMMIT');
-	is(steps($node, 'comes back'), '1 owner, 2 owner', 'and he finishes, late as he is');
-	is($node->safe_psql('postgres', sprintf $claim =~ s/SELECT token/SELECT outcome/r, 'comes back'), 'replayed', 'and it is replayed');
+	is($node->safe_psql('postgres', q{SELECT leased_until FROM idempotency.key WHERE key::text = 'continues'}), $until,
+		'the owner continues: the end of the lease is unchanged');
+	is($node->safe_psql('postgres', "SELECT idempotency.renew('s', 'continues', $token, '2 hours') > '$until'"), 't',
+		'the owner renews the lease');
+	lease_ends($node, 'continues');
+	$node->safe_psql('postgres', second_step('continues', $token, 'owner') . '; COMMIT');
+	is(steps($node, 'continues'), '1 owner, 2 owner', 'the owner finishes after the lease expired');
+	is($node->safe_psql('postgres', sprintf $claim =~ s/SELECT token/SELECT outcome/r, 'continues'), 'replayed', 'the operation is replayed');
 }
 
 # ----------------------------------------------------------------
-# No token comes a second time, whatever part of the log a crash loses
+# No token is issued twice, whatever part of the WAL a crash loses
 # ----------------------------------------------------------------
 
-# A checkpoint makes the sequence write to the log for the next token; no commit
-# takes that to disk if the claim is not committed, or not yet.  (Whether one whose
-# COMMIT was not answered has committed, an owner finds out by his next heartbeat.)
-# The pages that a claim writes to are in the log already, so that its own records
-# fill none of the log's pages, which would be written at once.
+# After a checkpoint the sequence logs its next value. No commit flushes that record if
+# the claim is not committed, or committed asynchronously. An owner without a reply to
+# its COMMIT learns from the next heartbeat whether it committed. The pages that a claim
+# writes are already in the WAL. Otherwise its full-page images would fill WAL pages,
+# which are written at once.
 $node->safe_psql('postgres', sprintf $claim, 'token');
 foreach my $crash (sort keys %crashes)
 {
@@ -355,16 +324,16 @@ foreach my $crash (sort keys %crashes)
 		wait_for_end($session);
 
 		my $lost = $node->safe_psql('postgres', "SELECT idempotency.peek('s', '$key') IS NULL") eq 't';
-		ok($lost, "$name: nothing is left of the claim") if $how eq 'not committed';
+		ok($lost, "$name: the claim is lost") if $how eq 'not committed';
 		lease_ends($node, $key) unless $lost;
 		my $next = token($node->safe_psql('postgres', sprintf $claim, $key), $name);
-		fails_with($node, "SELECT idempotency.renew('s', '$key', $token, '1 hour')", 'IK410', "$name: the former owner is refused")
+		fails_with($node, "SELECT idempotency.renew('s', '$key', $token, '1 hour')", 'IK410', "$name: the former owner is rejected")
 		  or note("the new owner has token $next, the former one $token");
 	}
 }
 
 # ----------------------------------------------------------------
-# An owner whose session, or statement, is ended
+# An owner whose session or statement is terminated
 # ----------------------------------------------------------------
 
 foreach my $phase (sort keys %phases)
@@ -375,7 +344,7 @@ foreach my $phase (sort keys %phases)
 	my $token = $phases{$phase}->{reach}->($session, $key);
 	$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)");
 	wait_for_end($session);
-	goes_on($node, $phase, $key, $token, "terminated, $phase");
+	check_operation($node, $phase, $key, $token, "terminated, $phase");
 }
 
 {
@@ -383,19 +352,19 @@ foreach my $phase (sort keys %phases)
 	my $token = token($owner->query_safe(sprintf $claim, 'canceled'));
 	$owner->query_safe(first_step('canceled', $token, 'owner') . '; COMMIT; ' . second_step('canceled', $token, 'owner')
 		. "; SET LOCAL statement_timeout = '10ms'");
-	session_fails($owner, 'SELECT pg_sleep(60)', '57014', 'the owner runs into his statement_timeout after complete');
-	lease_ends_elsewhere('canceled', $owner);
-	goes_on($node, 'in complete', 'canceled', $token, 'statement_timeout in complete');
+	session_fails($owner, 'SELECT pg_sleep(60)', '57014', 'statement_timeout cancels the owner after complete');
+	key_is_unlocked('canceled', $owner);
+	check_operation($node, 'in complete', 'canceled', $token, 'statement_timeout in complete');
 	$owner->quit;
 }
 
-# lease_ends_elsewhere checks that a failed transaction holds the key no longer,
-# though its session has not said ROLLBACK.
-sub lease_ends_elsewhere
+# key_is_unlocked checks that a failed transaction has released the key before the
+# session sends ROLLBACK.
+sub key_is_unlocked
 {
 	my ($key, $owner) = @_;
 	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE objsubid = 18756}), 0, "$key: the key is not locked");
-	is($node->safe_psql('postgres', "SELECT outcome, attempt FROM idempotency.peek('s', '$key')"), 'in_progress|1', "$key: the lease goes on");
+	is($node->safe_psql('postgres', "SELECT outcome, attempt FROM idempotency.peek('s', '$key')"), 'in_progress|1', "$key: the lease is live");
 	$owner->query_safe('ROLLBACK');
 	return;
 }
@@ -417,15 +386,15 @@ $node->safe_psql('postgres', qq{SELECT idempotency.checkpoint('s', 'kept', $kept
 	SELECT idempotency.once('s', 'the last to arrive')});
 $node->wait_for_catchup($standby);
 
-# What it answers while it follows.
+# Results on the standby.
 is($standby->safe_psql('postgres', q{SELECT outcome, replayed, token, attempt, recovery_point, retry_after BETWEEN '50 min' AND '1 hour'
-		FROM idempotency.peek('s', 'kept')}), 'in_progress|f||1||t', 'standby: a lease is in progress, and no more is told');
+		FROM idempotency.peek('s', 'kept')}), 'in_progress|f||1||t', 'standby: a lease is in progress, and the standby returns no details');
 is($standby->safe_psql('postgres', q{SELECT state FROM idempotency.keys WHERE key = 'kept'}), 'in_progress', 'standby: the view shows it');
 lease_ends($node, 'kept');
 $node->wait_for_catchup($standby);
 is($standby->safe_psql('postgres', q{SELECT outcome, attempt, retry_after FROM idempotency.peek('s', 'kept')}), 'in_progress|1|00:00:00',
-	'standby: and so is one that is over');
-is($standby->safe_psql('postgres', q{SELECT key, attempt, recovery_point FROM idempotency.zombies WHERE key = 'kept'}), 'kept|1|here', 'standby: which is a zombie');
+	'standby: an expired lease is in progress too');
+is($standby->safe_psql('postgres', q{SELECT key, attempt, recovery_point FROM idempotency.zombies WHERE key = 'kept'}), 'kept|1|here', 'standby: an expired lease is a zombie');
 my %refused = (
 	q{claim('s', 'kept', lease => '1 hour')} => 'claim',
 	q{claim('s', 'new', lease => '1 hour')} => 'claim',
@@ -439,19 +408,19 @@ my %refused = (
 fails_with($standby, "SELECT idempotency.$_", '25006', "standby: $_",
 	like => qr/cannot execute idempotency\.$refused{$_}\(\) in a read-only transaction/) foreach sort keys %refused;
 
-# Promotion: the primary is lost, with all who were at it.
+# Promotion: the primary is lost, with all sessions.
 $node->stop('immediate');
 wait_for_end($session{$_}) foreach sort keys %session;
 $standby->promote;
 $standby->safe_psql('postgres', q{ALTER SYSTEM RESET synchronous_standby_names});
 $standby->reload;
-is($standby->safe_psql('postgres', "SELECT idempotency.renew('s', 'kept', $kept, '1 hour') > now()"), 't', 'promoted: an owner comes back with his token');
+is($standby->safe_psql('postgres', "SELECT idempotency.renew('s', 'kept', $kept, '1 hour') > now()"), 't', 'promoted: an owner continues with its token');
 lease_ends($standby, 'kept');
 my ($outcome, $next, $point) = split /\|/, $standby->safe_psql('postgres',
 	sprintf $claim =~ s/SELECT token/SELECT outcome, token, recovery_point/r, 'kept');
-is("$outcome $point", 'taken_over here', 'promoted: and is taken over where he was');
+is("$outcome $point", 'taken_over here', 'promoted: the operation is taken over at its checkpoint');
 token($next, 'promoted');
-goes_on($standby, $_, "standby $_", $token{$_}, "promoted, $_") foreach sort keys %phases;
+check_operation($standby, $_, "standby $_", $token{$_}, "promoted, $_") foreach sort keys %phases;
 
 $standby->stop;
 done_testing();

@@ -1,14 +1,13 @@
 # 025_outbox_storm.pl
 #
-# Proves the promise of the outbox amid everything at once: publishers that commit,
-# roll back, use savepoints, prepare their transactions, or keep them open for
-# long; consumers that are late, that fail, that give back, that walk away; and
-# somebody who ends their sessions at random, while an administrator vacuums and
-# reindexes.  Consumers deduplicate by once().  Afterwards each committed event has
-# had its effect exactly once in each subscription, and a rolled back one never;
-# nothing was given again that was acknowledged; the events of one aggregate, and
-# those of one transaction, had their effects in the order of publishing; and no
-# open transaction held back anybody else's.
+# Proves the delivery guarantee of the outbox under combined load. Publishers commit,
+# roll back, use savepoints, prepare their transactions, or keep them open. Consumers
+# are late, fail, return batches, or disconnect. A client terminates random sessions
+# while an administrator vacuums and reindexes. Consumers deduplicate with once().
+# Afterwards each committed event has had its effect exactly once in each subscription,
+# and a rolled back one never. No acknowledged event was redelivered. Events of one
+# aggregate, and of one transaction, had their effects in order of publishing. No open
+# transaction held back events of another one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,7 +20,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time usleep);
 
-# So long the storm lasts, in seconds.
+# Duration of the load, in seconds.
 my $seconds = 10;
 my $seed = 4711;
 srand($seed);
@@ -37,23 +36,24 @@ $node->safe_psql('postgres', q{
 	CREATE TABLE aggregate (id int PRIMARY KEY, n int NOT NULL) WITH (fillfactor = 10);
 	INSERT INTO aggregate SELECT i, 0 FROM generate_series(1, 12) AS i;
 
-	-- What was published, written by the transaction that did; and the effects, in
-	-- the order in which they were had.
+	-- Published events, written by the publishing transaction, and the effects in
+	-- order.
 	CREATE TABLE sent (place int8 GENERATED ALWAYS AS IDENTITY, id uuid, topic text, aggregate int, n int,
 		poison boolean, kind text, txid xid8 DEFAULT pg_current_xact_id(), at timestamptz DEFAULT clock_timestamp());
 	CREATE TABLE effect (place int8 GENERATED ALWAYS AS IDENTITY, subscription text, id uuid, at timestamptz DEFAULT clock_timestamp());
 
-	-- What was acknowledged, written by the transaction that did so; and what was
-	-- given all the same.
+	-- Acknowledged events, written by the acknowledging transaction, and those
+	-- redelivered nevertheless.
 	CREATE TABLE done (subscription text, id uuid, PRIMARY KEY (subscription, id));
 	CREATE TABLE again (subscription text, id uuid);
 	CREATE TABLE poisonous AS SELECT true AS yes;
 
-	-- An index that is slow at times, and comes before the one that delivery reads:
-	-- a publisher has drawn his number then, and the others do not see it yet.
+	-- An index that is sometimes slow and is updated before the one that delivery
+	-- reads. A publisher has drawn its sequence number then, but its row is not yet
+	-- visible to others.
 	CREATE FUNCTION linger(seq int8) RETURNS int8 LANGUAGE plpgsql IMMUTABLE AS $$
 	BEGIN
-		IF current_setting('application_name') LIKE 'storm publisher%' AND random() < 0.05 THEN
+		IF current_setting('application_name') LIKE 'load publisher%' AND random() < 0.05 THEN
 			PERFORM pg_sleep(random() / 50);
 		END IF;
 		RETURN seq;
@@ -62,10 +62,11 @@ $node->safe_psql('postgres', q{
 	ALTER TABLE idempotency.outbox DROP CONSTRAINT outbox_pkey;
 	ALTER TABLE idempotency.outbox ADD CONSTRAINT outbox_pkey PRIMARY KEY (seq);
 
-	-- Sequences count what is rolled back as well.
+	-- Sequences also count transactions that roll back.
 	CREATE FUNCTION tally(what text) RETURNS int8 LANGUAGE sql AS $$ SELECT nextval('tally_' || what) $$;
 
-	-- Publishes an event; with an aggregate, after all that were published about it.
+	-- Publishes an event; with an aggregate, after all earlier events of that
+	-- aggregate.
 	CREATE FUNCTION send(kind text, about int, poison boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 	DECLARE
 		number int;
@@ -110,8 +111,8 @@ $node->safe_psql('postgres', q{
 				END;
 			ELSIF dice < 0.9 THEN
 				PERFORM send('claimed', about)
-				FROM idempotency.claim('storm', gen_random_uuid()::text) AS c
-				WHERE idempotency.complete('storm', idempotency.current_key('storm')) IS NULL;
+				FROM idempotency.claim('load', gen_random_uuid()::text) AS c
+				WHERE idempotency.complete('load', idempotency.current_key('load')) IS NULL;
 			ELSE
 				PERFORM send('slow', about), send('slow', NULL), pg_sleep(random() / 10);
 			END IF;
@@ -120,7 +121,7 @@ $node->safe_psql('postgres', q{
 		END LOOP;
 	END $$;
 
-	-- One event's effect, unless it was had.
+	-- The effect of one event, unless it is a duplicate.
 	CREATE FUNCTION handle(name text, event uuid) RETURNS void LANGUAGE plpgsql AS $$
 	BEGIN
 		IF idempotency.once(name, event::text) THEN
@@ -130,7 +131,7 @@ $node->safe_psql('postgres', q{
 		END IF;
 	END $$;
 
-	-- Whether a batch was still ours when we were done with it, or with an event.
+	-- Whether this consumer still owns the batch after handling it, or an event of it.
 	CREATE FUNCTION acknowledged(name text, given int8, events uuid[]) RETURNS boolean LANGUAGE plpgsql AS $$
 	BEGIN
 		PERFORM idempotency.ack(name, given);
@@ -149,7 +150,7 @@ $node->safe_psql('postgres', q{
 		RETURN 'late';
 	END $$;
 
-	-- Consumes until then or, without an end, until there is nothing more.
+	-- Consumes until a time or, without one, until no event is left.
 	-- "trouble" is how likely things go wrong.
 	CREATE PROCEDURE consume(name text, seed float8, until timestamptz, trouble float8) LANGUAGE plpgsql AS $$
 	DECLARE
@@ -179,7 +180,7 @@ $node->safe_psql('postgres', q{
 			PERFORM tally('batches');
 			INSERT INTO again SELECT name, e.id FROM unnest(events) AS e JOIN done AS d ON d.subscription = name AND d.id = e.id;
 
-			-- All in one transaction, or each event in its own.
+			-- All events in one transaction, or each event in its own.
 			separate := random() < 0.5;
 			IF separate THEN COMMIT; END IF;
 			dice := random() / nullif(trouble, 0);
@@ -225,21 +226,20 @@ my %topics = (one => '*', two => 'aggregate.*', calm => '*');
 $node->safe_psql('postgres', "SELECT idempotency.subscribe('$_', ARRAY['$topics{$_}'], max_attempts => 6)") foreach sort keys %topics;
 
 # ----------------------------------------------------------------
-# The storm
+# Load
 # ----------------------------------------------------------------
 
 my $until = $node->safe_psql('postgres', "SELECT clock_timestamp() + interval '$seconds seconds'");
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# What runs beside each other, each by a name.  Who is listed here begins anew
-# when he is ended.
+# Concurrent clients by name. A client in this list is restarted when it is terminated.
 my %client = (
 	(map { ("publisher $_" => sub { "CALL publish(@{[ rand ]}, '$until')" }) } 1 .. 4),
 	(map { my $name = $_; map { ("consumer $name $_" => sub { "CALL consume('$name', @{[ rand ]}, '$until', @{[ $name eq 'calm' ? 0 : 0.3 ]})" }) }
 		1 .. ($name eq 'calm' ? 1 : 2) } sort keys %topics),
 	'prepared' => \&prepared);
 
-# These are left alone.
+# These clients are not terminated.
 my %others = (
 	'held open' => q{BEGIN; SELECT send('held', 12), send('held', NULL), pg_sleep(3), send('held', 12); COMMIT;
 		BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_sleep(2); COMMIT; BEGIN; SELECT send('held', NULL), pg_sleep(2); COMMIT},
@@ -247,8 +247,8 @@ my %others = (
 	'administrator' => join '', map { "VACUUM idempotency.outbox, idempotency.position, idempotency.parked;\nSELECT pg_sleep(0.5);\n"
 			. ($_ % 4 == 2 ? "REINDEX TABLE CONCURRENTLY idempotency.outbox;\nREINDEX TABLE CONCURRENTLY idempotency.position;\n" : '') } 1 .. 1.5 * $seconds);
 
-# prepared is the SQL of a client that prepares transactions, and settles what the
-# one before him has left.
+# prepared is the SQL of a client that prepares transactions, and ends those that its
+# predecessor left.
 my $prepared = 0;
 sub prepared
 {
@@ -265,8 +265,8 @@ sub prepared
 	return $sql;
 }
 
-# start starts psql with some SQL under a name, and returns its process ID.  What
-# it says on stderr is collected.
+# start starts psql with SQL under a name, and returns its process ID. Its stderr is
+# collected.
 my %pid;
 sub start
 {
@@ -280,7 +280,7 @@ sub start
 	{
 		open STDOUT, '>>', "$file.out" or POSIX::_exit(1);
 		open STDERR, '>>', "$file.err" or POSIX::_exit(1);
-		$ENV{PGAPPNAME} = "storm $name";
+		$ENV{PGAPPNAME} = "load $name";
 		exec 'psql', '-XAtq', '-f', $file, $node->connstr('postgres') or POSIX::_exit(1);
 	}
 	$pid{$name} = $pid;
@@ -303,8 +303,8 @@ my %killed;
 while (time < $began + $seconds)
 {
 	my $victim = $killer->query_safe(qq{SELECT application_name FROM (SELECT pid, application_name FROM pg_stat_activity
-		WHERE application_name LIKE 'storm $victims[0]%' ORDER BY random() LIMIT 1) AS v WHERE pg_terminate_backend(pid)});
-	if ($victim =~ /^storm (\w+)/) # or nobody of the kind is there just now, and its turn stays
+		WHERE application_name LIKE 'load $victims[0]%' ORDER BY random() LIMIT 1) AS v WHERE pg_terminate_backend(pid)});
+	if ($victim =~ /^load (\w+)/) # otherwise no such session exists now, and the next round tries again
 	{
 		$killed{$1}++;
 		push @victims, shift @victims;
@@ -317,7 +317,7 @@ while (time < $began + $seconds)
 	}
 }
 
-# ended waits for a client's end.
+# ended waits until a client ends.
 sub ended
 {
 	my ($name) = @_;
@@ -326,33 +326,33 @@ sub ended
 	return;
 }
 
-# Who reindexes waits for what is prepared.
+# REINDEX waits for prepared transactions.
 ended('prepared');
 $node->safe_psql('postgres', q{SELECT CASE WHEN gid LIKE 'commit%' THEN 'COMMIT' ELSE 'ROLLBACK' END || ' PREPARED ' || quote_literal(gid)
 	FROM pg_prepared_xacts \gexec});
 ended($_) foreach sort keys %pid;
 $killer->quit;
 
-# They have said nothing but that they were ended.
+# Clients must report no error except their termination.
 my $said = join '', map { slurp_file($_) } glob "$dir/*.err";
 $said =~ s/^.*(?:FATAL:  terminating connection due to administrator command|server closed the connection unexpectedly|error: connection to server was lost|no connection to the server)\n//mg;
-$said =~ s/^(?:\s|CONTEXT:|SQL statement|PL\/pgSQL).*\n//mg;
-is($said, '', 'nobody has met an error but its end');
+$said =~ s/^(?:\s|LINE \d|QUERY:|CONTEXT:|SQL statement|PL\/pgSQL).*\n//mg;
+is($said, '', 'no client failed except by termination');
 
 # ----------------------------------------------------------------
-# What is left of it
+# Checks
 # ----------------------------------------------------------------
 
-# settle consumes until there is nothing more.
+# settle consumes until no event is left.
 sub settle
 {
 	$node->safe_psql('postgres', "CALL consume('$_', 0.1, NULL, 0)", timeout => $PostgreSQL::Test::Utils::timeout_default) foreach sort keys %topics;
 }
 settle();
 is($node->safe_psql('postgres', q{SELECT count(*) > 0, count(*) FILTER (WHERE NOT poison OR poison IS NULL)
-	FROM idempotency.dead_letters AS d LEFT JOIN sent ON sent.id = d.event_id}), 't|0', 'what is poisonous is dead, and nothing else');
+	FROM idempotency.dead_letters AS d LEFT JOIN sent ON sent.id = d.event_id}), 't|0', 'exactly the poisonous events are dead letters');
 my $dead = $node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.dead_letters});
-is($node->safe_psql('postgres', q{UPDATE poisonous SET yes = false; SELECT sum(idempotency.redrive(subscription)) FROM idempotency.subscription}), $dead, 'it is redriven');
+is($node->safe_psql('postgres', q{UPDATE poisonous SET yes = false; SELECT sum(idempotency.redrive(subscription)) FROM idempotency.subscription}), $dead, 'the dead letters are redriven');
 settle();
 
 my ($sent, $effects) = split /\|/, $node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM sent), (SELECT count(*) FROM effect)});
@@ -371,13 +371,13 @@ my $expected = q{SELECT s.subscription, sent.* FROM sent CROSS JOIN (VALUES ('on
 	WHERE topic ^@ prefix};
 is($node->safe_psql('postgres', qq{SELECT e.subscription, e.kind, count(*) FROM ($expected) AS e LEFT JOIN effect AS f USING (subscription, id)
 	WHERE f.id IS NULL GROUP BY 1, 2}), '', 'no event is lost');
-is($node->safe_psql('postgres', q{SELECT subscription, id, count(*) FROM effect GROUP BY 1, 2 HAVING count(*) > 1}), '', 'no effect was had twice');
+is($node->safe_psql('postgres', q{SELECT subscription, id, count(*) FROM effect GROUP BY 1, 2 HAVING count(*) > 1}), '', 'no effect is repeated');
 is($node->safe_psql('postgres', qq{SELECT f.subscription, f.id FROM effect AS f LEFT JOIN ($expected) AS e USING (subscription, id) WHERE e.id IS NULL}),
-	'', 'none was had for nothing');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM again}), 0, 'nothing was given again that was acknowledged');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.outbox WHERE id NOT IN (SELECT id FROM sent)}), 0, 'what was rolled back left nothing');
+	'', 'every effect belongs to an event');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM again}), 0, 'no acknowledged event was redelivered');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.outbox WHERE id NOT IN (SELECT id FROM sent)}), 0, 'rolled back events left nothing behind');
 
-# Dead letters come when they are redriven; all else in the order of publishing.
+# Dead letters are delivered when they are redriven, all others in order of publishing.
 is($node->safe_psql('postgres', q{
 	SELECT subscription, aggregate, n, before FROM (
 		SELECT subscription, aggregate, n, lag(n) OVER (PARTITION BY subscription, aggregate ORDER BY effect.place) AS before
@@ -387,24 +387,24 @@ is($node->safe_psql('postgres', q{
 	SELECT id, place, before FROM (
 		SELECT id, sent.place, lag(sent.place) OVER (PARTITION BY txid ORDER BY effect.place) AS before
 		FROM effect JOIN sent USING (id) WHERE subscription = 'calm') AS o
-	WHERE before > place}), '', 'so had those of one transaction');
+	WHERE before > place}), '', 'the events of one transaction had their effects in order');
 
 my ($of, $in_time) = split /\|/, $node->safe_psql('postgres', q{
 	SELECT count(*), count(*) FILTER (WHERE effect.at < h.ended)
 	FROM sent JOIN effect USING (id), (SELECT min(at) AS began, max(at) AS ended FROM sent WHERE kind = 'held' AND aggregate IS NOT NULL) AS h
 	WHERE subscription = 'calm' AND sent.at BETWEEN h.began AND h.began + interval '1 s' AND kind <> 'held'});
 note("of $of events that were published beside an open transaction, $in_time had their effect before it ended");
-cmp_ok($in_time, '>', $of / 10, 'an open transaction holds back nobody else');
+cmp_ok($in_time, '>', $of / 10, 'an open transaction holds back no other event');
 
-# Nothing stays behind but the positions.  (What is in flight is looked at once
-# more, and given up, with the next event.)
+# Only the positions are left. Transactions in flight are read once more, and dropped,
+# with the next event.
 foreach my $last (1, 2)
 {
 	$node->safe_psql('postgres', q{SELECT idempotency.publish('aggregate.0', '{"poison": false}')});
 	settle();
 }
 is($node->safe_psql('postgres', q{SELECT count(*) FILTER (WHERE batch IS NULL AND inflight = '{}'), (SELECT count(*) FROM idempotency.parked),
-	(SELECT count(*) FROM pg_locks WHERE objsubid = 18756) FROM idempotency.position}), '3|0|0', 'nothing is in flight, parked or locked any more');
+	(SELECT count(*) FROM pg_locks WHERE objsubid = 18756) FROM idempotency.position}), '3|0|0', 'nothing is in flight, parked or locked');
 
 $node->stop;
 done_testing();

@@ -1,10 +1,10 @@
 # 026_outbox_encodings.pl
 #
 # Proves that names of topics, subscriptions and aggregates are data in any encoding:
-# with quotes, backslashes and wildcards, of 255 characters however wide, and of
-# bytes that are no text where the encoding is not known.  What a pattern means is
-# the same everywhere: the event reaches those who have asked for it, and nobody else,
-# also where a part of one character and a part of the next look like a third.
+# with quotes, backslashes and wildcards, with 255 wide characters, and with invalid
+# bytes where the encoding is not known. Patterns match equally in all encodings: an
+# event reaches the matching subscriptions and no other, also where bytes of two
+# adjacent characters form a third one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -16,8 +16,8 @@ use Test::More;
 
 my $node = new_node('main', conf => 'log_statement = none');
 
-# Two characters of each encoding, as the bytes that the server has, and what lies
-# between the second byte of the first and the first byte of the second.
+# Two characters of each encoding, as bytes, and the bytes between the second byte of
+# the first and the first byte of the second.
 my %encoding = (
 	UTF8 => [ "\xe3\x81\x82", "\xf0\x9f\x92\xb3" ],
 	LATIN1 => [ "\xe9", "\xff" ],
@@ -25,8 +25,8 @@ my %encoding = (
 	EUC_JP => [ "\xa4\xa2", "\xa4\xa4" ],
 	EUC_KR => [ "\xb0\xa1", "\xb3\xaa" ]);
 
-# is_known subscribes under a name to a pattern, publishes an event of a topic, with
-# the name as its aggregate too, and checks whether it is given.
+# is_known subscribes to a pattern under a name, publishes an event of a topic with the
+# name as its aggregate, and checks whether the event is delivered.
 sub is_known
 {
 	my ($session, $test, $name, $pattern, $topic, $given) = @_;
@@ -53,17 +53,17 @@ foreach my $encoding (sort keys %encoding)
 	my $session = open_session($node, dbname => $encoding);
 
 	is_known($session, "$encoding: $_->[0]", @$_[1 .. 4]) foreach (
-		[ 'a topic stands for itself', $a, "$a.$b", "$a.$b", 1 ],
-		[ 'and for no other', $a, "$a.$b", "$a.$a", 0 ],
-		[ '* is any character', "$a*", "$a*", "$a$b", 1 ],
-		[ 'in front', "*$b", "*$b", "$a.$b$b", 1 ],
-		[ 'and no more', "*$b", "*$b", "$b$a", 0 ],
-		[ 'in the middle', "*", "$a*$b", "$a$b$a$b", 1 ],
-		[ '\\ takes a character as it is', "\\$a", "\\$a\\*\\\\", "$a*\\", 1 ],
-		[ 'and nothing else', "\\$a", "\\$a\\*\\\\", "$a$b\\", 0 ],
+		[ 'a topic matches itself', $a, "$a.$b", "$a.$b", 1 ],
+		[ 'a topic matches no other', $a, "$a.$b", "$a.$a", 0 ],
+		[ '* matches any characters', "$a*", "$a*", "$a$b", 1 ],
+		[ '* at the beginning matches', "*$b", "*$b", "$a.$b$b", 1 ],
+		[ '* at the beginning does not match another end', "*$b", "*$b", "$b$a", 0 ],
+		[ '* in the middle matches', "*", "$a*$b", "$a$b$a$b", 1 ],
+		[ '\\ escapes a character', "\\$a", "\\$a\\*\\\\", "$a*\\", 1 ],
+		[ 'an escaped * matches only itself', "\\$a", "\\$a\\*\\\\", "$a$b\\", 0 ],
 		[ 'quotes', qq('"$a"'), qq('"$b"'*), qq('"$b"';--), 1 ],
 		[ 'names of full length', $b x $characters, $b x $characters, $b x $characters, 1 ],
-		[ 'for which there is a pattern', $b x $characters, "*$b" x int($characters / 2), $b x $characters, 1 ]);
+		[ 'a pattern of full length', $b x $characters, "*$b" x int($characters / 2), $b x $characters, 1 ]);
 	is_known($session, "$encoding: no character begins in the middle of another", $a, '*' . substr($a, 1) . substr($b, 0, 1) . '*', "$a$b", 0)
 	  if $encoding =~ /^EUC/;
 	$session->quit;

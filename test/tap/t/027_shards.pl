@@ -1,12 +1,11 @@
 # 027_shards.pl
 #
-# Proves that docs/scaling.md does what it says, by running what it says: a router
-# with PL/Proxy and shards on servers of their own, whose backends and postmasters
-# are killed in the middle of calls; a shard that is added, and tenants that move
-# to it, and on, with their keys, leases and unread events, while their clients go
-# on retrying.  Afterwards each operation has had its effect once, in one home, every
-# answer to a key is the same, tokens have only grown, and every event was booked once
-# and in its order.
+# Proves that docs/scaling.md works, by running its blocks: a router with PL/Proxy and
+# shards on separate servers, whose backends and postmasters are killed during calls. A
+# shard is added, and tenants move between shards with their keys, leases and unread
+# events, while their clients retry. Afterwards each operation has had its effect once,
+# on one shard. All responses to a key are equal, tokens have only grown, and every
+# event was booked once and in order.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,34 +32,34 @@ my $router = make_server('router', 'on the router', '');
 my %shard = map { $_ => make_server($_, 'on every shard', $conf) } 'shard1', 'shard2', 'shard3';
 make_ledger($router);
 
-# plays runs a block of the page, which must succeed.
-sub plays
+# run_block runs a block of the page, which must succeed.
+sub run_block
 {
 	my ($node, $title, %variables) = @_;
 	foreach my $block (blocks($title))
 	{
-		my ($code, $stderr) = play($node, $block, set => \%variables);
+		my ($code, $stderr) = run_psql($node, $block, set => \%variables);
 		$code == 0 or die "$title: $stderr";
 	}
 }
 
-# add_shard tells the router of a shard, and add_tenant both of a tenant.
+# add_shard registers a shard on the router; add_tenant registers a tenant on both.
 sub add_shard
 {
 	my ($name) = @_;
-	plays($router, 'on the router, for each shard', shard => $name,
+	run_block($router, 'on the router, for each shard', shard => $name,
 		connection => sprintf('host=%s port=%d dbname=postgres', $shard{$name}->host, $shard{$name}->port));
 }
 
 sub add_tenant
 {
 	my ($tenant, $home) = @_;
-	plays($shard{$home}, 'on its shard, for each tenant', tenant => $tenant);
-	plays($router, 'on the router, for each tenant', tenant => $tenant, shard => $home);
+	run_block($shard{$home}, 'on its shard, for each tenant', tenant => $tenant);
+	run_block($router, 'on the router, for each tenant', tenant => $tenant, shard => $home);
 }
 
-# move runs steps of the move, by numbers, or all of them, or "give up".  Returns
-# psql's exit code and errors.
+# move runs steps of the move, by number, or all of them, or "give up". Returns the exit
+# code and the errors of psql.
 sub move
 {
 	my ($tenant, $from, $to, @steps) = @_;
@@ -68,13 +67,13 @@ sub move
 			1 => 'move 1: close the old home', 2 => 'move 2: take along',
 			3 => 'move 3: route to the new home', 4 => 'move 4: clean up the old home' }->{$_} }
 	  @steps ? @steps : 1 .. 4;
-	return play($router, join('', map { blocks($_) } @titles), in => $dir, connection => connection($router, 'mover'),
+	return run_psql($router, join('', map { blocks($_) } @titles), in => $dir, connection => connection($router, 'mover'),
 		set => { tenant => $tenant, shard => $to, old => connection($shard{$from}, 'mover'),
 			new => connection($shard{$to}, 'mover'), router => connection($router, 'mover') });
 }
 
-# insist repeats that where a call took longer than the page has patience, on a machine
-# that has much to do; moves checks that it succeeds.
+# insist repeats a step where a call exceeded the page's timeout, as on a slow machine;
+# moves checks that the step succeeds.
 sub insist
 {
 	my ($code, $stderr);
@@ -82,7 +81,8 @@ sub insist
 	return ($code, $stderr);
 }
 
-# mover_dies lets a mover die in step 2, when all has arrived but the tenant itself.
+# mover_dies kills the process that moves a tenant in step 2, after all rows but the
+# tenant itself are copied.
 sub mover_dies
 {
 	my ($tenant, $from, $to, @steps) = @_;
@@ -93,10 +93,10 @@ sub mover_dies
 
 	$holder->query_safe('BEGIN; LOCK TABLE shard.tenant IN SHARE MODE');
 	my $mover = in_background(sub { insist($tenant, $from, $to, @steps) });
-	$new->poll_query_until('postgres', "SELECT count(*) = 1 $waits") or die 'the mover does not wait';
+	$new->poll_query_until('postgres', "SELECT count(*) = 1 $waits") or die 'the move does not wait';
 	kill9($new, $new->safe_psql('postgres', "SELECT pid $waits"));
 	waitpid $mover, 0;
-	isnt($?, 0, "the mover of $tenant has died when all had arrived but the tenant itself");
+	isnt($?, 0, "the move of $tenant was killed after all rows but the tenant were copied");
 	eval { $holder->quit };
 	return;
 }
@@ -108,8 +108,8 @@ sub moves
 	is(join(' ', insist(@arguments)), '0 ', $name);
 }
 
-# call is the SQL of a request, called what it is about; charges says how many
-# effects it had, in all homes.
+# call is the SQL of a request for an order. charges returns the number of its effects
+# on all shards.
 sub call { return "SELECT api.charge_create('$_[0]', '$_[1]', '$_[1]', 1)" }
 
 sub charges
@@ -121,7 +121,7 @@ sub charges
 	return $sum;
 }
 
-# answer returns what a client gets that retries.
+# answer returns the response to a client that retries.
 sub answer
 {
 	my ($tenant, $order) = @_;
@@ -135,7 +135,7 @@ sub answer
 	die $stderr;
 }
 
-# at runs one transaction of a tenant's at a shard.
+# at runs one transaction of a tenant on a shard.
 sub at
 {
 	my ($node, $tenant, $sql) = @_;
@@ -151,16 +151,16 @@ add_tenant('initech', 'shard2');
 add_tenant('umbrella', 'shard3');
 
 # ----------------------------------------------------------------
-# A fault in the middle of a call: the client knows nothing, and retries
+# A fault during a call: the client does not know the outcome, and retries
 # ----------------------------------------------------------------
 
 my @app = (extra_params => [ '-U', 'app' ]);
 is(answer('acme', 'first') eq answer('acme', 'first') && charges('acme', 'first'), 1, 'a call and its retry are one effect');
-fails_with($router, call('hooli', '1'), 'SH404', 'a tenant that nobody knows', @app);
+fails_with($router, call('hooli', '1'), 'SH404', 'an unknown tenant', @app);
 fails_with($shard{shard2}, call('acme', 'lost'), 'SH410', 'a call at the wrong shard', @app);
 
-# in_mid_call stops a call after its claim and before its effect, does something to it,
-# and checks what becomes of it.
+# in_mid_call stops a call between its claim and its effect, causes a fault, and checks
+# the outcome.
 sub in_mid_call
 {
 	my ($name, $fault, $survives) = @_;
@@ -180,40 +180,40 @@ sub in_mid_call
 	if ($survives)
 	{
 		$home->poll_query_until('postgres', "SELECT count(*) = 1 FROM api.charge WHERE order_no = '$order'")
-		  or die 'the shard did not go on';
+		  or die 'the shard did not continue';
 	}
 	else { is(charges('acme', $order), 0, "$name: nothing was done") }
 	my $answer = answer('acme', $order);
-	is(answer('acme', $order), $answer, "$name: the retries have one answer");
-	is(charges('acme', $order), 1, "$name: and one effect");
+	is(answer('acme', $order), $answer, "$name: all retries return one response");
+	is(charges('acme', $order), 1, "$name: all retries have one effect");
 }
 
-# pid_of returns the process that serves the call at one of the servers.
-sub pid_of
+# call_pid returns the process that serves the call at one of the servers.
+sub call_pid
 {
 	my ($node) = @_;
 	return $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity
 		WHERE usename = 'app' AND state = 'active' AND query ~ 'api.charge_create'});
 }
 
-in_mid_call('kill -9 of the router backend', sub { kill9($router, pid_of($router)) }, 1);
+in_mid_call('kill -9 of the router backend', sub { kill9($router, call_pid($router)) }, 1);
 in_mid_call('immediate stop of the router', sub { $router->stop('immediate'); $router->start }, 1);
 in_mid_call('a call that is terminated at the router', sub {
-	$router->safe_psql('postgres', 'SELECT pg_terminate_backend(' . pid_of($router) . ')') }, 1);
-in_mid_call('kill -9 of the shard backend', sub { kill9($_[0], pid_of($_[0])) });
+	$router->safe_psql('postgres', 'SELECT pg_terminate_backend(' . call_pid($router) . ')') }, 1);
+in_mid_call('kill -9 of the shard backend', sub { kill9($_[0], call_pid($_[0])) });
 in_mid_call('kill -9 of the shard postmaster', sub { restart_after_kill9($_[0]) });
 in_mid_call('a call that is terminated at the shard', sub {
-	$_[0]->safe_psql('postgres', 'SELECT pg_terminate_backend(' . pid_of($_[0]) . ')') });
+	$_[0]->safe_psql('postgres', 'SELECT pg_terminate_backend(' . call_pid($_[0]) . ')') });
 
 # ----------------------------------------------------------------
-# Clients that do not stop, faults, a new shard, and a tenant that moves to it
+# Continuous clients, faults, a new shard, and a tenant that moves to it
 # ----------------------------------------------------------------
 
 my @clients = map { start_client($_, $router, $dir, qw(acme globex initech umbrella)) } 1 .. 3;
 wait_for_progress($dir, 20);
 
-# kill_some kills a backend of the clients' with SIGKILL, so that its server recovers:
-# the first that is there, since they come and go.
+# kill_some kills a client backend with SIGKILL, so that its server recovers. It takes
+# the first one, because backends come and go.
 sub kill_some
 {
 	my ($node) = @_;
@@ -223,7 +223,7 @@ sub kill_some
 			WHERE usename = 'app' AND backend_type = 'client backend' ORDER BY random() LIMIT 1});
 		return kill9($node, $pid) if $pid && kill 0, $pid;
 	}
-	die 'no client came to ' . $node->name;
+	die 'no client connected to ' . $node->name;
 }
 
 my @faults = (
@@ -243,44 +243,44 @@ foreach my $i (0 .. $#faults)
 $shard{shard4} = make_server('shard4', 'on every shard', $conf);
 add_shard('shard4');
 
-# Two leases go along: one whose owner lives, and one that was abandoned.  The first
-# mover dies when all but the tenant itself has arrived.
+# Two leases move with the tenant: one with a live owner, and one that was abandoned.
+# The first mover is killed after all rows but the tenant itself are copied.
 my ($owned, $left) = map { at($shard{shard1}, 'acme', sprintf $claim, 'acme', @$_) } [ 'owned', '1 hour' ], [ 'left', '1 millisecond' ];
-sub goes_along
+sub check_lease
 {
 	my ($home) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	is(at($shard{$home}, 'acme', "SELECT idempotency.renew('acme/pay', 'owned', $owned, '1 hour') IS NOT NULL"), 't',
-		"$home: a lease goes along, and its owner goes on");
+		"$home: a lease moves, and its owner continues");
 }
 mover_dies('acme', 'shard1', 'shard4', 1, 2);
 moves('a tenant moves under load', 'acme', 'shard1', 'shard4');
-goes_along('shard4');
+check_lease('shard4');
 is(at($shard{shard4}, 'acme', q{SELECT outcome, attempt, token > } . $left . q{ FROM idempotency.claim('acme/pay', 'left', '{"n": 1}', lease => '1 hour')}),
-	'taken_over|2|t', 'what was abandoned is taken over');
+	'taken_over|2|t', 'an abandoned operation is taken over');
 wait_for_progress($dir, 15, 'acme');
 kill_some($shard{shard4});
 wait_for_progress($dir, 15, 'acme');
-moves('it moves on', 'acme', 'shard4', 'shard2');
-goes_along('shard2');
+moves('the tenant moves again', 'acme', 'shard4', 'shard2');
+check_lease('shard2');
 wait_for_progress($dir, 15, 'acme');
-moves('and back', 'acme', 'shard2', 'shard1');
-goes_along('shard1');
+moves('the tenant moves back', 'acme', 'shard2', 'shard1');
+check_lease('shard1');
 fails_with($shard{shard1}, qq{BEGIN; SELECT shard.enter('acme'); SELECT idempotency.renew('acme/pay', 'left', $left, '1 hour'); COMMIT},
-	'IK410', 'where it lived before, the former owner is fenced out');
-moves('a move that was made can be repeated', 'acme', 'shard2', 'shard1');
-is((move('acme', 'shard2', 'shard3'))[0], 3, 'from where it does not live a tenant cannot be moved');
+	'IK410', 'on an earlier shard the former owner is rejected');
+moves('a finished move can be repeated', 'acme', 'shard2', 'shard1');
+is((move('acme', 'shard2', 'shard3'))[0], 3, 'a tenant can be moved only from its own shard');
 wait_for_progress($dir, 15, 'acme');
 
 finish_clients($dir, @clients);
 
 # ----------------------------------------------------------------
-# A move step by step, of a tenant that has everything
+# A move step by step, of a tenant with rows of every kind
 # ----------------------------------------------------------------
 
 my ($old, $new) = @shard{qw(shard1 shard4)};
 
-# Keys of every kind.  Tokens run ahead in this home: the other one has drawn few.
+# Keys of every kind. The tokens of this shard are ahead of those of the other one.
 my $complete = q{SELECT idempotency.complete('globex/pay', '%s', '{"n" :  1}', 201, '{"A" : 1}', token => %s)};
 $old->safe_psql('postgres', q{SELECT setval('idempotency.token', nextval('idempotency.token') + 1000000000)});
 my ($live, $dead, $given_up, $done) = map { at($old, 'globex', sprintf $claim, 'globex', @$_) }
@@ -293,106 +293,107 @@ at($old, 'globex', q{SELECT idempotency.claim('globex/pay', 'failed', retention 
 at($old, 'globex', q{SELECT idempotency.once_many('globex/in', ARRAY['m1', 'm2'])});
 my $first = answer('globex', 'first');
 
-# 1. Close: it waits for those who are in, and lets nobody else in meanwhile.
+# 1. Close: the step waits for open transactions of the tenant and admits no new one.
 my ($late, $snapshot) = map { open_session($old) } 1 .. 2;
 $snapshot->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM shard.tenant');
 $old->safe_psql('postgres', 'BEGIN; ' . call('globex', 'prepared') . q{; PREPARE TRANSACTION 'in'});
 my $mover = in_background(sub { insist('globex', 'shard1', 'shard4', 1) });
 $old->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'mover' AND wait_event_type = 'Lock'})
-  or die 'the mover does not wait';
-session_fails($late, call('globex', 'late'), 'SH503', 'who comes while it is being closed is turned away at once');
+  or die 'the move does not wait';
+session_fails($late, call('globex', 'late'), 'SH503', 'a call while the tenant is being closed fails at once');
 $old->safe_psql('postgres', q{COMMIT PREPARED 'in'});
 waitpid $mover, 0;
-is($?, 0, 'it is closed when all are out');
-session_fails($snapshot, q{SELECT shard.enter('globex')}, '40001', 'a snapshot from before does not let anybody in');
+is($?, 0, 'the tenant is closed once all its transactions have ended');
+session_fails($snapshot, q{SELECT shard.enter('globex')}, '40001', 'an older snapshot admits no call');
 $snapshot->query_safe('ROLLBACK');
 
-# The handler has not had the last charge, and must not let it pass; everybody else has.
+# The handler has not received the last charge, and must not skip it; all other
+# subscriptions have received it.
 $old->poll_query_until('postgres', q{SELECT lag_events = 0 FROM idempotency.subscriptions WHERE subscription = 'counter'})
-  or die 'no worker comes';
+  or die 'no worker starts';
 consume_all($old, $router);
 moves('given up', 'globex', 'shard1', 'shard4', 'give up');
-is(answer('globex', 'first'), $first, 'given up: it lives where it lived');
+is(answer('globex', 'first'), $first, 'given up: the tenant stays on its shard');
 
-# Events: one that was read, one that failed and one that waits behind it, one that
-# was committed after it was passed, one that is out with a consumer who has died, and
-# one that nobody has looked for.
-sub noted { return qq{SELECT idempotency.publish('charge.noted', '"$_[1]"', 'globex/$_[0]')} }
-at($old, 'globex', noted('f', 'read'));
+# Events: one that was read, one that failed and one behind it, one that committed after
+# the position had passed it, one in a batch of a consumer that died, and one that was
+# not fetched.
+sub note_event { return qq{SELECT idempotency.publish('charge.noted', '"$_[1]"', 'globex/$_[0]')} }
+at($old, 'globex', note_event('f', 'read'));
 is(consume($old, $router), 1, 'an event is read');
-at($old, 'globex', noted('f', 'f1'));
+at($old, 'globex', note_event('f', 'f1'));
 my @relay = (extra_params => [ '-U', 'relay' ]);
 $old->safe_psql('postgres', q{DO $$ DECLARE e record; BEGIN
 	FOR e IN SELECT * FROM idempotency.fetch('ledger') LOOP
 		PERFORM idempotency.nack('ledger', e.batch, e.id, 'no', '1 hour');
 	END LOOP; PERFORM idempotency.ack('ledger', e.batch); END $$}, @relay);
-at($old, 'globex', noted('f', 'f2'));
-$old->safe_psql('postgres', q{BEGIN; SELECT shard.enter('globex'); } . noted('l', 'late') . q{; PREPARE TRANSACTION 'late'});
-at($old, 'globex', noted('o', 'o0'));
-is(consume($old, $router), 1, 'a later one is read');
+at($old, 'globex', note_event('f', 'f2'));
+$old->safe_psql('postgres', q{BEGIN; SELECT shard.enter('globex'); } . note_event('l', 'late') . q{; PREPARE TRANSACTION 'late'});
+at($old, 'globex', note_event('o', 'o0'));
+is(consume($old, $router), 1, 'a later event is read');
 $old->safe_psql('postgres', q{COMMIT PREPARED 'late'});
-at($old, 'globex', noted('o', 'o1'));
+at($old, 'globex', note_event('o', 'o1'));
 $old->safe_psql('postgres', q{SELECT idempotency.fetch('ledger', lease => '1 millisecond')}, @relay);
-at($old, 'globex', noted('o', 'o2'));
+at($old, 'globex', note_event('o', 'o2'));
 
 # Close again.
 moves('closed again', 'globex', 'shard1', 'shard4', 1);
 restart_after_kill9($old);
-fails_with($router, call('globex', 'late'), 'SH503', 'it stays closed over a crash', @app);
+fails_with($router, call('globex', 'late'), 'SH503', 'the tenant stays closed across a crash', @app);
 $late = open_session($old);
 
-# 2. Take along: all or nothing.
+# 2. Copy: all or nothing.
 mover_dies('globex', 'shard1', 'shard4', 2);
 my $keys_of = q{SELECT scope, key, encode(convert_to(k::text, 'UTF8'), 'hex') FROM idempotency.key AS k
 	WHERE scope ^@ 'globex/' ORDER BY scope, key};
-is($new->safe_psql('postgres', $keys_of), '', 'then nothing has arrived');
+is($new->safe_psql('postgres', $keys_of), '', 'after the killed move nothing is copied');
 moves('taken along', 'globex', 'shard1', 'shard4', 2);
 my @keys = split /\n/, $old->safe_psql('postgres', $keys_of);
 my %arrived = map { $_ => 1 } split /\n/, $new->safe_psql('postgres', $keys_of);
 cmp_ok(scalar(@keys), '>', 10, 'there are keys');
-is(join("\n", grep { !$arrived{$_} } @keys), '', 'every key is there as it was');
-is($old->safe_psql('postgres', q{SELECT count(*) FROM shard.tenant WHERE tenant = 'globex'}), 0, 'it lives in one home');
+is(join("\n", grep { !$arrived{$_} } @keys), '', 'every key is copied unchanged');
+is($old->safe_psql('postgres', q{SELECT count(*) FROM shard.tenant WHERE tenant = 'globex'}), 0, 'the tenant is on one shard');
 
-# 3. Route.  Until then, and for those who come late, the old home says no.
+# 3. Route. Until then, and for late calls, the old shard rejects calls.
 fails_with($router, call('globex', 'late'), 'SH503', 'before the new route', @app);
-is((move('globex', 'shard1', 'shard4', 'give up'))[0], 0, 'giving up is too late');
-fails_with($router, call('globex', 'late'), 'SH503', 'and opens nothing', @app);
+is((move('globex', 'shard1', 'shard4', 'give up'))[0], 0, 'giving up too late has no effect');
+fails_with($router, call('globex', 'late'), 'SH503', 'giving up too late does not open the old shard', @app);
 moves('routed', 'globex', 'shard1', 'shard4', 3);
-is(answer('globex', 'first'), $first, 'the new home replays what the old one did');
-session_fails($late, call('globex', 'late'), 'SH503', 'a late call at the old home');
+is(answer('globex', 'first'), $first, 'the new shard replays operations of the old one');
+session_fails($late, call('globex', 'late'), 'SH503', 'a late call on the old shard');
 moves('cleaned up', 'globex', 'shard1', 'shard4', 4);
-session_fails($late, call('globex', 'late'), 'SH410', 'a later one');
-is($old->safe_psql('postgres', $keys_of), '', 'the old home has forgotten it');
+session_fails($late, call('globex', 'late'), 'SH410', 'a call on the old shard after the cleanup');
+is($old->safe_psql('postgres', $keys_of), '', 'the old shard has no keys of the tenant');
 
-# Leases go on, and tokens have only grown.
+# Leases continue, and tokens have only grown.
 fails_with($new, qq{BEGIN; SELECT shard.enter('globex'); } . sprintf($complete, 'given up', $given_up) . '; COMMIT',
-	'IK410', 'a former owner is fenced out in the new home');
+	'IK410', 'a former owner is rejected on the new shard');
 my $taken = at($new, 'globex', sprintf $claim, 'globex', 'given up', '1 hour');
-cmp_ok($taken, '>', $done, 'a token is greater than all of the old home');
+cmp_ok($taken, '>', $done, 'a new token is greater than all tokens of the old shard');
 is( at($new, 'globex', q{SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('globex/pay', 'dead', lease => '1 hour')}),
 	'taken_over|2|half|{"s" :  1}', 'an abandoned operation is taken over, at its recovery point');
-fails_with($new, q{SELECT idempotency.claim('globex/pay', 'live', '{"n": 1}', wait => '0')}, 'IK409', 'a live lease is live');
-is(at($new, 'globex', sprintf $complete, 'live', $live), '{"n" :  1}', 'its owner finishes');
+fails_with($new, q{SELECT idempotency.claim('globex/pay', 'live', '{"n": 1}', wait => '0')}, 'IK409', 'a live lease blocks other clients');
+is(at($new, 'globex', sprintf $complete, 'live', $live), '{"n" :  1}', 'the owner of a live lease finishes');
 is( at($new, 'globex', q{SELECT outcome, status, headers, response, failed FROM idempotency.claim('globex/pay', 'done', '{"n":1.0}')}),
-	'replayed|201|{"A" : 1}|{"n" :  1}|f', 'what was done replays');
-fails_with($new, q{SELECT idempotency.claim('globex/pay', 'done', '{"n": 2}')}, 'IK422', 'and only for the same request');
+	'replayed|201|{"A" : 1}|{"n" :  1}|f', 'a finished operation replays');
+fails_with($new, q{SELECT idempotency.claim('globex/pay', 'done', '{"n": 2}')}, 'IK422', 'a finished operation rejects another request');
 is( at($new, 'globex', q{SELECT status, response, expires_at FROM idempotency.claim('globex/pay', 'failed')}),
 	'402|{"no" :  1}|', 'a final failure replays');
-is(at($new, 'globex', q{SELECT idempotency.once_many('globex/in', ARRAY['m2', 'm3', 'm1'])}), 'm3', 'messages are known');
-is(answer('globex', 'prepared') && charges('globex', 'prepared'), 1, 'what was prepared is known');
+is(at($new, 'globex', q{SELECT idempotency.once_many('globex/in', ARRAY['m2', 'm3', 'm1'])}), 'm3', 'messages in the inbox are duplicates');
+is(answer('globex', 'prepared') && charges('globex', 'prepared'), 1, 'a prepared operation is stored');
 
 # ----------------------------------------------------------------
-# The books
+# Final checks
 # ----------------------------------------------------------------
 
-at($new, 'globex', join '; ', noted('f', 'f3'), noted('l', 'l2'), noted('o', 'o3'));
-foreach my $node (@shard{qw(shard4 shard1 shard2 shard3)}) # the new home first
+at($new, 'globex', join '; ', note_event('f', 'f3'), note_event('l', 'l2'), note_event('o', 'o3'));
+foreach my $node (@shard{qw(shard4 shard1 shard2 shard3)}) # the new shard first
 {
 	consume_all($node, $router);
 }
 is( $router->safe_psql('ledger', q{SELECT aggregate, string_agg(payload, ' ' ORDER BY place) FROM entry
 		WHERE aggregate IN ('globex/f', 'globex/l', 'globex/o') GROUP BY aggregate ORDER BY aggregate}),
-	qq{globex/f|"read" "f1" "f2" "f3"\nglobex/l|"late" "l2"\nglobex/o|"o0" "o1" "o2" "o3"}, 'events are booked once, and in order');
+	qq{globex/f|"read" "f1" "f2" "f3"\nglobex/l|"late" "l2"\nglobex/o|"o0" "o1" "o2" "o3"}, 'events are booked once and in order');
 
 my $heard = acknowledged($dir);
 my (%charge, @twice, @answers, $total);
@@ -412,17 +413,17 @@ foreach my $name (sort keys %shard)
 	$shard{$name}->poll_query_until('postgres', sprintf $counted, 'coalesce(bool_and(c.n = h.charges), true)')
 	  or diag $shard{$name}->safe_psql('postgres', sprintf $counted, '*');
 	is( $shard{$name}->safe_psql('postgres', sprintf $counted, 'count(*) FILTER (WHERE (c.n = h.charges) IS NOT TRUE)'),
-		0, "$name: its handler has had each charge once");
+		0, "$name: the handler received each charge once");
 }
-is("@twice", '', 'each operation has had its effect once, and in one home');
-is("@answers", '', 'and one answer, that of the effect');
-is($total, scalar(keys %$heard), 'none that was answered is lost');
+is("@twice", '', 'each operation has had its effect once, on one shard');
+is("@answers", '', 'each operation has one response, that of its effect');
+is($total, scalar(keys %$heard), 'no acknowledged operation is lost');
 is( $router->safe_psql('ledger', q{SELECT count(*) - count(DISTINCT aggregate) FROM entry WHERE payload LIKE '_"id"%'}), 0,
 	'no charge was booked twice');
-is( $router->safe_psql('ledger', q{SELECT count(*) FROM entry WHERE payload LIKE '_"id"%'}), scalar(keys %charge), 'nor never');
-note "$total operations, answered " . eval { my $n = 0; $n += $_ foreach map { values %$_ } values %$heard; $n } . ' times';
+is( $router->safe_psql('ledger', q{SELECT count(*) FROM entry WHERE payload LIKE '_"id"%'}), scalar(keys %charge), 'every charge was booked');
+note "$total operations, acknowledged " . eval { my $n = 0; $n += $_ foreach map { values %$_ } values %$heard; $n } . ' times';
 
-# in_background runs something in a process of its own, and returns its id.
+# in_background runs a function in a process, and returns the process ID.
 sub in_background
 {
 	my ($what) = @_;

@@ -1,11 +1,11 @@
 # 028_restore.pl
 #
-# Proves that a database goes on after a restore as if nothing had been: from every
-# kind of dump into another cluster, from a base backup, and at a point in time.
-# Answers are the same by their bytes, owners of leases finish with the tokens that
-# they have, consumers acknowledge the batches that they have, each event comes
-# once, and reaper and relay take up their work.  And that tokens which a recovery
-# forgets are refused once the sequence was set forward, as docs/operations.md says.
+# Proves that a database continues unchanged after a restore: from every kind of dump
+# into another cluster, from a base backup, and at a point in time. Responses are equal
+# to the byte, lease owners finish with their tokens, consumers acknowledge their
+# batches, each event is delivered once, and reaper and relay continue. Tokens that a
+# recovery lost are rejected once the sequence is advanced as docs/operations.md
+# describes.
 
 use strict;
 use warnings FATAL => 'all';
@@ -17,8 +17,8 @@ use RestoreTest;
 use Test::More;
 
 my $dir = PostgreSQL::Test::Utils::tempdir;
-my $node = new_node('main', conf => resting(), init => { allows_streaming => 1, has_archiving => 1 });
-my $past = make_past($node);
+my $node = new_node('main', conf => workers_off(), init => { allows_streaming => 1, has_archiving => 1 });
+my $history = make_history($node);
 my $before = rows_of($node);
 
 # ----------------------------------------------------------------
@@ -41,14 +41,14 @@ my %restores = (
 	parts => [ [ @psql, "$dir/schema" ], [ @psql, "$dir/data" ] ],
 	archive_parts => [ [ @restore, '--schema-only', "$dir/directory" ], [ @restore, @parts, '--jobs=2', "$dir/directory" ] ]);
 
-my $other = new_node('other', conf => resting());
-$other->safe_psql('postgres', $past->{roles});
+my $other = new_node('other', conf => workers_off());
+$other->safe_psql('postgres', $history->{roles});
 foreach my $name (sort keys %restores)
 {
 	$other->safe_psql('postgres', "CREATE DATABASE $name TEMPLATE template0");
-	$other->command_ok([ @$_, '--dbname', $name ], "$name: $_->[0] ends well") foreach @{ $restores{$name} };
-	ok(rows_of($other, $name) eq $before, "$name: every row is there, byte for byte");
-	goes_on($other, $past, dbname => $name, name => $name);
+	$other->command_ok([ @$_, '--dbname', $name ], "$name: $_->[0] succeeds") foreach @{ $restores{$name} };
+	ok(rows_of($other, $name) eq $before, "$name: every row is restored, byte for byte");
+	check_restored($other, $history, dbname => $name, name => $name);
 }
 $other->stop;
 
@@ -56,19 +56,19 @@ $other->stop;
 # A base backup, and a point in time
 # ----------------------------------------------------------------
 
-# What comes after the backup comes from the log.
+# Rows after the backup are restored from the WAL.
 $node->backup('base');
 $node->safe_psql('postgres', q{SELECT idempotency.publish('job', '{"n": 14}', 'L'),
 	idempotency.once('inbox', 'after the backup');
 	SELECT pg_create_restore_point('here')});
 my $here = rows_of($node);
 
-# What comes after the point is forgotten, and an owner does not know that.
+# Rows after the target are lost, and the owner does not know that.
 my $lost = $node->safe_psql('postgres', q{SELECT token FROM idempotency.claim('lease', 'lost', lease => '1 day')});
 $node->safe_psql('postgres', q{BEGIN; SELECT idempotency.claim('charge', 'lost'); INSERT INTO charge VALUES ('lost', 1);
 	SELECT idempotency.complete('charge', 'lost', '1'); COMMIT; SELECT idempotency.publish('charged', '{"n": 15}', 'lost')});
 my $segment = $node->safe_psql('postgres', 'SELECT pg_walfile_name(pg_switch_wal())');
-$node->poll_query_until('postgres', "SELECT last_archived_wal >= '$segment' FROM pg_stat_archiver") or die 'the log is not archived';
+$node->poll_query_until('postgres', "SELECT last_archived_wal >= '$segment' FROM pg_stat_archiver") or die 'the WAL is not archived';
 $node->stop;
 
 # recovered returns a server that was recovered from the backup to a target.
@@ -86,28 +86,28 @@ sub recovered
 
 my $copy = recovered('copy', '');
 is( $copy->safe_psql('postgres', "SELECT idempotency.complete('lease', 'lost', '\"done\"', token => $lost);
-		SELECT response FROM idempotency.claim('charge', 'lost')"), qq("done"\n1), 'recovered: to the end, everybody goes on');
+		SELECT response FROM idempotency.claim('charge', 'lost')"), qq("done"\n1), 'recovered to the end: the lease owner finishes');
 $copy->stop;
 
 my $then = recovered('then', "recovery_target_name = 'here'");
-# (the crash that a recovery ends may skip numbers, and draws none twice)
-is(without_sequences(rows_of($then)), without_sequences($here), 'at a point in time: every row is there, byte for byte');
+# A recovery after a crash can skip sequence numbers, but repeats none.
+is(without_sequences(rows_of($then)), without_sequences($here), 'at a point in time: every row is restored, byte for byte');
 
-# without_sequences takes the sequences out of the answer of rows_of().
+# without_sequences removes the sequences from the result of rows_of().
 sub without_sequences
 {
 	return $_[0] =~ s/^(?:token|outbox_seq|subscription_number)\|.*\n?//mgr;
 }
 
-# Key and effect were lost together; a token that was given out since is nobody's.
+# Key and effect were lost together; the token that was issued since is invalid.
 is( $then->safe_psql('postgres', q{SELECT count(*) FROM charge WHERE key = 'lost';
-		SELECT setval('idempotency.token', nextval('idempotency.token') + 1000000) > 0}), "0\nt", 'at a point in time: key and effect are gone');
+		SELECT setval('idempotency.token', nextval('idempotency.token') + 1000000) > 0}), "0\nt", 'at a point in time: key and effect are lost');
 is( $then->safe_psql('postgres', qq{SELECT outcome, token > 1000000 FROM idempotency.claim('lease', 'lost', lease => '1 day')}), 'claimed|t',
-	'at a point in time: the next owner gets a token that nobody has had');
-fails_with($then, "SELECT idempotency.complete('lease', 'lost', token => $lost)", 'IK410', 'at a point in time: and the former one is refused');
+	'at a point in time: the next owner gets a new token');
+fails_with($then, "SELECT idempotency.complete('lease', 'lost', token => $lost)", 'IK410', 'at a point in time: the former owner is rejected');
 is( $then->safe_psql('postgres', q{SELECT idempotency.once('inbox', 'after the backup');
 		SELECT payload->>'n' FROM idempotency.fetch('failed', lease => '1 us'); SELECT idempotency.ack('failed', batch)
-		FROM idempotency.position WHERE batch IS NOT NULL AND subscription = 'failed'}), "f\n14\n", 'at a point in time: what came from the log is there');
-goes_on($then, $past, name => 'at a point in time');
+		FROM idempotency.position WHERE batch IS NOT NULL AND subscription = 'failed'}), "f\n14\n", 'at a point in time: rows from the WAL are restored');
+check_restored($then, $history, name => 'at a point in time');
 $then->stop;
 done_testing();

@@ -1,12 +1,12 @@
 # 029_takeover.pl
 #
-# Proves the recipe of docs/operations.md by which a logical subscriber takes over:
-# one subscription for the extension's tables and the business tables, sequences set
-# forward, clients let in.  While rows arrive, reaper and relay rest of themselves.
-# Planned, amid traffic, it loses nothing: retries of everything have one effect
-# each, answers are the same by their bytes, and owners, consumers and workers go on.
-# Unplanned, it loses key and effect together or neither.  The sequences of the
-# publisher stand so high that a subscriber's own, or a little more, are behind them.
+# Proves the procedure of docs/operations.md by which a logical subscriber takes over:
+# one subscription for the extension's tables and the business tables, sequences
+# advanced, clients admitted. Reaper and relay stay idle while rows arrive. A planned
+# takeover under load loses nothing: retries have one effect each, responses are equal
+# to the byte, and owners, consumers and workers continue. An unplanned one loses key
+# and effect together or neither. The sequences of the publisher are so high that the
+# subscriber's own values would be lower.
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,20 +21,20 @@ use Test::More;
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my $clients = 4;
 
-# server makes one that can be a publisher.
+# server creates a server that can be a publisher.
 sub server
 {
 	my ($name, %opt) = @_;
-	return new_node($name, conf => resting() . "max_worker_processes = 20\n", init => { allows_streaming => 'logical' }, %opt);
+	return new_node($name, conf => workers_off() . "max_worker_processes = 20\n", init => { allows_streaming => 'logical' }, %opt);
 }
 
 my $first = server('first');
 $first->safe_psql('postgres', q{SELECT setval('idempotency.token', 3000000000), setval('idempotency.outbox_seq', 5000000000),
 	setval('idempotency.subscription_number', 7000)});
-my $past = make_past($first);
+my $history = make_history($first);
 
-# Traffic: effect has one row for each time that a key was charged.  A key of
-# "again" is overwritten as soon as it has run out.
+# Load: effect has one row each time that a key was charged. A key of "again" is
+# overwritten as soon as it has expired.
 $first->safe_psql('postgres', q{
 	CREATE TABLE effect (key text NOT NULL, n int8 GENERATED ALWAYS AS IDENTITY);
 	CREATE FUNCTION pay(p_key text) RETURNS json LANGUAGE plpgsql AS $$
@@ -58,8 +58,8 @@ $first->safe_psql('postgres', q{
 append_to_file("$dir/pay", "\\set n :n + 1\nSELECT pay(:p || '-' || :client_id || '-' || :n);\n");
 append_to_file("$dir/again", "\\set k random(1, 5)\nCALL again('k' || :k);\n");
 
-# pays starts clients that go on until the server does not let them.  Their keys
-# begin with that number, and what they are told is in their log.
+# pays starts clients that run until the server rejects them. Their keys start with that
+# number, and their log has the responses.
 sub pays
 {
 	my ($node, $period) = @_;
@@ -70,7 +70,8 @@ sub pays
 	return IPC::Run::start(\@command, '<', \undef, '>', "$dir/pgbench", '2>', "$dir/pgbench.err");
 }
 
-# paid returns how many payments clients were told of: for each, the last number.
+# paid returns how many payments the clients saw succeed: the last number of each
+# client.
 sub paid
 {
 	my ($period) = @_;
@@ -84,16 +85,16 @@ sub paid
 	return @last;
 }
 
-# follows makes a server that follows another one, as the recipe says.
+# follows creates a server that replicates another one, as the procedure describes.
 sub follows
 {
 	my ($name, $publisher) = @_;
 	my $node = server($name);
 
 	$node->safe_psql('postgres', 'DROP EXTENSION idempotency');
-	$node->safe_psql('postgres', $past->{roles});
-	$publisher->command_ok([ 'pg_dump', '--schema-only', '--no-publications', '--no-subscriptions', '--file', "$dir/$name.sql", 'postgres' ], "$name: the schema of its publisher");
-	$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/$name.sql", 'postgres' ], "$name: is restored");
+	$node->safe_psql('postgres', $history->{roles});
+	$publisher->command_ok([ 'pg_dump', '--schema-only', '--no-publications', '--no-subscriptions', '--file', "$dir/$name.sql", 'postgres' ], "$name: the schema of the publisher is dumped");
+	$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/$name.sql", 'postgres' ], "$name: the schema is restored");
 	$publisher->safe_psql('postgres', "CREATE PUBLICATION $name FOR TABLES IN SCHEMA idempotency, public");
 	my $connstr = $publisher->connstr . ' dbname=postgres';
 	$node->safe_psql('postgres', "CREATE SUBSCRIPTION $name CONNECTION '$connstr' PUBLICATION $name");
@@ -103,7 +104,7 @@ sub follows
 	return $node;
 }
 
-# sets_forward lets the sequences go on where no number was drawn.
+# sets_forward advances the sequences beyond all numbers in use.
 sub sets_forward
 {
 	my ($node) = @_;
@@ -117,18 +118,18 @@ sub sets_forward
 	return;
 }
 
-# takes_over is the rest of the recipe, after the last row has arrived.
+# takes_over is the rest of the procedure, after the last row has arrived.
 sub takes_over
 {
 	my ($node, $planned) = @_;
 	my $name = $node->name;
 
-	is($node->safe_psql('postgres', 'SELECT idempotency.reap()'), '0', "$name: nothing is reaped while it follows");
-	$node->append_conf('postgresql.conf', resting());
+	is($node->safe_psql('postgres', 'SELECT idempotency.reap()'), '0', "$name: nothing is reaped while rows are replicated");
+	$node->append_conf('postgresql.conf', workers_off());
 	$node->restart;
 	$node->safe_psql('postgres', $planned ? "DROP SUBSCRIPTION $name" : qq{
 		ALTER SUBSCRIPTION $name DISABLE; ALTER SUBSCRIPTION $name SET (slot_name = NONE); DROP SUBSCRIPTION $name});
-	is($node->safe_psql('postgres', 'SELECT max(last_value) < 1000 FROM idempotency.token'), 't', "$name: sequences have not come along");
+	is($node->safe_psql('postgres', 'SELECT max(last_value) < 1000 FROM idempotency.token'), 't', "$name: sequences are not replicated");
 	sets_forward($node);
 	$node->safe_psql('postgres', q{SELECT setval(pg_get_serial_sequence('effect', 'n'), (SELECT coalesce(max(n), 0) + 1000000 FROM effect)),
 		setval(pg_get_serial_sequence('got', 'place'), 1000000), setval(pg_get_serial_sequence('handled', 'place'), 1000000)});
@@ -143,12 +144,12 @@ sub whole
 			SELECT count(*) FILTER (WHERE k.key IS NULL), count(*) FILTER (WHERE e.key IS NULL),
 				count(*) FILTER (WHERE k.response::jsonb->>'n' <> e.n::text), count(*) > 100
 			FROM (SELECT * FROM idempotency.key WHERE scope = 'pay') AS k FULL JOIN effect AS e ON e.key = k.key::text}),
-		'0|0|0|t', "$name: keys and effects belong to each other");
+		'0|0|0|t', "$name: every key has its effect and every effect its key");
 	return;
 }
 
-# retried repeats all payments of a period, and as many again that nobody may have
-# heard of, and checks that each has had one effect.
+# retried repeats all payments of a period, and as many new ones, and checks that each
+# has had one effect.
 sub retried
 {
 	my ($node, $period, $name, @paid) = @_;
@@ -169,9 +170,9 @@ sub retried
 
 my $traffic = pays($first, 1);
 my $second = follows('second', $first);
-$first->poll_query_until('postgres', 'SELECT count(*) > 500 FROM effect') or die 'there is no traffic';
+$first->poll_query_until('postgres', 'SELECT count(*) > 500 FROM effect') or die 'there is no load';
 
-# Nobody writes there any more, and the last rows arrive.
+# Writes are stopped on the publisher, and the last rows arrive.
 $first->append_conf('postgresql.conf', "default_transaction_read_only = on\n");
 $first->reload;
 $first->safe_psql('postgres', q{SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbench'});
@@ -180,17 +181,17 @@ $first->wait_for_catchup('second');
 my $tokens = $first->safe_psql('postgres', 'SELECT last_value FROM idempotency.token');
 my @tables = grep { !/^(?:token|outbox_seq|subscription_number)\|/ } split /\n/, rows_of($first);
 my @arrived = grep { !/^(?:token|outbox_seq|subscription_number)\|/ } split /\n/, rows_of($second);
-is(scalar(@arrived), scalar(@tables), 'second: as many rows');
+is(scalar(@arrived), scalar(@tables), 'second: the number of rows is equal');
 ok("@arrived" eq "@tables", 'second: every row has arrived, byte for byte');
 my $answers = answers_of($first);
 takes_over($second, 1);
 
-ok(answers_of($second) eq $answers, 'second: every answer is the same');
+ok(answers_of($second) eq $answers, 'second: every result of peek is equal');
 whole($second, 'second');
 my @paid = paid(1);
 retried($second, 1, 'second', @paid);
 cmp_ok($second->safe_psql('postgres', q{SELECT token FROM idempotency.claim('lease', 'next', lease => '1 day')}), '>', $tokens,
-	'second: no token is given twice');
+	'second: no token is issued twice');
 $second->safe_psql('postgres', q{SELECT idempotency.forget('lease', 'next')});
 $first->stop;
 
@@ -200,22 +201,22 @@ $first->stop;
 
 $traffic = pays($second, 2);
 my $third = follows('third', $second);
-$second->poll_query_until('postgres', q{SELECT count(*) > 500 FROM effect WHERE key LIKE '2-%'}) or die 'there is no traffic';
+$second->poll_query_until('postgres', q{SELECT count(*) > 500 FROM effect WHERE key LIKE '2-%'}) or die 'there is no load';
 $second->stop('immediate');
 eval { $traffic->finish };
 takes_over($third, 0);
 whole($third, 'third');
 retried($third, 2, 'third', paid(2));
 retried($third, 1, 'third', @paid);
-whole($third, 'third, when all was retried');
-goes_on($third, $past, name => 'third');
+whole($third, 'third, after all retries');
+check_restored($third, $history, name => 'third');
 
-# Also where positions are all that is left of the numbers.
+# Also if only the positions tell which sequence numbers were used.
 is($third->safe_psql('postgres', q{SELECT count(*), (SELECT min(passed) > 5000000000 FROM idempotency.position) FROM idempotency.outbox}), '0|t',
 	'third: no event is left');
 $third->safe_psql('postgres', q{SELECT setval('idempotency.outbox_seq', 1)});
 sets_forward($third);
 $third->safe_psql('postgres', publish(7, 'charged'));
-is_deeply(drained($third, 'postgres', 9, qw(read half out unread)), { map { $_ => '7' } qw(read half out unread) }, 'third: the next event comes to all');
+is_deeply(drained($third, 'postgres', 9, qw(read half out unread)), { map { $_ => '7' } qw(read half out unread) }, 'third: the next event reaches all subscriptions');
 $third->stop;
 done_testing();

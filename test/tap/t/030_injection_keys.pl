@@ -1,9 +1,10 @@
 # 030_injection_keys.pl
 #
-# Stops claims, their ends, leases, evictions and the reaper between any two of their steps.
-# There they are cancelled, or killed, alone and with the server: nothing is left of them,
-# and the retry has its effect once.  Or others get between, and they go on: there is
-# one effect, and nobody's row is removed or overwritten who has it by right.
+# Stops claims, completions, leases, evictions and the reaper between any two of their
+# steps. There they are cancelled, or killed alone or with the server: nothing is left
+# behind, and the retry has its effect once. Or another session acts in between, and
+# both continue: there is one effect, and no row with a valid owner is deleted or
+# overwritten.
 
 use strict;
 use warnings FATAL => 'all';
@@ -15,8 +16,8 @@ use Test::More;
 
 my $node = injection_node('main');
 
-# What a client does, in one statement and a transaction of its own: charge() has
-# the effect under a transactional claim, finish() under a lease.
+# The functions of a client, each one statement and one transaction: charge() has its
+# effect under a transactional claim, finish() under a lease.
 $node->safe_psql('postgres', q{
 	CREATE SEQUENCE number;
 	CREATE TABLE charge (answer text);
@@ -54,13 +55,13 @@ $node->safe_psql('postgres', q{
 	CREATE FUNCTION batch() RETURNS text LANGUAGE sql AS
 		$$INSERT INTO charge SELECT 'batch' FROM idempotency.once_many('s', ARRAY['k']) RETURNING answer$$;
 
-	-- The time of a lease passes, or that of a row.
+	-- A lease expires, or a row.
 	CREATE FUNCTION pass() RETURNS void LANGUAGE sql AS
 		$$UPDATE idempotency.key SET leased_at = now() - interval '2 hours', leased_until = now() - interval '1 hour'$$;
 	CREATE FUNCTION expire() RETURNS void LANGUAGE sql AS
 		$$UPDATE idempotency.key SET expires_at = now() - interval '1 hour'$$});
 
-# Whoever has had the first lease uses its token.
+# The owner of the first lease uses first_token().
 my $charge = 'SELECT charge()';
 my $lease = 'SELECT lease()';
 my $finish = 'SELECT finish()';
@@ -84,31 +85,31 @@ sub begin
 	return;
 }
 
-# rows returns all that is stored, and all effects.
+# rows returns all stored rows and effects.
 sub rows
 {
 	return $node->safe_psql('postgres', 'SELECT k FROM idempotency.key AS k; SELECT answer FROM charge ORDER BY 1');
 }
 
-# has_effects checks how many effects the key had, and that a retry, whatever state
-# the operation is in, brings it to an end and gets the answer of the last one.
+# has_effects checks the number of effects of the key, and that a retry finishes the
+# operation from any state and returns the response of the last effect.
 sub has_effects
 {
 	my ($effects, $name) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my $token = $node->safe_psql('postgres', 'SELECT max(token) FROM idempotency.key');
 
-	is(says($node, "SELECT finish($token)"), 'finished', "$name: the owner finishes") if $token ne '';
-	like(says($node, $charge), qr/^(claimed|replayed)$/, "$name: a retry");
-	is(says($node, $charge), 'replayed', "$name: another retry");
+	is(result_of($node, "SELECT finish($token)"), 'finished', "$name: the owner finishes") if $token ne '';
+	like(result_of($node, $charge), qr/^(claimed|replayed)$/, "$name: a retry");
+	is(result_of($node, $charge), 'replayed', "$name: another retry");
 	is( $node->safe_psql('postgres', q{SELECT count(*),
 			bool_or(answer = coalesce((idempotency.peek('s', 'k')).response::text, answer)) FROM charge}),
-		"$effects|t", "$name: effects, and the answer is that of one");
+		"$effects|t", "$name: the number of effects, and the response belongs to one");
 	return;
 }
 
 # ----------------------------------------------------------------
-# Cancelled, or killed
+# Cancelled or killed
 # ----------------------------------------------------------------
 
 my @claim = qw(claim-lock claim-probe);
@@ -116,10 +117,10 @@ my @insert = qw(row-insert row-index row-close);
 my @overwrite = qw(row-overwrite row-reindex row-close);
 my @owner = qw(owner-lock owner-probe);
 my @finish = qw(finish-write finish-close);
-my @delete = qw(row-delete row-leave);
+my @delete = qw(row-delete row-end);
 
-# What is done, on top of what, at which points it is stopped, what the retry of
-# it says, and how many effects the key has in the end.
+# For each step: its SQL, its preparation, the points where it is stopped, the result of
+# its retry, and the number of effects in the end.
 my %steps = (
 	'a claim' => [ $charge, [], [ @claim, 'claim-mark', @finish, @insert ], 'claimed', 1 ],
 	'a claim of an expired key' => [ $charge, \@expired, [ @claim, @overwrite ], 'claimed', 2 ],
@@ -137,15 +138,15 @@ my %steps = (
 	'a batch over an expired key' => [ 'SELECT batch()', \@expired, \@overwrite, 'batch', 2 ],
 	'an eviction' => [ $forget, [$charge], [ qw(forget-lock forget-probe), @delete ], 't', 2 ],
 	'an eviction of a lease' => [ $forget, \@advanced, [ qw(forget-lock forget-probe), @delete ], 't', 1 ],
-	'the reaper' => [ $reap, \@expired, [qw(reap-lock reap-delete reap-save reap-forget)], '1', 2 ],
-	'the reaper of zombies' => [ $reap, \@zombie, [qw(reap-lock reap-delete reap-save reap-forget)], '1', 1 ]);
+	'the reaper' => [ $reap, \@expired, [qw(reap-lock reap-delete reap-save reap-end)], '1', 2 ],
+	'the reaper of zombies' => [ $reap, \@zombie, [qw(reap-lock reap-delete reap-save reap-end)], '1', 1 ]);
 
-# A cancelled call with a token leaves the transaction unable to commit, until the same
+# A cancelled call with a token leaves a transaction that cannot commit until the same
 # call succeeds: "again" repeats it in the same transaction.
 my %faults = faults($node);
 foreach my $step (sort keys %steps)
 {
-	my ($sql, $before, $points, $says, $effects) = @{ $steps{$step} };
+	my ($sql, $before, $points, $result, $effects) = @{ $steps{$step} };
 	foreach my $point (@$points)
 	{
 		foreach my $fault (sort keys %faults)
@@ -154,81 +155,81 @@ foreach my $step (sort keys %steps)
 			begin(@$before);
 			my $rows = rows();
 
-			my $again = $faults{$fault}->(stop_at($node, $point, $sql), $point, $sql, $says, $name);
-			is(rows(), $rows, "$name: nothing is left of it");
-			is($again->($sql), $says, "$name: done once more");
+			my $again = $faults{$fault}->(stop_at($node, $point, $sql), $point, $sql, $result, $name);
+			is(rows(), $rows, "$name: nothing is left behind");
+			is($again->($sql), $result, "$name: the retry");
 			has_effects($effects, $name);
 		}
 	}
 }
 
 # ----------------------------------------------------------------
-# Somebody gets between
+# Another session acts in between
 # ----------------------------------------------------------------
 
-# Who is stopped, on top of what, where; what others do meanwhile, and are told;
-# what he is told when he goes on; and how many effects the key has in the end.
+# The stopped SQL, its preparation, the point; the SQL and result of the other session;
+# the result of the stopped session; and the number of effects in the end.
 my $patience = q{SET idempotency.wait = '50ms'; };
 my @pairs = (
-	[ 'a duplicate comes and goes between the look and the lock',
+	[ 'a duplicate starts and ends between the read and the lock',
 		$charge, [], 'claim-lock', [ $charge, 'claimed' ], 'replayed', 1 ],
-	[ 'a message comes and goes between the look and the lock',
+	[ 'a message starts and ends between the read and the lock',
 		'SELECT once()', [], 'claim-lock', [ 'SELECT once()', 'true' ], 'false', 1 ],
-	[ 'a lease is taken between the look and the lock',
+	[ 'a lease is taken between the read and the lock',
 		$charge, [], 'claim-lock', [ $lease, 'claimed' ], 'IK409', 1 ],
-	[ 'an expired key is claimed between the look and the lock',
+	[ 'an expired key is claimed between the read and the lock',
 		$charge, \@expired, 'claim-lock', [ $charge, 'claimed' ], 'replayed', 2 ],
-	[ 'an expired key is reaped between the look and the lock',
+	[ 'an expired key is reaped between the read and the lock',
 		$charge, \@expired, 'claim-lock', [ $reap, '1' ], 'claimed', 2 ],
 	[ 'a duplicate finds the lock taken', $charge, [], 'claim-probe', [ $try, 'in_progress' ], 'claimed', 1 ],
 	[ 'a duplicate finds the claim', $charge, [], 'claim-mark', [ $charge, 'IK409' ], 'claimed', 1 ],
 	[ 'a duplicate finds the finished row', $charge, [], 'finish-close', [ $charge, 'IK409' ], 'claimed', 1 ],
 	[ 'the reaper finds the key claimed', $charge, \@expired, 'claim-probe', [ $reap, '0' ], 'claimed', 2 ],
 	[ 'the reaper finds the row replaced', $charge, \@expired, 'row-reindex', [ $reap, '0' ], 'claimed', 2 ],
-	[ 'a batch, which takes no lock, comes before the row',
+	[ 'a batch, which takes no lock, commits before the row',
 		$charge, [], 'row-insert', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
-	[ 'a batch comes before the index entry',
+	[ 'a batch commits before the index entry',
 		$charge, [], 'row-index', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
-	[ 'a batch comes before the row of a message',
+	[ 'a batch commits before the row of a message',
 		'SELECT once()', [], 'row-insert', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
 	[ 'a batch replaces an expired row first',
 		$charge, \@expired, 'row-overwrite', [ 'SELECT batch()', 'batch' ], '40001', 2 ],
-	[ 'a batch comes before the row of a lease',
+	[ 'a batch commits before the row of a lease',
 		$lease, [], 'row-insert', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
-	[ 'two batches, and one comes before the row of the other',
+	[ 'two batches, and one commits before the row of the other',
 		'SELECT batch()', [], 'once-insert', [ 'SELECT batch()', 'batch' ], '', 1 ],
-	[ 'two batches, and one comes before the index entry of the other',
+	[ 'two batches, and one commits before the index entry of the other',
 		'SELECT batch()', [], 'once-index', [ 'SELECT batch()', 'batch' ], '', 1 ],
 	[ 'two batches, and one has to wait',
 		'SELECT batch()', [], 'once-confirm', [ q{SET lock_timeout = '50ms'; SELECT batch()}, '55P03' ], 'batch', 1 ],
-	[ 'a message comes before the row of a batch',
+	[ 'a message commits before the row of a batch',
 		'SELECT batch()', [], 'once-insert', [ 'SELECT once()', 'true' ], '', 1 ],
-	[ 'a takeover comes between the look of the late owner and the lock',
+	[ 'a takeover commits between the read of the late owner and the lock',
 		$finish, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
-	[ 'a takeover finds the late owner at it', $finish, \@lapsed, 'owner-probe', [ $try, 'in_progress' ], 'finished', 1 ],
+	[ 'a takeover finds the late owner in progress', $finish, \@lapsed, 'owner-probe', [ $try, 'in_progress' ], 'finished', 1 ],
 	[ 'a takeover finds the late owner done', $finish, \@lapsed, 'finish-close', [ $try, 'in_progress' ], 'finished', 1 ],
-	[ 'the late owner finishes between the look of a takeover and the lock',
+	[ 'the late owner finishes between the read of a takeover and the lock',
 		$lease, \@lapsed, 'claim-lock', [ $finish, 'finished' ], 'replayed', 1 ],
-	[ 'the late owner renews between the look of a takeover and the lock',
+	[ 'the late owner renews between the read of a takeover and the lock',
 		$lease, \@lapsed, 'claim-lock', [ $renew, 't' ], 'IK409', 1 ],
-	[ 'the late owner releases between the look of a takeover and the lock',
+	[ 'the late owner releases between the read of a takeover and the lock',
 		$lease, \@lapsed, 'claim-lock', [ $release, '' ], 'claimed', 1 ],
-	[ 'the late owner finds a takeover at it',
+	[ 'the late owner finds a takeover in progress',
 		$lease, \@lapsed, 'lease-write', [ "$patience$finish", 'IK409' ], 'taken_over', 1 ],
 	[ 'two take over', $lease, \@lapsed, 'claim-lock', [ $lease, 'taken_over' ], 'IK409', 1 ],
 	[ 'two take over in a batch', $abandoned, \@lapsed, 'claim-lock', [ $abandoned, '1' ], '0', 1 ],
 	[ 'the late owner finishes before a batch takes over',
 		$abandoned, \@lapsed, 'claim-lock', [ $finish, 'finished' ], '0', 1 ],
 	[ 'a zombie is reaped before a takeover', $lease, \@zombie, 'claim-lock', [ $reap, '1' ], 'claimed', 1 ],
-	[ 'a takeover comes between the look of a renewal and the lock',
+	[ 'a takeover commits between the read of a renewal and the lock',
 		$renew, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
-	[ 'a takeover finds a renewal at it', $renew, \@lapsed, 'row-overwrite', [ $try, 'in_progress' ], 't', 1 ],
+	[ 'a takeover finds a renewal in progress', $renew, \@lapsed, 'row-overwrite', [ $try, 'in_progress' ], 't', 1 ],
 	[ 'a takeover finds a renewal done', $renew, \@lapsed, 'row-reindex', [ $try, 'in_progress' ], 't', 1 ],
-	[ 'a takeover comes before a checkpoint',
+	[ 'a takeover commits before a checkpoint',
 		$checkpoint, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
-	[ 'a takeover comes before a release', $release, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
-	[ 'a claim finds a release at it', $release, \@lapsed, 'row-delete', [ $try, 'in_progress' ], '', 1 ],
-	[ 'the reaper finds a takeover at it', $lease, \@zombie, 'row-overwrite', [ $reap, '0' ], 'claimed', 1 ],
+	[ 'a takeover commits before a release', $release, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
+	[ 'a claim finds a release in progress', $release, \@lapsed, 'row-delete', [ $try, 'in_progress' ], '', 1 ],
+	[ 'the reaper finds a takeover in progress', $lease, \@zombie, 'row-overwrite', [ $reap, '0' ], 'claimed', 1 ],
 	[ 'an expired key is claimed before the reaper has its lock',
 		$reap, \@expired, 'reap-lock', [ $charge, 'claimed' ], '0', 2 ],
 	[ 'an expired key is a message before the reaper has its lock',
@@ -247,25 +248,25 @@ my @pairs = (
 		$forget, \@leased, 'forget-lock', [ $finish, 'finished' ], 't', 2 ],
 	[ 'two evict', $forget, [$charge], 'forget-lock', [ $forget, 't' ], 'f', 2 ],
 	[ 'an eviction finds the claim', $charge, [], 'claim-mark', [ "$patience$forget", 'IK409' ], 'claimed', 1 ],
-	[ 'a retry finds an eviction at it', $forget, [$charge], 'row-delete', [ $charge, 'replayed' ], 't', 2 ],
-	[ 'a retry finds an eviction done', $forget, [$charge], 'row-leave', [ $charge, 'replayed' ], 't', 2 ],
-	[ 'the reaper finds an eviction at it', $forget, \@expired, 'row-delete', [ $reap, '0' ], 'f', 2 ],
-	[ 'a takeover finds an eviction at it', $forget, \@lapsed, 'row-delete', [ $try, 'in_progress' ], 't', 1 ],
-	[ 'the owner finds an eviction at it', $forget, \@leased, 'forget-probe', [ "$patience$finish", 'IK409' ], 't', 1 ],
+	[ 'a retry finds an eviction in progress', $forget, [$charge], 'row-delete', [ $charge, 'replayed' ], 't', 2 ],
+	[ 'a retry finds an eviction done', $forget, [$charge], 'row-end', [ $charge, 'replayed' ], 't', 2 ],
+	[ 'the reaper finds an eviction in progress', $forget, \@expired, 'row-delete', [ $reap, '0' ], 'f', 2 ],
+	[ 'a takeover finds an eviction in progress', $forget, \@lapsed, 'row-delete', [ $try, 'in_progress' ], 't', 1 ],
+	[ 'the owner finds an eviction in progress', $forget, \@leased, 'forget-probe', [ "$patience$finish", 'IK409' ], 't', 1 ],
 	[ 'the lease is evicted before its owner has the lock', $finish, \@leased, 'owner-lock', [ $forget, 't' ], 'IK410', 1 ],
-	[ 'a claim finds the reaper at it', $reap, \@expired, 'reap-delete', [ $try, 'in_progress' ], '1', 2 ],
+	[ 'a claim finds the reaper in progress', $reap, \@expired, 'reap-delete', [ $try, 'in_progress' ], '1', 2 ],
 	[ 'a claim finds the reaper done', $reap, \@expired, 'reap-save', [ $try, 'in_progress' ], '1', 2 ]);
 
 foreach my $pair (@pairs)
 {
-	my ($name, $sql, $before, $point, $meanwhile, $says, $effects) = @$pair;
+	my ($name, $sql, $before, $point, $meanwhile, $result, $effects) = @$pair;
 	begin(@$before);
 	my ($session) = stop_at($node, $point, $sql);
 
-	is(says($node, $meanwhile->[0]), $meanwhile->[1], "$name: meanwhile");
+	is(result_of($node, $meanwhile->[0]), $meanwhile->[1], "$name: meanwhile");
 	wake($node, $point);
-	is(answer_of($session), $says, "$name: who was stopped");
-	is(says($node, $finish), 'IK410', "$name: who has lost the lease does not finish") if $says eq 'IK410' || $says eq 'taken_over';
+	is(answer_of($session), $result, "$name: the stopped session");
+	is(result_of($node, $finish), 'IK410', "$name: the owner that lost the lease cannot finish") if $result eq 'IK410' || $result eq 'taken_over';
 	$session->quit;
 	has_effects($effects, $name);
 }

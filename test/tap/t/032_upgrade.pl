@@ -1,11 +1,10 @@
 # 032_upgrade.pl
 #
-# Proves that a database comes through an upgrade of the server: by pg_upgrade, which
-# copies files or links them, with the new server's workers awake all the time, and
-# by dump and restore.  Every row is
-# there, byte for byte, and clients, owners, consumers and workers go on.  The old
-# servers are those whose pg_config programs OLD_PG_CONFIG names, with the extension
-# installed in each; without it the old server is the new one.
+# Proves that a database survives an upgrade of the server: by pg_upgrade, which copies
+# or links files, with the new server's workers running all the time, and by dump and
+# restore. Every row is equal to the byte, and clients, owners, consumers and workers
+# continue. OLD_PG_CONFIG lists the pg_config programs of the old servers, each with the
+# extension installed; without it the old server is the new one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -18,12 +17,12 @@ use RestoreTest;
 use Test::More;
 
 my $dir = PostgreSQL::Test::Utils::tempdir;
-my $awake = '-c idempotency.reaper_naptime=100ms -c idempotency.relay_workers=2';
+my $workers_on = '-c idempotency.reaper_naptime=100ms -c idempotency.relay_workers=2';
 
-# What initdb does without being asked differs from version to version.
+# The defaults of initdb differ between versions.
 my @initdb = ('--encoding=UTF8', '--locale=C', '--data-checksums');
 
-# bindir_of returns where the programs of a pg_config are.
+# bindir_of returns the directory of the programs of a pg_config.
 sub bindir_of
 {
 	my ($pg_config) = @_;
@@ -37,29 +36,29 @@ sub bindir_of
 sub upgrades
 {
 	my ($bindir, @mode) = @_;
-	my $old = new_node('old' . basename(dirname($bindir)), conf => resting(), new => { install_path => dirname($bindir) }, init => { extra => \@initdb });
+	my $old = new_node('old' . basename(dirname($bindir)), conf => workers_off(), new => { install_path => dirname($bindir) }, init => { extra => \@initdb });
 	my $new = PostgreSQL::Test::Cluster->new('after_' . $old->name);
-	my $past = make_past($old);
+	my $history = make_history($old);
 	my $before = rows_of($old);
 	my ($from, $to) = map { $_->config_data('--version') =~ s/^PostgreSQL (\S+).*/$1/r } $old, $new;
 
 	$new->init(extra => \@initdb);
-	$new->append_conf('postgresql.conf', "autovacuum = off\n" . resting());
-	$new->command_ok([ 'pg_dump', '--format=custom', '--file', "$dir/dump", '--dbname', $old->connstr('postgres') ], "$from to $to: pg_dump ends well");
+	$new->append_conf('postgresql.conf', "autovacuum = off\n" . workers_off());
+	$new->command_ok([ 'pg_dump', '--format=custom', '--file', "$dir/dump", '--dbname', $old->connstr('postgres') ], "$from to $to: pg_dump succeeds");
 	$old->stop;
 
 	chdir $dir;
 	command_ok([ 'pg_upgrade', @mode, '--no-sync', '--old-datadir', $old->data_dir, '--new-datadir', $new->data_dir,
-		'--old-bindir', $bindir, '--new-bindir', $new->config_data('--bindir'), '--new-options', $awake, '--socketdir', $new->host,
-		'--old-port', $old->port, '--new-port', $new->port ], "$from to $to: pg_upgrade ends well");
+		'--old-bindir', $bindir, '--new-bindir', $new->config_data('--bindir'), '--new-options', $workers_on, '--socketdir', $new->host,
+		'--old-port', $old->port, '--new-port', $new->port ], "$from to $to: pg_upgrade succeeds");
 	$new->start;
-	ok(rows_of($new) eq $before, "$from to $to: every row is there, byte for byte");
-	goes_on($new, $past, name => "$from to $to");
+	ok(rows_of($new) eq $before, "$from to $to: every row is equal, byte for byte");
+	check_restored($new, $history, name => "$from to $to");
 
 	$new->safe_psql('postgres', 'CREATE DATABASE restored TEMPLATE template0');
-	$new->command_ok([ 'pg_restore', '--exit-on-error', '--dbname=restored', "$dir/dump" ], "$from to $to: pg_restore ends well");
-	ok(rows_of($new, 'restored') eq $before, "$from to $to, restored: every row is there, byte for byte");
-	goes_on($new, $past, dbname => 'restored', name => "$from to $to, restored");
+	$new->command_ok([ 'pg_restore', '--exit-on-error', '--dbname=restored', "$dir/dump" ], "$from to $to: pg_restore succeeds");
+	ok(rows_of($new, 'restored') eq $before, "$from to $to, restored: every row is equal, byte for byte");
+	check_restored($new, $history, dbname => 'restored', name => "$from to $to, restored");
 	$new->stop;
 	return;
 }

@@ -1,10 +1,10 @@
 # 033_synchronous_commit.pl
 #
-# Proves what an answer is worth under each value of synchronous_commit: which of them
-# wait for a synchronous standby, so that whatever was answered is there once it is
-# promoted, and nobody was answered what is not; which do not, and then lose key, effect
-# and event together, at a crash ("off") or a failover ("off", "local").  (The standby's
-# machine, whose end is what tells remote_write from on, no test takes away.)
+# Proves what a committed response guarantees under each value of synchronous_commit.
+# Values that wait for a synchronous standby lose no acknowledged operation in a
+# failover, and acknowledge none that is lost. The others lose key, effect and event
+# together, in a crash ("off") or a failover ("off", "local"). remote_write differs from
+# on only if the standby's machine fails, which no test simulates.
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,7 +21,7 @@ my @waiting = @modes[2 .. 4];
 my $node = new_node('primary', init => { allows_streaming => 1 }, conf => "wal_writer_delay = '10s'\nlog_statement = none\n");
 $node->safe_psql('postgres', 'CREATE TABLE charge (key text)');
 
-# operation is the SQL of one operation, up to its answer.
+# operation is the SQL of one operation, up to its response.
 sub operation
 {
 	my ($mode, $key) = @_;
@@ -31,8 +31,8 @@ sub operation
 		\\echo answered\n};
 }
 
-# is_whole checks that an operation is there as a whole, or not at all if $there is
-# false, and that who tries again is told so.
+# is_whole checks that an operation exists as a whole, or not at all if $there is false,
+# and that a retry returns accordingly.
 sub is_whole
 {
 	my ($server, $key, $there, $name) = @_;
@@ -40,7 +40,7 @@ sub is_whole
 	is( $server->safe_psql('postgres', qq{SELECT (SELECT count(*) FROM idempotency.key WHERE key::text = '$key'),
 			(SELECT count(*) FROM charge WHERE key = '$key'), (SELECT count(*) FROM idempotency.outbox WHERE payload #>> '{}' = '$key');
 			BEGIN; SELECT outcome, response FROM idempotency.claim('charge', '$key'); ROLLBACK}),
-		$there ? qq(1|1|1\nreplayed|"$key") : "0|0|0\nclaimed|", "$name: " . ($there ? 'key, effect and event are there' : 'key, effect and event are gone'));
+		$there ? qq(1|1|1\nreplayed|"$key") : "0|0|0\nclaimed|", "$name: " . ($there ? 'key, effect and event exist' : 'key, effect and event are lost'));
 	return;
 }
 
@@ -50,11 +50,11 @@ sub is_whole
 
 foreach my $mode (@modes)
 {
-	like($node->safe_psql('postgres', operation($mode, "crash $mode")), qr/^answered$/m, "crash, $mode: answered");
+	like($node->safe_psql('postgres', operation($mode, "crash $mode")), qr/^answered$/m, "crash, $mode: acknowledged");
 	$node->stop('immediate');
 	$node->start;
 
-	# whether "off" has lost it is up to the log's writer
+	# Whether "off" has lost the operation depends on the WAL writer.
 	my $there = $mode ne 'off' || $node->safe_psql('postgres', "SELECT count(*) FROM charge WHERE key = 'crash off'") > 0;
 	is_whole($node, "crash $mode", $there, "crash, $mode");
 }
@@ -67,16 +67,16 @@ my $standby = synchronous_standby($node);
 
 foreach my $mode (@modes)
 {
-	like($node->safe_psql('postgres', operation($mode, "before $mode")), qr/^answered$/m, "the standby follows, $mode: answered");
+	like($node->safe_psql('postgres', operation($mode, "before $mode")), qr/^answered$/m, "the standby follows, $mode: acknowledged");
 	$node->wait_for_catchup($standby) unless grep { $_ eq $mode } @waiting;
 }
 
-# From here on the standby gets nothing.
+# From here on the standby receives no WAL.
 my $sender = $node->safe_psql('postgres', 'SELECT pid FROM pg_stat_replication');
 kill 'STOP', $sender or die "the WAL sender does not stop: $!";
 foreach my $mode ('off', 'local')
 {
-	like($node->safe_psql('postgres', operation($mode, "behind $mode")), qr/^answered$/m, "the standby lags, $mode: answered all the same");
+	like($node->safe_psql('postgres', operation($mode, "behind $mode")), qr/^answered$/m, "the standby lags, $mode: acknowledged without the standby");
 }
 my %session;
 foreach my $mode (@waiting)
@@ -86,18 +86,18 @@ foreach my $mode (@waiting)
 	$node->poll_query_until('postgres', qq{SELECT count(*) = @{[scalar keys %session]} FROM pg_stat_activity WHERE wait_event = 'SyncRep'})
 	  or die "$mode does not wait for the standby";
 	is( $node->safe_psql('postgres', qq{SELECT outcome FROM idempotency.try_claim('charge', 'behind $mode');
-			SELECT count(*) FROM charge WHERE key = 'behind $mode'}), "in_progress\n0", "the standby lags, $mode: waits, and nobody sees it");
+			SELECT count(*) FROM charge WHERE key = 'behind $mode'}), "in_progress\n0", "the standby lags, $mode: waits, and other sessions do not see the operation");
 }
 
-# The primary is lost: it does not outlive the death of a process.
+# The primary is lost: a killed WAL sender makes it restart.
 kill 'KILL', $sender or die "the WAL sender does not die: $!";
 wait_for_end($session{$_}) foreach @waiting;
-unlike($session{$_}->{stdout}, qr/answered/, "the primary is lost, $_: no answer was given") foreach @waiting;
+unlike($session{$_}->{stdout}, qr/answered/, "the primary is lost, $_: not acknowledged") foreach @waiting;
 $node->stop('immediate', fail_ok => 1);
 $standby->promote;
 
-is_whole($standby, "before $_", 1, "promoted, answered before under $_") foreach @modes;
-is_whole($standby, "behind $_", 0, "promoted, answered without the standby, under $_") foreach 'off', 'local';
-is_whole($standby, "behind $_", 0, "promoted, not answered, under $_") foreach @waiting;
+is_whole($standby, "before $_", 1, "promoted, acknowledged before under $_") foreach @modes;
+is_whole($standby, "behind $_", 0, "promoted, acknowledged without the standby, under $_") foreach 'off', 'local';
+is_whole($standby, "behind $_", 0, "promoted, not acknowledged, under $_") foreach @waiting;
 $standby->stop;
 done_testing();

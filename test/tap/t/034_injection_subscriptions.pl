@@ -1,10 +1,11 @@
 # 034_injection_subscriptions.pl
 #
-# Stops subscribe(), unsubscribe(), redrive(), what becomes of failed events, the
-# removal of events, and what is done after a commit between any two of their steps.
-# There they are cancelled, or killed, alone and with the server, or others get between:
-# nothing is left of what did not commit, and what did stays, though nobody was told;
-# each subscription gets each of its events once, and none is removed before.
+# Stops subscribe(), unsubscribe(), redrive(), the parking of failed events, the
+# deletion of events, and the work after a commit between any two of their steps. There
+# they are cancelled, or killed alone or with the server, or another session acts in
+# between. Uncommitted changes leave nothing behind; committed changes stay, although no
+# process was notified. Each subscription receives each of its events once, and no event
+# is deleted before.
 
 use strict;
 use warnings FATAL => 'all';
@@ -16,7 +17,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Nobody reaps but us.
+# Only the test calls the reaper.
 my $node = injection_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = '0'
@@ -32,18 +33,18 @@ my @out = (@events, $take);
 my $patience = q{SET idempotency.wait = '50ms'; };
 
 # ----------------------------------------------------------------
-# What is changed beside the giving
+# Changes beside delivery
 # ----------------------------------------------------------------
 
-# stored returns all that is stored of events, subscriptions and effects.
+# stored returns all stored events, subscriptions and effects.
 sub stored
 {
 	return $node->safe_psql('postgres', join ';', map { "SELECT r FROM $_ AS r ORDER BY r::text" }
 		qw(idempotency.subscription idempotency.position idempotency.parked idempotency.outbox idempotency.reaper effect));
 }
 
-# are_given checks what each subscription gets, now that nothing is in the way, and
-# that there are no others, nor anything of them.
+# are_given checks the events that each subscription receives after the fault, and that
+# no other subscription has rows.
 sub are_given
 {
 	my ($given, $name) = @_;
@@ -51,25 +52,33 @@ sub are_given
 	my @names = sort keys %$given;
 
 	is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT s, ' ') FROM (SELECT subscription FROM idempotency.subscription
-		UNION ALL SELECT subscription FROM idempotency.position UNION ALL SELECT subscription FROM idempotency.parked) AS t(s)}), "@names", "$name: who is there");
-	is_deeply(drained($node, 'postgres', 100, @names), $given, "$name: what is given then");
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM idempotency.parked WHERE dead_at IS NULL'), 0, "$name: and nothing is left of it");
+		UNION ALL SELECT subscription FROM idempotency.position UNION ALL SELECT subscription FROM idempotency.parked) AS t(s)}), "@names", "$name: the subscriptions");
+	is_deeply(drained($node, 'postgres', 100, @names), $given, "$name: the events that are delivered then");
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM idempotency.parked WHERE dead_at IS NULL'), 0, "$name: no parked event is left");
 	return;
 }
 
-# of_batch returns the SQL that calls a function for the batch that is out.
+# of_batch returns the SQL that calls a function for the unacknowledged batch.
 sub of_batch
 {
 	my ($call) = @_;
 	return "SELECT idempotency.$call FROM idempotency.position WHERE subscription = 's'";
 }
 
-# nack returns the SQL that rejects the event with that "n", and answers whether it is
-# a dead letter.
+# nack returns the SQL that rejects the event with that "n", and returns whether it is a
+# dead letter.
 sub nack
 {
 	my ($n) = @_;
 	return of_batch("nack('s', batch, (SELECT id FROM idempotency.outbox WHERE payload->>'n' = '$n'), 'no', '0') IS NULL");
+}
+
+# as_published_before returns the SQL that makes events an hour old, past the trigger that
+# refuses to change them.
+sub as_published_before
+{
+	my ($where) = @_;
+	return "SET session_replication_role = replica; UPDATE idempotency.outbox SET published_at = now() - interval '1 hour' $where; RESET session_replication_role";
 }
 
 my $ack = of_batch("ack('s', batch)");
@@ -85,37 +94,38 @@ my @mortal = (q{SELECT idempotency.subscribe('s', ARRAY['t'], max_attempts => 1)
 my @dead = (@mortal, nack(2), $ack);
 my @had = (@out, $ack);
 my @late = (@events, q{SELECT idempotency.subscribe('s', ARRAY['t'], max_lag => '30 minutes')},
-	q{UPDATE idempotency.outbox SET published_at = now() - interval '1 hour' WHERE payload->>'n' = '1'});
+	as_published_before(q{WHERE payload->>'n' = '1'}));
 
 my @batch = qw(batch-lock batch-read);
 my @change = qw(subscribe-lock subscribe-look);
 my @remove = qw(events-lock events-look events-remove events-save events-count);
 
-# What is done, on top of what, at which points it is stopped, what the retry of it
-# says, and what is given then, when the batch that is out has ended.
+# For each change: its SQL, its preparation, the points where it is stopped, the result
+# of the retry, and the events that are delivered once the unacknowledged batch has
+# ended.
 my %changes = (
 	'a subscription' => [ $subscribe, \@events,
-		[ @change, qw(subscribe-hold subscribe-note subscribe-start start-await start-snapshot start-scan subscribe-place subscribe-tell) ],
+		[ @change, qw(subscribe-keep subscribe-insert subscribe-start start-await start-snapshot start-scan subscribe-position subscribe-notify) ],
 		't', { s => '1 2 3 4', new => '4' } ],
-	'a subscription from the beginning' => [ $beginning, \@events, [qw(subscribe-place subscribe-tell)], 't', { s => '1 2 3 4', new => '1 2 3 4' } ],
+	'a subscription from the beginning' => [ $beginning, \@events, [qw(subscribe-position subscribe-notify)], 't', { s => '1 2 3 4', new => '1 2 3 4' } ],
 	'a change of a subscription' => [ q{SELECT idempotency.subscribe('s', ARRAY['u'])}, \@events,
-		[ @change, qw(subscribe-change subscribe-tell) ], 'f', { s => '' } ],
+		[ @change, qw(subscribe-change subscribe-notify) ], 'f', { s => '' } ],
 	'its end' => [ $unsubscribe, [ @out, nack(2) ],
-		[qw(unsubscribe-lock unsubscribe-look unsubscribe-delete unsubscribe-position unsubscribe-parked unsubscribe-tell)], 't', {} ],
-	'a redrive' => [ $redrive, \@dead, [qw(redrive-lock redrive-takeout parked-order redrive-tell)], '1', { s => '2 4' } ],
-	'a batch given back' => [ $give_back, \@out, [ @batch, qw(parked-again parked-order batch-end batch-wake) ], 'f', { s => '1 2 3 4' } ],
-	'a rejection in an aggregate' => [ nack(1), [ @family, $take ], [qw(parked-fail event-takeout parked-wait parked-hold event-write)], 'f', { s => '1x2 4 2 3' } ],
-	'another rejection in it' => [ nack(2), [ @retried, $ack, $take ], [ @batch, qw(parked-fail event-takeout parked-hold event-write event-count) ], 'f', { s => '2x2 4 3' } ],
-	'the last rejection' => [ nack(1), [ @mortal, nack(2), nack(3) ], [ @batch, qw(parked-fail event-takeout parked-letgo event-write event-count) ], 't', { s => '4' } ],
-	'an acknowledgement in an aggregate' => [ $ack, \@retried, [ @batch, qw(parked-done parked-letgo batch-end batch-wake) ], '', { s => '2 3 4' } ],
+		[qw(unsubscribe-lock unsubscribe-look unsubscribe-delete unsubscribe-position unsubscribe-parked unsubscribe-notify)], 't', {} ],
+	'a redrive' => [ $redrive, \@dead, [qw(redrive-lock redrive-update parked-order redrive-notify)], '1', { s => '2 4' } ],
+	'a batch given back' => [ $give_back, \@out, [ @batch, qw(parked-requeue parked-order batch-end batch-wake) ], 'f', { s => '1 2 3 4' } ],
+	'a rejection in an aggregate' => [ nack(1), [ @family, $take ], [qw(parked-fail event-parked parked-wait parked-hold event-write)], 'f', { s => '1x2 4 2 3' } ],
+	'another rejection in it' => [ nack(2), [ @retried, $ack, $take ], [ @batch, qw(parked-fail event-parked parked-hold event-write event-count) ], 'f', { s => '2x2 4 3' } ],
+	'the last rejection' => [ nack(1), [ @mortal, nack(2), nack(3) ], [ @batch, qw(parked-fail event-parked parked-release event-write event-count) ], 't', { s => '4' } ],
+	'an acknowledgement in an aggregate' => [ $ack, \@retried, [ @batch, qw(parked-acknowledge parked-release batch-end batch-wake) ], '', { s => '2 3 4' } ],
 	'the removal of events' => [ $reap, \@had, \@remove, '3', { s => '4' } ],
 	'the removal of late ones' => [ $reap, \@late, [ qw(lag-lock lag-look lag-pass lag-count), @remove ], '1', { s => '2 3 4' } ],
-	'the removal of those in a late batch' => [ $reap, [ @late, q{UPDATE idempotency.outbox SET published_at = now() - interval '1 hour'}, q{SELECT take('1 us')} ],
+	'the removal of those in a late batch' => [ $reap, [ @late, as_published_before(''), q{SELECT take('1 us')} ],
 		[ qw(lag-lock lag-look lag-pass lag-count), @remove ], '3', { s => '4' } ]);
 
 foreach my $change (sort keys %changes)
 {
-	my ($sql, $before, $points, $says, $given) = @{ $changes{$change} };
+	my ($sql, $before, $points, $result, $given) = @{ $changes{$change} };
 	foreach my $point (@$points)
 	{
 		foreach my $fault (sort keys %faults)
@@ -123,99 +133,76 @@ foreach my $change (sort keys %changes)
 			my $name = "$change, $fault at $point";
 			begin_events($node, @$before);
 			my $stored = stored();
-			my $again = $faults{$fault}->(stop_at($node, $point, $sql), $point, $sql, $says, $name);
-			is(stored(), $stored, "$name: nothing is left of it");
-			is($again->($sql), $says, "$name: done once more");
+			my $again = $faults{$fault}->(stop_at($node, $point, $sql), $point, $sql, $result, $name);
+			is(stored(), $stored, "$name: nothing is left behind");
+			is($again->($sql), $result, "$name: the retry");
 			$node->safe_psql('postgres', "$ack AND batch IS NOT NULL;" . publish(4, 't'));
 			are_given($given, $name);
 		}
 	}
 }
 
-# Who is stopped, on top of what, where; what others do meanwhile, and are told; what he
-# is told when he goes on; and what is given then.
+# The stopped SQL, its preparation, the point; the SQL and result of the other session;
+# the result of the stopped session; and the events that are delivered then.
 my $four = publish(4, 't') . 'SELECT 4';
 my @meanwhile = (
 	[ 'two subscribe', $subscribe, \@events, 'subscribe-lock', [ $subscribe, 't' ], 'f', { s => '1 2 3', new => '' } ],
-	[ 'two subscribe, and one has to wait', $subscribe, \@events, 'subscribe-tell', [ "$patience$subscribe", '55P03' ], 't', { s => '1 2 3', new => '' } ],
-	[ 'an event comes before a subscription begins', $subscribe, \@events, 'subscribe-start', [ $four, '4' ], 't', { s => '1 2 3 4', new => '' } ],
-	(map { [ "an event comes to a subscription at $_", $subscribe, \@events, $_, [ $four, '4' ], 't', { s => '1 2 3 4', new => '4' } ] }
-		qw(start-await start-snapshot start-scan subscribe-place subscribe-tell)),
-	(map { [ "an old event is changed when a subscription is at $_", $subscribe, \@events, $_,
-		[ "UPDATE idempotency.outbox SET payload = payload WHERE payload->>'n' = '2'", '' ], 't', { s => '1 2 3', new => '' } ] }
-		qw(start-await start-snapshot start-scan subscribe-place)),
-	[ 'events are removed before a subscription holds them', $beginning, \@had, 'subscribe-hold', [ $reap, '3' ], 't', { s => '', new => '' } ],
-	(map { [ "events are to be removed from a subscription at $_", $beginning, \@had, $_, [ $reap, '0' ], 't', { s => '', new => '1 2 3' } ] }
-		qw(subscribe-note subscribe-start subscribe-place subscribe-tell)),
-	(map { [ "somebody is to subscribe, and the reaper is at $_", $reap, \@had, $_, [ "$patience$beginning", '55P03' ], '3', { s => '' } ] }
+	[ 'two subscribe, and one has to wait', $subscribe, \@events, 'subscribe-notify', [ "$patience$subscribe", '55P03' ], 't', { s => '1 2 3', new => '' } ],
+	[ 'an event is published before a subscription starts', $subscribe, \@events, 'subscribe-start', [ $four, '4' ], 't', { s => '1 2 3 4', new => '' } ],
+	(map { [ "an event is published for a subscription at $_", $subscribe, \@events, $_, [ $four, '4' ], 't', { s => '1 2 3 4', new => '4' } ] }
+		qw(start-await start-snapshot start-scan subscribe-position subscribe-notify)),
+	[ 'events are deleted before a subscription retains them', $beginning, \@had, 'subscribe-keep', [ $reap, '3' ], 't', { s => '', new => '' } ],
+	(map { [ "the reaper keeps events for a subscription at $_", $beginning, \@had, $_, [ $reap, '0' ], 't', { s => '', new => '1 2 3' } ] }
+		qw(subscribe-insert subscribe-start subscribe-position subscribe-notify)),
+	(map { [ "subscribe waits for the reaper at $_", $reap, \@had, $_, [ "$patience$beginning", '55P03' ], '3', { s => '' } ] }
 		qw(events-look events-remove events-save events-count)),
-	[ 'somebody subscribes before the reaper has its lock', $reap, \@had, 'events-lock', [ $beginning, 't' ], '0', { s => '', new => '1 2 3' } ],
-	[ 'two remove events', $reap, \@had, 'events-remove', [ "SET lock_timeout = '50ms'; $reap", '55P03' ], '3', { s => '' } ],
-	[ 'an event comes when the reaper has looked', $reap, \@had, 'events-remove', [ $four, '4' ], '3', { s => '4' } ],
-	[ 'an event is given when the reaper has looked', $reap, [ @had, publish(4, 't') ], 'events-remove', [ $take, '4' ], '3', { s => '' } ],
-	[ 'a late consumer comes before the reaper has his lock', $reap, \@late, 'lag-lock', [ $take, '1 2 3' ], '0', { s => '' } ],
-	[ 'a late consumer finds the reaper at it', $reap, \@late, 'lag-look', [ $take, 'nothing' ], '1', { s => '2 3' } ],
+	[ 'a session subscribes before the reaper has its lock', $reap, \@had, 'events-lock', [ $beginning, 't' ], '0', { s => '', new => '1 2 3' } ],
+	[ 'two reapers delete events', $reap, \@had, 'events-remove', [ "SET lock_timeout = '50ms'; $reap", '55P03' ], '3', { s => '' } ],
+	[ 'an event is published after the reaper has read the positions', $reap, \@had, 'events-remove', [ $four, '4' ], '3', { s => '4' } ],
+	[ 'an event is delivered after the reaper has read the positions', $reap, [ @had, publish(4, 't') ], 'events-remove', [ $take, '4' ], '3', { s => '' } ],
+	[ 'a late consumer fetches before the reaper has its lock', $reap, \@late, 'lag-lock', [ $take, '1 2 3' ], '0', { s => '' } ],
+	[ 'a late consumer finds the reaper in progress', $reap, \@late, 'lag-look', [ $take, 'nothing' ], '1', { s => '2 3' } ],
 	[ 'two unsubscribe', $unsubscribe, \@out, 'unsubscribe-lock', [ $unsubscribe, 't' ], 'f', {} ],
-	[ 'a consumer comes before the end of the subscription', $unsubscribe, \@events, 'unsubscribe-lock', [ $take, '1 2 3' ], 't', {} ],
-	[ 'a consumer finds the end of the subscription', $unsubscribe, \@events, 'unsubscribe-position', [ $take, 'nothing' ], 't', {} ],
-	[ 'the subscription ends before an acknowledgement', $ack, \@out, 'batch-lock', [ $unsubscribe, 't' ], '42704', {} ],
-	[ 'the subscription is to end at an acknowledgement', $ack, \@out, 'batch-end', [ "$patience$unsubscribe", '55P03' ], '', { s => '' } ],
+	[ 'a consumer fetches before the subscription is deleted', $unsubscribe, \@events, 'unsubscribe-lock', [ $take, '1 2 3' ], 't', {} ],
+	[ 'a consumer finds the deletion of the subscription in progress', $unsubscribe, \@events, 'unsubscribe-position', [ $take, 'nothing' ], 't', {} ],
+	[ 'the subscription is deleted before an acknowledgement', $ack, \@out, 'batch-lock', [ $unsubscribe, 't' ], '42704', {} ],
+	[ 'unsubscribe waits for an acknowledgement', $ack, \@out, 'batch-end', [ "$patience$unsubscribe", '55P03' ], '', { s => '' } ],
 	[ 'two redrive', $redrive, \@dead, 'redrive-lock', [ $redrive, '1' ], '0', { s => '2' } ],
-	[ 'a consumer finds a redrive at it', $redrive, \@dead, 'parked-order', [ "$four; $take", "4\nnothing" ], '1', { s => '2 4' } ],
-	[ 'the subscription ends before a redrive', $redrive, \@dead, 'redrive-lock', [ $unsubscribe, 't' ], '0', {} ]);
+	[ 'a consumer finds a redrive in progress', $redrive, \@dead, 'parked-order', [ "$four; $take", "4\nnothing" ], '1', { s => '2 4' } ],
+	[ 'the subscription is deleted before a redrive', $redrive, \@dead, 'redrive-lock', [ $unsubscribe, 't' ], '0', {} ]);
 
 foreach my $case (@meanwhile)
 {
-	my ($name, $sql, $before, $point, $meanwhile, $says, $given) = @$case;
+	my ($name, $sql, $before, $point, $meanwhile, $result, $given) = @$case;
 	begin_events($node, @$before);
-	is_overtaken($node, $name, $sql, $point, $meanwhile, $says);
+	check_race($node, $name, $sql, $point, $meanwhile, $result);
 	are_given($given, $name);
-}
-
-# An event was in flight, and is changed when a subscription knows how far to look: its
-# new row lies behind that.
-{
-	my $name = 'an event that was in flight is changed';
-	my @wide = map { "SELECT idempotency.publish('t', json_build_object('n', $_, 'wide', repeat('w', 1900)))" } 1 .. 4;
-	my $publisher = open_session($node);
-
-	$node->safe_psql('postgres', 'TRUNCATE idempotency.outbox');
-	begin_events($node, @wide[ 0 .. 2 ]);
-	$publisher->query_safe("BEGIN; $wide[3]");
-	my ($session) = stop_at($node, 'start-scan', $subscribe);
-	$publisher->query_safe('COMMIT');
-	is( $node->safe_psql('postgres', q{UPDATE idempotency.outbox SET published_at = now() WHERE payload->>'n' = '4'
-			RETURNING ctid >= '(1,0)'}), 't', "$name: its page was full");
-	wake($node, 'start-scan');
-	is(answer_of($session), 't', "$name: who was stopped");
-	$_->quit foreach $publisher, $session;
-	are_given({ s => '1 2 3 4', new => '4' }, $name);
 }
 
 # ----------------------------------------------------------------
 # After the commit
 # ----------------------------------------------------------------
 
-# It is done when others are to be told of it.
+# The change is committed before other processes are notified.
 my %after = late_faults($node);
 
-# Who is stopped, on top of what, where; what others find meanwhile, though the locks
-# are still held; what a retry says; and what is given then.
+# The stopped SQL; what other sessions read meanwhile, although the locks are still
+# held; the result of a retry; and the events that are delivered then.
 $node->safe_psql('postgres', 'CREATE TABLE owner (token int8)');
 my $key = q{idempotency.claim('s', 'k', lease => '1 hour', wait => '0')};
 my @leased = ("DELETE FROM idempotency.key; TRUNCATE owner; INSERT INTO owner SELECT token FROM $key");
 my $complete = q{SELECT idempotency.complete('s', 'k', '1', token => (SELECT max(token) FROM owner))};
 my @commits = (
-	[ 'an event', publish(1, 't'), [], [qw(commit-wake commit-ring)], [ $take, '1' ], undef, { s => '4' } ],
+	[ 'an event', publish(1, 't'), [], [qw(commit-wake commit-request)], [ $take, '1' ], undef, { s => '4' } ],
 	[ 'an acknowledgement', $acknowledge, \@out, ['commit-wake'], [ 'SELECT batch IS NULL FROM idempotency.position', 't' ], 'IK408', { s => '4' } ],
-	[ 'a redrive', $redrive, \@dead, [qw(commit-wake commit-tell)], [ 'SELECT count(*) FROM idempotency.dead_letters', '0' ], '0', { s => '2 4' } ],
-	[ 'a subscription', $subscribe, [], ['commit-tell'], [ 'SELECT count(*) FROM idempotency.position', '2' ], 'f', { s => '4', new => '4' } ],
-	[ 'its end', $unsubscribe, \@out, ['commit-tell'], [ $take, '42704' ], 'f', {} ],
+	[ 'a redrive', $redrive, \@dead, [qw(commit-wake commit-change)], [ 'SELECT count(*) FROM idempotency.dead_letters', '0' ], '0', { s => '2 4' } ],
+	[ 'a subscription', $subscribe, [], ['commit-change'], [ 'SELECT count(*) FROM idempotency.position', '2' ], 'f', { s => '4', new => '4' } ],
+	[ 'the deletion of a subscription', $unsubscribe, \@out, ['commit-change'], [ $take, '42704' ], 'f', {} ],
 	[ 'the end of a lease', $complete, \@leased, ['commit-wake'], [ "SELECT outcome FROM $key", 'replayed' ], 'IK410', { s => '4' } ]);
 
 foreach my $commit (@commits)
 {
-	my ($what, $sql, $before, $points, $meanwhile, $says, $given) = @$commit;
+	my ($what, $sql, $before, $points, $meanwhile, $result, $given) = @$commit;
 	foreach my $point (@$points)
 	{
 		foreach my $fault (sort keys %after)
@@ -223,26 +210,26 @@ foreach my $commit (@commits)
 			my $name = "$what, $fault at $point";
 			begin_events($node, @$before);
 			my @stopped = stop_at($node, $point, $sql);
-			is(says($node, $meanwhile->[0]), $meanwhile->[1], "$name: others find it done");
+			is(result_of($node, $meanwhile->[0]), $meanwhile->[1], "$name: other sessions see the change");
 			my $stored = stored();
-			my $again = $after{$fault}->(@stopped, $point, $sql, $says, $name);
-			is(stored(), $stored, "$name: it stays done");
-			my $retry = $again->(defined $says ? $sql : 'SELECT');
-			is($retry, $says, "$name: a retry") if defined $says;
+			my $again = $after{$fault}->(@stopped, $point, $sql, $result, $name);
+			is(stored(), $stored, "$name: the change stays");
+			my $retry = $again->(defined $result ? $sql : 'SELECT');
+			is($retry, $result, "$name: a retry") if defined $result;
 			$node->safe_psql('postgres', "$ack AND batch IS NOT NULL;" . publish(4, 't'));
 			are_given($given, $name);
 		}
 	}
 }
 
-# Who sleeps until a lease has ended is answered though nobody wakes him.
+# A session that waits for the end of a lease returns even without a wakeup.
 begin_events($node, @leased);
 my $sleeper = open_session($node);
 $sleeper->query_until(qr/begun/, "\\echo begun\nSELECT outcome FROM idempotency.claim('s', 'k', lease => '1 hour', wait => '1 hour');\n");
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'IdempotencyLease'})
-  or die 'nobody sleeps';
+  or die 'no session waits';
 my ($owner) = stop_at($node, 'commit-wake', $complete);
-is(answer_of($sleeper), 'replayed', 'nobody waits for a wake-up that does not come');
+is(answer_of($sleeper), 'replayed', 'a wait returns without a wakeup');
 wake($node, 'commit-wake');
 $_->quit foreach $owner, $sleeper;
 
@@ -250,23 +237,24 @@ $_->quit foreach $owner, $sleeper;
 # The relay
 # ----------------------------------------------------------------
 
-# What the relay is not told of it finds: a handler's subscription, and its event, have
-# committed, and whoever did it is stopped, or dies, before he tells.
+# The relay detects changes without notification: a subscription with a handler and its
+# event are committed, and the committing session is stopped or killed before it
+# notifies the launcher.
 my $handled = q{SELECT idempotency.subscribe('h', ARRAY['h'], 'handle(idempotency.event)', start_at => 'beginning', owner => 'app')};
 my %untold = (
-	'commit-tell' => [ $handled, publish(1, 'h', 'A') ],
-	'commit-ring' => [ publish(1, 'h', 'A'), $handled ]);
+	'commit-change' => [ $handled, publish(1, 'h', 'A') ],
+	'commit-request' => [ publish(1, 'h', 'A'), $handled ]);
 
 foreach my $point (sort keys %untold)
 {
 	my ($sql, @before) = @{ $untold{$point} };
 	foreach my $fault (sort keys %after)
 	{
-		my $name = "the relay is not told, $fault at $point";
+		my $name = "the relay is not notified, $fault at $point";
 		begin_events($node, @before);
 		$after{$fault}->(stop_at($node, $point, $sql), $point, $sql, undef, $name)->('SELECT');
 		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 1 FROM effect'), "$name: the event is handled");
-		is($node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('h'); SELECT count(*) FROM effect}), "t\n1", "$name: once");
+		is($node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('h'); SELECT count(*) FROM effect}), "t\n1", "$name: the event is handled once");
 	}
 }
 
@@ -274,13 +262,13 @@ foreach my $point (sort keys %untold)
 # The worker of the reaper
 # ----------------------------------------------------------------
 
-# It goes on where it is when it is told to end, so that it does not leave before its
+# A worker handles a termination only at its next check for interrupts, after its
 # commit.
 my %ends = (worker_faults($node), 'the end of the worker' => sub { interrupt($node, @_, 'terminate') });
 my $reaped = q{SELECT coalesce(sum(rows_reaped), 0), coalesce(sum(events_reaped), 0) FROM idempotency.reaper};
 
-# nap sets how often the reaper comes; '0' is never.
-sub nap
+# set_naptime sets the interval of the reaper; '0' disables it.
+sub set_naptime
 {
 	my ($naptime) = @_;
 	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.reaper_naptime = '$naptime'");
@@ -288,7 +276,7 @@ sub nap
 	return;
 }
 
-foreach my $point (qw(reap-lock reap-delete reap-save reap-forget lag-lock lag-look lag-pass lag-count), @remove)
+foreach my $point (qw(reap-lock reap-delete reap-save reap-end lag-lock lag-look lag-pass lag-count), @remove)
 {
 	foreach my $end (sort keys %ends)
 	{
@@ -300,15 +288,15 @@ foreach my $point (qw(reap-lock reap-delete reap-save reap-forget lag-lock lag-l
 		my ($rows, $events) = split /\|/, $node->safe_psql('postgres', $reaped);
 
 		$node->safe_psql('postgres', "SELECT injection_points_attach('idempotency-$point', 'wait')");
-		nap('100ms');
+		set_naptime('100ms');
 		is_at($node, $point);
 		$ends{$end}->($node->safe_psql('postgres', "SELECT pid FROM pg_stat_activity WHERE wait_event = 'idempotency-$point'"), $point);
 		ok( $node->poll_query_until('postgres', 'SELECT (SELECT count(*) FROM idempotency.key) = 0 AND (SELECT count(*) FROM idempotency.outbox) = 1'),
-			"$name: all goes but what somebody has not had");
-		nap('0');
+			"$name: all rows are deleted except events that a subscription needs");
+		set_naptime('0');
 		$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'})
-		  or die 'the worker stays';
-		is($node->safe_psql('postgres', $reaped), join('|', $rows + 1, $events + 5), "$name: each is counted once");
+		  or die 'the worker does not exit';
+		is($node->safe_psql('postgres', $reaped), join('|', $rows + 1, $events + 5), "$name: each deletion is counted once");
 		are_given({ s => '6', late => '' }, $name);
 	}
 }

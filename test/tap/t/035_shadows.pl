@@ -1,11 +1,10 @@
 # 035_shadows.pl
 #
-# Proves that nothing which others have made captures the extension: neither objects
-# under every name that PostgreSQL's own functions, operators, types, relations and
-# collations have, first in the search path when the extension is made and when all of
-# it is used, by sessions and by workers; nor implicit casts between somebody's type and
-# whatever the extension is given; nor a schema idempotency that was there before,
-# whatever is in it; nor the rights that a database grants by default.
+# Proves that objects of other roles cannot capture the extension. The test creates
+# objects under every name of PostgreSQL's own functions, operators, types, relations
+# and collations. It puts them first in the search path of sessions and workers, during
+# installation and use. It also tests implicit casts between foreign types and the
+# extension's types, a pre-existing schema idempotency, and default privileges.
 
 use strict;
 use warnings FATAL => 'all';
@@ -27,12 +26,12 @@ my $member = q{SET search_path = pg_catalog, pg_temp; CREATE TEMPORARY VIEW memb
 	WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency';};
 
 # ----------------------------------------------------------------
-# Shadows of everything
+# Shadows of all objects
 # ----------------------------------------------------------------
 
-# The server's own aclinsert() says that it is no longer supported, whatever it is
-# given: so does every shadow, with the very signature of what it covers.  They all
-# stand in "public", as if PUBLIC might create there.
+# The server's own aclinsert() fails with "no longer supported" for any argument. So
+# does every shadow, with the signature of the object that it shadows. All of them are
+# in "public", as if PUBLIC could create objects there.
 $node->safe_psql('postgres', 'CREATE DATABASE shadows');
 my $made = $node->safe_psql('shadows', q{
 	CREATE FUNCTION pg_temp.try(statement text) RETURNS int LANGUAGE plpgsql AS $$
@@ -72,29 +71,29 @@ cmp_ok($made{operator}, '>', 700, "operators: $made{operator}");
 cmp_ok($made{type}, '>', 50, "types: $made{type}");
 cmp_ok($made{relation}, '>', 100, "relations: $made{relation}");
 $node->safe_psql('postgres', q{ALTER DATABASE shadows SET search_path = public, pg_catalog});
-fails_with($node, q{SELECT now()}, '0A000', 'they do capture what does not say where it belongs', dbname => 'shadows', like => qr/aclinsert/);
-fails_with($node, q{SELECT 1 OPERATOR(public.+) 1}, '0A000', 'operators too', dbname => 'shadows', like => qr/aclinsert/);
-fails_with($node, q{SELECT '1'::text}, '23514', 'and types', dbname => 'shadows');
+fails_with($node, q{SELECT now()}, '0A000', 'shadow functions capture unqualified names', dbname => 'shadows', like => qr/aclinsert/);
+fails_with($node, q{SELECT 1 OPERATOR(public.+) 1}, '0A000', 'shadow operators are called', dbname => 'shadows', like => qr/aclinsert/);
+fails_with($node, q{SELECT '1'::text}, '23514', 'shadow types are used', dbname => 'shadows');
 
-# The installation: none of its objects depends on any of them.
-is($node->safe_psql('shadows', 'CREATE EXTENSION idempotency'), '', 'the extension is made among them');
+# Installation: no object of the extension depends on a shadow.
+is($node->safe_psql('shadows', 'CREATE EXTENSION idempotency'), '', 'the extension is created among shadows');
 my $members = qq{$member SELECT count(*) FROM member};
-is($node->safe_psql('shadows', $members), $node->safe_psql('postgres', $members), 'with all its objects');
+is($node->safe_psql('shadows', $members), $node->safe_psql('postgres', $members), 'all objects of the extension exist');
 is($node->safe_psql('shadows', qq{$member
 		SELECT pg_describe_object(d.classid, d.objid, d.objsubid), pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid)
 		FROM pg_depend AS d, LATERAL pg_identify_object(d.refclassid, d.refobjid, 0) AS i
 		WHERE i.schema = 'public' AND EXISTS (SELECT FROM member AS m WHERE m.classid = d.classid AND m.objid = d.objid)}), '',
-	'none of which leans on a shadow');
+	'no object of the extension depends on a shadow');
 my $definitions = q{SET search_path = pg_catalog; SELECT pg_get_functiondef(oid) FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace ORDER BY oid::regprocedure::text;
 	SELECT relname, pg_get_viewdef(oid) FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' ORDER BY relname;
 	SELECT attrelid::regclass::text, attname, format_type(atttypid, NULL), attcollation::regcollation FROM pg_attribute WHERE attrelid IN (SELECT oid FROM pg_class
 		WHERE relnamespace = 'idempotency'::regnamespace) AND attnum > 0 ORDER BY attrelid::regclass::text, attnum;
 	SELECT oid::regoperator, oprcode, oprrest, oprjoin FROM pg_operator WHERE oprcode::text LIKE 'idempotency.%' ORDER BY oid::regoperator::text};
-is($node->safe_psql('shadows', $definitions), $node->safe_psql('postgres', $definitions), 'and every definition is what it is elsewhere');
+is($node->safe_psql('shadows', $definitions), $node->safe_psql('postgres', $definitions), 'every definition equals that in another database');
 
-# What is used: every function of the extension by its name.  The roles have a path of
-# their own, with a temporary schema before it all.
+# Use: every function of the extension by its name. The roles have their own search
+# path, with a temporary schema first.
 my $mask = q{SET search_path = pg_temp, public, pg_catalog;
 	CREATE TEMPORARY TABLE key (captured pg_catalog.bool NOT NULL CHECK (false)); CREATE TEMPORARY TABLE subscription (LIKE pg_temp.key INCLUDING ALL);
 	CREATE TEMPORARY TABLE pg_class (LIKE pg_temp.key INCLUDING ALL); CREATE DOMAIN pg_temp.document AS pg_catalog.json CHECK (false);
@@ -135,7 +134,7 @@ SQL
 $node->safe_psql('postgres', 'CREATE ROLE "user" LOGIN');
 my $granted = shift @use;
 
-# make_app gives a database what "user" uses.
+# make_app gives a database the objects that role "user" uses.
 sub make_app
 {
 	my ($dbname) = @_;
@@ -149,7 +148,7 @@ sub make_app
 	return;
 }
 
-# all_works uses all of the extension in a database, under each search path.
+# all_works uses all functions of the extension in a database, under each search path.
 sub all_works
 {
 	my ($dbname, @paths) = @_;
@@ -158,14 +157,16 @@ sub all_works
 	{
 		my ($rc, $out, $err) = $node->psql($dbname, join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @use, 'COMMIT;'),
 			on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=verbose', '--username', 'user' ]);
-		is($err, '', "$dbname: all of it works under $path");
-		like($out, qr/^claimed$/m, 'and does what it should');
+		is($err, '', "$dbname: all functions work under $path");
+		like($out, qr/^claimed$/m, 'a claim works among shadows');
+		fails_with($node, join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'UPDATE idempotency.outbox SET seq = NULL'), '0A000',
+			'UPDATE of events is refused', dbname => $dbname);
 		$node->safe_psql($dbname, 'DELETE FROM idempotency.key; DELETE FROM idempotency.outbox');
 	}
 	return;
 }
 
-# workers_work lets the relay serve, and the reaper reap.
+# workers_work checks that the relay delivers and the reaper deletes.
 sub workers_work
 {
 	my ($dbname) = @_;
@@ -174,53 +175,56 @@ sub workers_work
 	$node->safe_psql($dbname, q{SELECT idempotency.subscribe('relay', '{*}', 'app.handle(idempotency.event)', owner => 'user');
 		SELECT idempotency.publish('t', '1'), idempotency.once('s', 'brief', '1 microsecond')});
 	ok($node->poll_query_until($dbname, q{SELECT pg_catalog.count(*) OPERATOR(pg_catalog.=) 1 FROM app.done}), "$dbname: a relay worker works there");
-	ok($node->poll_query_until($dbname, q{SELECT rows_reaped OPERATOR(pg_catalog.>) 0 FROM idempotency.reaper}), 'and the reaper');
-	unlike(slurp_file($node->logfile, $from), qr/LOG:  idempotency \w+ cannot/, 'without a complaint');
+	ok($node->poll_query_until($dbname, q{SELECT rows_reaped OPERATOR(pg_catalog.>) 0 FROM idempotency.reaper}), 'the reaper works there');
+	unlike(slurp_file($node->logfile, $from), qr/LOG:  idempotency \w+ cannot/, 'the workers log no failure');
 	return;
 }
 
 make_app('shadows');
 all_works('shadows', 'public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog');
-my $text = join "\n", @use, 'idempotency.grant_ idempotency.require_claim(';
+my $text = join "\n", @use, 'idempotency.grant_ idempotency.require_claim( idempotency.refuse_update(';
 my @unused = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe_psql('postgres', q{SELECT proname FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext|grant)_' AND proname <> 'single_evaluation'});
-is("@unused", '', 'no function was left out');
+is("@unused", '', 'every function was called');
 my @unread = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe_psql('postgres', q{SELECT relname FROM pg_class
 	WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v'});
-is("@unread", '', 'nor a view');
+is("@unread", '', 'every view was read');
 
 workers_work('shadows');
 is($node->safe_psql('shadows', q{SELECT idempotency.unsubscribe('relay'); DROP FUNCTION app.handle; DROP TABLE app.guarded;
-	DROP EXTENSION idempotency}), 't', 'the extension is dropped among them');
+	DROP EXTENSION idempotency}), 't', 'the extension is dropped among shadows');
 
 # ----------------------------------------------------------------
 # Casts
 # ----------------------------------------------------------------
 
-# Who owns a type may make casts to and from it.  Who has no right to a type of the
-# extension makes none to that, and nobody any between types of others.
+# The owner of a type can create casts to and from it. A role without privileges on a
+# type of the extension cannot create casts to that type, and no role can create casts
+# between types of other roles.
 my @types = qw(idempotency.document idempotency.keytext text varchar json jsonb interval int4 int8 uuid bool timestamptz bytea text[]);
 my @as_caster = (dbname => 'casts', extra_params => [ '--username', 'caster' ]);
 $node->safe_psql('postgres', 'CREATE ROLE caster LOGIN; CREATE DATABASE casts');
 $node->safe_psql('casts', q{CREATE EXTENSION idempotency; GRANT CREATE ON SCHEMA public TO caster; GRANT USAGE ON SCHEMA idempotency TO caster});
 make_app('casts');
 
-# (No function can be made by whom a type is closed to, hence WITH INOUT.)
+# A role cannot create a function with a type on which it has no privilege, hence WITH
+# INOUT.
 $node->safe_psql('casts', q{CREATE TYPE mine AS ENUM ('1')}, @as_caster[2, 3]);
 foreach my $type ('document', 'keytext')
 {
-	fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "a plain role makes no cast ($_)", @as_caster)
+	fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "a plain role cannot create a cast ($_)", @as_caster)
 	  foreach "mine AS idempotency.$type", "idempotency.$type AS mine";
 }
 $node->safe_psql('casts', q{SELECT idempotency.grant_client('caster')});
-fails_with($node, 'CREATE CAST (mine AS idempotency.keytext) WITH INOUT AS IMPLICIT', '42501', 'nor a client one to the type of keys', @as_caster);
+fails_with($node, 'CREATE CAST (mine AS idempotency.keytext) WITH INOUT AS IMPLICIT', '42501', 'a client cannot create a cast to the type of keys', @as_caster);
 $node->safe_psql('casts', q{GRANT USAGE ON TYPE idempotency.keytext TO caster});
-fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "with all rights he makes no cast ($_)", @as_caster)
+fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "a role with all grants cannot create a cast ($_)", @as_caster)
   foreach map { ("bytea AS idempotency.$_", "idempotency.$_ AS int4") } 'document', 'keytext';
-fails_with($node, 'CREATE CAST (mine AS idempotency.document) WITHOUT FUNCTION AS IMPLICIT', '42501', 'nor one without a function', @as_caster);
-fails_with($node, 'DROP CAST (json AS idempotency.document)', '42501', 'nor drops one', @as_caster);
+fails_with($node, 'CREATE CAST (mine AS idempotency.document) WITHOUT FUNCTION AS IMPLICIT', '42501', 'a role with all grants cannot create a binary cast', @as_caster);
+fails_with($node, 'DROP CAST (json AS idempotency.document)', '42501', 'a role with all grants cannot drop a cast', @as_caster);
 
-# Between his own type and each other he makes all, which say who has come by.
+# The owner of a type can create all casts between it and other types; each raises an
+# error when it is called.
 my $number = 0;
 $node->safe_psql('casts', join('', map {
 		my ($from, $to) = @$_;
@@ -229,19 +233,19 @@ $node->safe_psql('casts', join('', map {
 			CREATE CAST ($from AS $to) WITH FUNCTION public.cast_$number($from) AS IMPLICIT;\n"
 	} map { ([ 'public.mine', $_ ], [ $_, 'public.mine' ]) } @types), @as_caster[2, 3]);
 is($node->safe_psql('casts', q{SELECT count(*) FROM pg_cast WHERE 'mine'::regtype IN (castsource, casttarget) AND castcontext = 'i'}), 2 * @types,
-	'with his own he makes all');
-fails_with($node, "SELECT idempotency.canonical('1'::public.mine)", 'P0001', 'they do capture who uses his type', dbname => 'casts',
+	'the owner of a type creates all casts to and from it');
+fails_with($node, "SELECT idempotency.canonical('1'::public.mine)", 'P0001', 'the casts capture sessions that use the type', dbname => 'casts',
 	like => qr/captured user/, extra_params => [ '--username', 'user' ]);
-fails_with($node, "SELECT 'k'::idempotency.keytext = '1'::public.mine", 'P0001', 'in comparisons, too', dbname => 'casts', like => qr/captured/,
+fails_with($node, "SELECT 'k'::idempotency.keytext = '1'::public.mine", 'P0001', 'the casts capture comparisons with the type', dbname => 'casts', like => qr/captured/,
 	extra_params => [ '--username', 'user' ]);
 all_works('casts', 'public, pg_catalog', 'pg_catalog', 'public, idempotency, pg_catalog');
 workers_work('casts');
 
 # ----------------------------------------------------------------
-# A schema that was there before
+# A pre-existing schema
 # ----------------------------------------------------------------
 
-# Mallory owns the database, and the schema with what the extension would have.
+# Mallory owns the database, and a schema with the names of the extension's objects.
 $node->safe_psql('postgres', 'CREATE ROLE mallory LOGIN; CREATE DATABASE trap OWNER mallory');
 my @as_mallory = (dbname => 'trap', extra_params => [ '--username', 'mallory' ]);
 my $trap = q{CREATE SCHEMA idempotency;
@@ -263,10 +267,10 @@ fails_with($node, $_->[0], $_->[1], $_->[0], dbname => 'trap')
 	[ q{CREATE EXTENSION idempotency VERSION '1.0'}, '42P06' ],
 	[ 'CREATE EXTENSION idempotency SCHEMA idempotency', '0A000' ], [ 'CREATE EXTENSION idempotency SCHEMA public', '0A000' ],
 	[ 'SET search_path = idempotency; CREATE EXTENSION idempotency', '42P06' ];
-is($node->safe_psql('trap', $state), $before, 'a schema of somebody else keeps the extension out, and stays as it was');
-fails_with($node, 'CREATE EXTENSION idempotency', '42501', 'nor does its owner make the extension', @as_mallory);
+is($node->safe_psql('trap', $state), $before, 'an existing schema blocks the installation and is unchanged');
+fails_with($node, 'CREATE EXTENSION idempotency', '42501', 'the owner of the schema cannot create the extension', @as_mallory);
 
-# One that is just being made.
+# A schema that is being created concurrently.
 $node->safe_psql('trap', 'DROP SCHEMA idempotency CASCADE', extra_params => [ '--username', 'mallory' ]);
 my $maker = open_session($node, @as_mallory);
 $maker->query_safe("SET client_min_messages = warning; BEGIN; $trap");
@@ -274,16 +278,16 @@ my $superuser = open_session($node, dbname => 'trap');
 $superuser->query_until(qr/go/, "\\echo go\nCREATE EXTENSION idempotency;\n\\echo :SQLSTATE\n");
 $node->poll_query_until('trap', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted}) or die;
 $maker->query_safe('COMMIT');
-like($superuser->query('SELECT 1'), qr/^(?:23505|42P06)\n/, 'nor one that is made meanwhile lets it in');
-is($node->safe_psql('trap', q{SELECT count(*) FROM pg_extension WHERE extname = 'idempotency'}), '0', 'it is not there');
+like($superuser->query('SELECT 1'), qr/^(?:23505|42P06)\n/, 'a schema that is created concurrently blocks the installation');
+is($node->safe_psql('trap', q{SELECT count(*) FROM pg_extension WHERE extname = 'idempotency'}), '0', 'the extension does not exist');
 $maker->query_safe('DROP SCHEMA idempotency CASCADE');
 $superuser->{stderr} = '';
 $superuser->query_safe('CREATE EXTENSION idempotency');
 $superuser->quit;
 $maker->quit;
 
-# Once it is there, the owner of the database has nothing to say in it.
-fails_with($node, $_, '42501', "mallory may not: $_", @as_mallory)
+# After the installation, the owner of the database has no privileges on the extension.
+fails_with($node, $_, '42501', "mallory is denied: $_", @as_mallory)
   foreach 'DROP EXTENSION idempotency CASCADE', 'ALTER EXTENSION idempotency UPDATE', 'DROP SCHEMA idempotency CASCADE', 'ALTER SCHEMA idempotency RENAME TO mine',
 	'ALTER SCHEMA idempotency OWNER TO mallory', 'GRANT ALL ON SCHEMA idempotency TO mallory WITH GRANT OPTION',
 		'CREATE FUNCTION idempotency.f() RETURNS int LANGUAGE sql AS $$SELECT 1$$',
@@ -299,11 +303,11 @@ fails_with($node, $_, '42501', "mallory may not: $_", @as_mallory)
 		'CREATE PUBLICATION p FOR ALL TABLES', 'BEGIN; LOCK TABLE idempotency.key';
 
 # ----------------------------------------------------------------
-# Rights by default
+# Default privileges
 # ----------------------------------------------------------------
 
-# rights_in returns every right of every object of the extension in a database, one line
-# a grant.  An object without a list of its own has the server's default.
+# rights_in returns every privilege on every object of the extension in a database, one
+# line per grant. An object without an access control list has the server's default.
 sub rights_in
 {
 	my ($dbname) = @_;
@@ -320,7 +324,7 @@ sub rights_in
 		ORDER BY o.kind, o.name, 1});
 }
 
-# too_much returns the rights in a database that are not in another list.
+# too_much returns the privileges in a database that are not in another list.
 sub too_much
 {
 	my ($dbname, $expected) = @_;
@@ -328,8 +332,8 @@ sub too_much
 	return join "\n", grep { !$expected{$_} } split /\n/, rights_in($dbname);
 }
 
-# Each kind of default privilege of the installing role, and all of them: the rights are
-# those of an installation without any.
+# For each kind of default privileges of the installing role, and all of them together,
+# the privileges equal those of an installation without any.
 my @kinds = qw(SCHEMAS TABLES SEQUENCES FUNCTIONS TYPES);
 my %defaults = map { $_ => qq{ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO PUBLIC; ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO anybody, "any ""one"", else" WITH GRANT OPTION} } @kinds;
 $defaults{all} = join '; ', values %defaults;
@@ -337,34 +341,34 @@ $node->safe_psql('postgres', 'CREATE ROLE anybody LOGIN; CREATE ROLE "any ""one"
 my $rights = rights_in('postgres');
 my $owner = $node->safe_psql('postgres', 'SELECT current_user');
 is(join(' ', sort keys %{ { map { (/^(\w+)/)[0] => 1 } split /\n/, $rights } }), 'function relation schema type', 'objects of all kinds have rights');
-is(join(' ', sort keys %{ { map { (/: (\w+) /)[0] => 1 } split /\n/, $rights } }), join(' ', sort $owner, 'pg_monitor'), 'of the owner, and of pg_monitor');
+is(join(' ', sort keys %{ { map { (/: (\w+) /)[0] => 1 } split /\n/, $rights } }), join(' ', sort $owner, 'pg_monitor'), 'only the owner and pg_monitor have privileges');
 foreach my $kind (@kinds, 'all')
 {
 	my $dbname = 'generous_' . lc $kind;
 	$node->safe_psql('postgres', "CREATE DATABASE $dbname TEMPLATE template0");
 	$node->safe_psql($dbname, "$defaults{$kind}; CREATE EXTENSION idempotency");
 	is(too_much($dbname, $rights), '', "default privileges on $kind grant nothing here");
-	is(rights_in($dbname), $rights, "nor do they take anything: $kind");
+	is(rights_in($dbname), $rights, "default privileges on $kind revoke nothing");
 }
-fails_with($node, $_, '42501', "anybody may not: $_", dbname => 'generous_all', extra_params => [ '--username', 'anybody' ])
+fails_with($node, $_, '42501', "role anybody is denied: $_", dbname => 'generous_all', extra_params => [ '--username', 'anybody' ])
   foreach q{SELECT idempotency.peek('s', 'k')}, 'SELECT * FROM idempotency.key', 'CREATE TABLE idempotency.mine (i int)', q{SELECT nextval('idempotency.token')},
 	'CREATE TABLE public.mine (d idempotency.document)';
 
-# A dump tells of what was granted since, and of nothing else; where it is restored, it
-# does not matter what is granted by default.
+# A dump contains later grants and no others; default privileges do not matter where it
+# is restored.
 my $dir = PostgreSQL::Test::Utils::tempdir;
 $node->safe_psql('generous_all', q{SELECT idempotency.grant_client('dumped'), idempotency.grant_consumer('dumped'), idempotency.grant_operator('dumped')});
 my $dumped = rights_in('generous_all');
 $node->command_ok([ 'pg_dump', '--file', "$dir/dump", 'generous_all' ], 'dump');
 my $dump = slurp_file("$dir/dump");
-like($dump, qr/^GRANT .* idempotency\..* TO dumped;$/m, 'the dump grants what was granted');
-is(join("\n", $dump =~ /^((?:GRANT|REVOKE) .* (?:SCHEMA idempotency|idempotency\.).*)(?<! TO dumped;)$/mg), '', 'and neither takes nor grants anything else');
+like($dump, qr/^GRANT .* idempotency\..* TO dumped;$/m, 'the dump contains the later grant');
+is(join("\n", $dump =~ /^((?:GRANT|REVOKE) .* (?:SCHEMA idempotency|idempotency\.).*)(?<! TO dumped;)$/mg), '', 'the dump contains no other GRANT or REVOKE');
 foreach my $dbname ('restored_plain', 'restored_generous')
 {
 	$node->safe_psql('postgres', "CREATE DATABASE $dbname TEMPLATE template0");
 	$node->safe_psql($dbname, $defaults{all}) if $dbname =~ /generous/;
 	$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/dump", '--dbname', $dbname ], "$dbname: restored");
-	is(rights_in($dbname), $dumped, "$dbname: the rights are those that were dumped");
+	is(rights_in($dbname), $dumped, "$dbname: the privileges equal those of the source");
 }
 
 $node->stop;

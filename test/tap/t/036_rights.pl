@@ -1,11 +1,11 @@
 # 036_rights.pl
 #
-# Proves, of whatever the catalog lists, so that what is new is tried by itself, that a
-# role does with each function, relation, sequence, type, operator and cast of the
-# extension what it was granted, and nothing else: plain roles that may use the schema,
-# clients, consumers and operators.  And that a client who is held to a prefix reaches
-# no other scope by any function that takes one.  (test/pgtap/privileges.sql says who
-# was granted what.)
+# Proves that a role can use exactly the functions, relations, sequences, types,
+# operators and casts of the extension that it was granted. The objects come from the
+# catalog, so that new ones are tested too. Tests plain roles with USAGE on the schema,
+# clients, consumers and operators. Also proves that a client with a scope prefix
+# reaches no other scope through any function. test/pgtap/privileges.sql lists the
+# expected grants.
 
 use strict;
 use warnings FATAL => 'all';
@@ -26,7 +26,7 @@ $node->safe_psql('postgres', join ';', (map { "CREATE ROLE $_ LOGIN" } @roles), 
 	SELECT token FROM idempotency.claim('t2/x', 'leased', '"secret"', lease => '1 microsecond');
 	SELECT idempotency.subscribe('everything', '{*}', start_at => 'beginning'), idempotency.publish('t', '"secret"');
 
-	-- What a statement comes to as a role; nothing of it stays.
+	-- The result of a statement as a role; the statement is rolled back.
 	CREATE FUNCTION try(role name, statement text) RETURNS text LANGUAGE plpgsql AS $$
 	DECLARE
 		state text := '';
@@ -41,7 +41,7 @@ $node->safe_psql('postgres', join ';', (map { "CREATE ROLE $_ LOGIN" } @roles), 
 	CREATE VIEW member AS SELECT d.classid, d.objid FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
 		WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency';
 
-	-- Every way to use an object, and the right that it takes; none: nobody has it.
+	-- Every way to use an object and the privilege that it needs; NULL: no role has it.
 	CREATE VIEW door AS
 	SELECT 'function ' || p.oid::regprocedure AS object, 'EXECUTE' AS "right", p.oid, format('SELECT %s(%s) FROM (SELECT %s OFFSET 0) AS a', p.oid::regproc,
 			(SELECT string_agg(CASE WHEN p.provariadic <> 0 AND n = p.pronargs THEN 'VARIADIC ' ELSE '' END || 'a' || n, ', ')
@@ -111,59 +111,59 @@ $node->safe_psql('postgres', join ';', (map { "CREATE ROLE $_ LOGIN" } @roles), 
 	$$});
 
 # ----------------------------------------------------------------
-# Every door
+# Every object
 # ----------------------------------------------------------------
 
-# What a role has the right to may fail for other reasons, but not for want of one.
+# A permitted call can fail for other reasons, but not for lack of privileges.
 my $tried = 'SELECT *, has(role, nullif("right", \'\'), object, oid) AND "right" <> \'\' AS may, try(role, statement) AS came
 	FROM door, unnest(ARRAY[\'%s\']::name[]) AS role';
 foreach my $role (@roles)
 {
 	my $rows = "WITH t AS MATERIALIZED (@{[sprintf $tried, $role]})";
 	is($node->safe_psql('postgres', qq{$rows SELECT object, statement, came FROM t WHERE NOT coalesce(may, false) AND came NOT IN ('42501')}), '',
-		"$role: what was not granted is refused, for that very reason");
+		"$role: objects without grant are denied with a privilege error");
 	is($node->safe_psql('postgres', qq{$rows SELECT object, statement, came FROM t WHERE may AND came = '42501'
 		AND statement !~ 'subscription|fetch|ack|nack|extend|redrive'}), '',
-		"$role: what was granted is not");
+		"$role: granted objects are not denied");
 	my ($refused, $open) = split /\|/, $node->safe_psql('postgres', qq{$rows SELECT count(*) FILTER (WHERE came = '42501'), count(*) FILTER (WHERE may) FROM t});
-	note("$role: $refused refused, $open open");
-	cmp_ok($refused, '>', 500, "$role: many doors were tried");
-	cmp_ok($open, $role eq 'plain' ? '==' : '>', 0, "$role: " . ($role eq 'plain' ? 'none is open' : 'some are open'));
+	note("$role: $refused denied, $open permitted");
+	cmp_ok($refused, '>', 500, "$role: many objects were tested");
+	cmp_ok($open, $role eq 'plain' ? '==' : '>', 0, "$role: " . ($role eq 'plain' ? 'no object is permitted' : 'some objects are permitted'));
 }
 
-# (Where the server counts them as members, arrays and the row types of tables and views
-# have no rights of their own to be tried.)
+# Where the server counts them as members, arrays and row types of relations are
+# excluded: they have no privileges of their own.
 is($node->safe_psql('postgres', q{SELECT pg_describe_object(classid, objid, 0) FROM member
 		WHERE classid IN ('pg_proc'::regclass, 'pg_class'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass, 'pg_cast'::regclass)
 			AND NOT (classid = 'pg_type'::regclass AND EXISTS (SELECT FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 				WHERE t.oid = objid AND (t.typelem <> 0 OR c.relkind <> 'c')))
 			AND NOT EXISTS (SELECT FROM door WHERE door.oid = objid OR object LIKE 'operator %' AND object = 'operator ' || objid::regoperator)
 			AND NOT (classid = 'pg_proc'::regclass AND 'internal'::regtype = ANY ((SELECT proargtypes::oid[] FROM pg_proc WHERE pg_proc.oid = objid)::oid[]))}), '',
-	'no object of the extension was left out');
+	'every object of the extension was tested');
 
-# Input and output need no right, as everywhere: they give nothing away.
+# As for all types, input and output need no privilege: they disclose nothing.
 is($node->safe_psql('postgres', q{SELECT try('plain', 'SELECT ''a''::idempotency.keytext'), try('plain', 'SELECT ''{}''::idempotency.document')}), 'done|done',
-	'a value of a type can be written by whoever may use the schema');
+	'a value of a type can be written with USAGE on the schema');
 
-# What others have left of a right: a view, a function, a default of theirs.
+# Indirect access: a view, a function, a default of other roles.
 $node->safe_psql('postgres', q{CREATE VIEW public.window AS SELECT * FROM idempotency.keys; CREATE VIEW public.own WITH (security_barrier) AS SELECT *
 	FROM idempotency.stats;
 	CREATE TABLE public.audited (i int, k text DEFAULT idempotency.current_key('s')); GRANT ALL ON public.audited TO plain});
-fails_with($node, $_, '42501', "plain may not: $_", extra_params => [ '--username', 'plain' ])
+fails_with($node, $_, '42501', "plain is denied: $_", extra_params => [ '--username', 'plain' ])
   foreach 'SELECT * FROM public.window', 'INSERT INTO public.audited (i) VALUES (1)', 'CREATE TABLE public.copy (LIKE idempotency.key INCLUDING ALL);
 	INSERT INTO public.copy SELECT * FROM idempotency.key',
 	'CREATE VIEW public.mine AS SELECT * FROM idempotency.key; SELECT * FROM public.mine', q{SELECT query_to_xml('TABLE idempotency.key', true, true, '')},
 	q{SELECT * FROM pg_stats WHERE tablename = 'key' UNION ALL SELECT * FROM pg_stats WHERE 1 / (SELECT count(*) FROM idempotency.key) = 0};
 is($node->safe_psql('postgres', q{ANALYZE idempotency.key; SELECT count(*) FROM pg_stats
 	WHERE schemaname = 'idempotency'}, extra_params => [ '--username', 'client' ]) =~ s/\n//r, '0',
-	'and sees no statistics of any column');
+	'plain sees no column statistics');
 
 # ----------------------------------------------------------------
-# Another's scope
+# Scopes of other clients
 # ----------------------------------------------------------------
 
-# A call of each function of the catalog that takes a scope: the scope, and for the rest
-# whatever would be right.
+# A call of each function of the catalog that takes a scope, with that scope and
+# otherwise valid arguments.
 $node->safe_psql('postgres', q{
 	CREATE ROLE tenant LOGIN;
 	ALTER ROLE tenant SET idempotency.scope_prefix = 't1/';
@@ -185,30 +185,31 @@ foreach (@calls)
 	{
 		my $call = "idempotency.$name(" . join(', ', map { $_ eq 'scope' ? "'$scope'" : $value{$_} // die "what is $_ of $name()?" } split / /, $arguments) . ')';
 
-		# a pure function of its arguments says nothing of any scope
+		# A pure function of its arguments reveals nothing about any scope.
 		next if $name eq 'derive_key';
 		fails_with($node, "SELECT * FROM $call", $scope eq '' ? 'IK400' : '42501', "refused: $call", extra_params => [ '--username', 'tenant' ]);
 		fails_with($node, "BEGIN; SELECT idempotency.claim('t1/x', 'k'); SELECT * FROM $call", $scope eq '' ? 'IK400' : '42501',
-			"refused later on: $call", extra_params => [ '--username', 'tenant' ])
+			"denied after the first call: $call", extra_params => [ '--username', 'tenant' ])
 		  if $scope eq 't2/x';
 	}
 }
 is($node->safe_psql('postgres', $digest), $before, 'no row has changed');
 
-# The others take none; of each it is said here why it reaches nobody's keys.
+# Functions without a scope, and why they reach no keys of other clients.
 my %harmless = (
 	(map { $_ => 'a pure function' } qw(canonical fingerprint natural_key uuidv7 parse_header problem document document_in document_out keytext_lt keytext_le keytext_eq keytext_ne keytext_ge keytext_gt)),
-	require_claim => 'asks of the own transaction', publish => 'writes an event', stats => 'counts', stats_reset => 'counts', reap => 'removes what has run out',
+	require_claim => 'checks its own transaction', publish => 'writes an event', stats => 'counts', stats_reset => 'counts', reap => 'deletes expired rows',
 	(map { $_ => 'is about the own subscription' } qw(subscribe unsubscribe fetch ack nack extend redrive)));
 my @unknown = grep { !$harmless{$_} } map { (split /\|/)[0] } split /\n/, $node->safe_psql('postgres',
 	sprintf $taking, q{'scope' <> ALL (coalesce(p.proargnames, '{}'))});
-is("@unknown", '', 'what takes no scope is known to reach no key');
+is("@unknown", '', 'every function without a scope is known to reach no key');
 
-# An event bears the scope of its claim, which is one's own; and a subscription is its owner's.
+# An event has the scope of its claim, which the client owns; a subscription belongs to
+# its owner.
 is($node->safe_psql('postgres', q{BEGIN; SELECT outcome FROM idempotency.claim('t1/x', 'e'); SELECT idempotency.publish('t', '1') IS NOT NULL;
 	SELECT idempotency.complete('t1/x', 'e'); COMMIT},
-		extra_params => [ '--username', 'tenant' ]) =~ s/\n+/ /gr, 'claimed t ', 'a tenant publishes under a claim of its own');
-is($node->safe_psql('postgres', q{SELECT headers ->> 'idempotency-scope' FROM idempotency.outbox ORDER BY seq DESC LIMIT 1}), 't1/x', 'and the event says so');
+		extra_params => [ '--username', 'tenant' ]) =~ s/\n+/ /gr, 'claimed t ', 'a tenant publishes under its own claim');
+is($node->safe_psql('postgres', q{SELECT headers ->> 'idempotency-scope' FROM idempotency.outbox ORDER BY seq DESC LIMIT 1}), 't1/x', 'the event has the scope of the claim');
 fails_with($node, "SELECT * FROM idempotency.$_", '42501', "a tenant does not reach another's subscription: $_", extra_params => [ '--username', 'tenant' ])
   foreach q{fetch('everything')}, q{ack('everything', 1)}, q{nack('everything', 1, NULL)}, q{extend('everything', 1, '1 min')}, q{redrive('everything')}, q{unsubscribe('everything')},
 	q{subscribe('everything', '{x}')};

@@ -1,10 +1,10 @@
 # 037_relay_attacks.pl
 #
-# Proves that no handler becomes another role, or a superuser, though its owner is a
-# member of one: not at once, nor in what it leaves for the commit, for the next
-# event, or for the next worker; that it cannot take a subscription from its owner;
-# that no role which cannot act as that owner decides what runs; and that what a handler
-# leaves behind in the session harms no other event.
+# Proves that no handler can become another role or a superuser, even if its owner is a
+# member of one: not directly, and not through work that it leaves for the commit, the
+# next event, or the next worker. A handler cannot take a subscription from its owner.
+# Roles that cannot act as that owner cannot choose the code that runs. State that a
+# handler leaves in the session affects no other event.
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,14 +21,15 @@ max_prepared_transactions = 5
 log_statement = none
 });
 
-# as_app runs SQL as the owner of the subscriptions, whom no setting of his own harms.
+# as_app runs SQL as the owner of the subscriptions, with safe settings.
 sub as_app
 {
 	my ($sql) = @_;
 	return $node->safe_psql('postgres', $sql, extra_params => [ '--username', 'app' ]);
 }
 
-# "seen" says who ran what; boss is a superuser, and app may become him.
+# Table "seen" logs which role ran what; boss is a superuser, and app can SET ROLE to
+# boss.
 $node->safe_psql('postgres', q{
 	CREATE ROLE app LOGIN;
 	CREATE ROLE friend LOGIN;
@@ -42,7 +43,7 @@ $node->safe_psql('postgres', q{
 	CREATE SCHEMA app AUTHORIZATION app;
 	GRANT CREATE ON SCHEMA public TO app});
 as_app(q{
-	-- Tries to become boss by every way that a statement has, and notes who it is.
+	-- Tries to become boss in every way that a statement can, and stores the role.
 	CREATE FUNCTION app.climb(what text) RETURNS int LANGUAGE plpgsql AS $$
 	DECLARE
 		try text;
@@ -66,7 +67,6 @@ as_app(q{
 	CREATE FUNCTION app.late() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
 		IF new.i > 0 THEN
-			SET CONSTRAINTS ALL DEFERRED;
 			INSERT INTO app.late VALUES (new.i - 1);
 		END IF;
 		PERFORM app.climb('a deferred trigger, ' || new.i);
@@ -87,44 +87,44 @@ as_app(q{
 	SELECT idempotency.subscribe('other', '{other}', 'app.later(idempotency.event)')});
 $node->safe_psql('postgres', q{SET ROLE stranger; SELECT idempotency.subscribe('stranger', '{none}')});
 
-# happens publishes an event that tells the handler to run SQL, and waits until it was
-# handled, or is dead.  Returns the SQLSTATE of its error, or ''.
+# happens publishes an event that makes the handler run SQL, and waits until it was
+# handled or is a dead letter. Returns the SQLSTATE of its error, or ''.
 sub happens
 {
 	my ($sql) = @_;
 	my $id = as_app(qq{SELECT idempotency.publish('do', json_build_object('do', \$sql\$$sql\$sql\$))});
 
-	$node->poll_query_until('postgres', q{SELECT lag_events = 0 AND batch_out_since IS NULL FROM idempotency.subscriptions WHERE subscription = 'app'})
+	$node->poll_query_until('postgres', q{SELECT lag_events = 0 AND batch_leased_at IS NULL FROM idempotency.subscriptions WHERE subscription = 'app'})
 	  or die "not handled: $sql";
 	return $node->safe_psql('postgres', "SELECT substr(error, 1, 5) FROM idempotency.dead_letters WHERE event_id = '$id'");
 }
 
-# nobody_else checks that whatever ran was app, who is what he was, and that so
-# much ran, such as "==" 2, or ">=" 1.
-sub nobody_else
+# only_app_ran checks that everything ran as app with its own privileges, and how many
+# calls ran, such as "==" 2 or ">=" 1.
+sub only_app_ran
 {
 	my ($name, $compare, $count) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my $others = $node->safe_psql('postgres', q{SELECT string_agg(format('%s: %s %s %s%s', what, who, login, super, refused), E'\n')
 		FROM seen WHERE who <> 'app' OR login <> 'app' OR super <> 'off' OR refused LIKE '%done%'});
 
-	is($others, '', "$name: it stays who it is");
-	cmp_ok($node->safe_psql('postgres', 'WITH s AS (DELETE FROM seen RETURNING *) SELECT count(*) FROM s'), $compare, $count, "$name: and so much did run");
-	is($node->safe_psql('postgres', q{SELECT rolsuper, rolcreaterole FROM pg_roles WHERE rolname = 'app'}), 'f|f', "$name: app has no more rights");
+	is($others, '', "$name: runs as app");
+	cmp_ok($node->safe_psql('postgres', 'WITH s AS (DELETE FROM seen RETURNING *) SELECT count(*) FROM s'), $compare, $count, "$name: the number of calls");
+	is($node->safe_psql('postgres', q{SELECT rolsuper, rolcreaterole FROM pg_roles WHERE rolname = 'app'}), 'f|f', "$name: app has no additional privileges");
 }
 
 # ----------------------------------------------------------------
-# Ways up
+# Privilege escalation
 # ----------------------------------------------------------------
 
-# What runs, and how often climb() must have run for it, the handler's own included.  A
-# cursor is gone before the commit that would run it.
+# The SQL, and how often climb() must have run, including the handler's own call. A WITH
+# HOLD cursor is closed before the commit that would run it.
 foreach my $case (
 	[ 'the call itself', 'SELECT 1', 1 ],
 	[ 'a SECURITY DEFINER function', 'SELECT app.by_definer()', 2 ],
 	[ 'a deferred trigger', 'INSERT INTO app.late VALUES (0)', 2 ],
-	[ 'triggers that are deferred anew, to the commit', 'INSERT INTO app.late VALUES (3)', 5 ],
-	[ 'a trigger deferred by a trigger made on the spot', q{CREATE TABLE app.fresh (i int);
+	[ 'triggers that are deferred again, to the commit', 'INSERT INTO app.late VALUES (3)', 5 ],
+	[ 'a trigger deferred by a new trigger', q{CREATE TABLE app.fresh (i int);
 		CREATE CONSTRAINT TRIGGER late AFTER INSERT ON app.fresh DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION app.late();
 		INSERT INTO app.fresh VALUES (2)}, 4 ],
 	[ 'a cursor WITH HOLD, which the commit would run', q{DECLARE up CURSOR WITH HOLD FOR SELECT app.climb('a cursor')}, 1 ],
@@ -141,13 +141,14 @@ foreach my $case (
 	my ($name, $sql, $count) = @$case;
 	my $error = happens($sql);
 	is($error, '', "$name: is handled");
-	nobody_else($name, '==', $count);
+	only_app_ran($name, '==', $count);
 }
 
-# What must not be done is an error of the event, and of no other.
+# A forbidden action is an error of its event, and of no other.
 foreach my $case (
 	[ q{CREATE FUNCTION app.up() RETURNS int LANGUAGE sql SET role = 'boss' AS 'SELECT app.climb(''SET'')'; SELECT app.up()}, '42501' ],
 	[ q{SET session_replication_role = replica}, '42501' ],
+	[ q{SET CONSTRAINTS ALL DEFERRED}, '0A000' ],
 	[ q{SET idempotency.scope_prefix = ''}, '42501' ],
 	[ q{SET idempotency.handler_timeout = 0}, '42501' ],
 	[ q{ALTER ROLE app SUPERUSER}, '42501' ],
@@ -163,7 +164,7 @@ foreach my $case (
 	[ q{ROLLBACK}, '0A000|2D000' ],
 	[ q{SET TRANSACTION ISOLATION LEVEL SERIALIZABLE}, '25001' ],
 	[ q{VACUUM app.late}, '25001' ],
-	# A subscription is its owner's, whoever is at it.
+	# A subscription belongs to its owner, whatever other roles do.
 	[ q{UPDATE idempotency.subscription SET owner = 'boss'}, '42501' ],
 	[ q{UPDATE idempotency.position SET passed = 0}, '42501' ],
 	[ q{SELECT idempotency.subscribe('app', '{do}', 'app.handle(idempotency.event)', owner => 'boss')}, '42501' ],
@@ -179,20 +180,20 @@ foreach my $case (
 	[ q{SELECT * FROM idempotency.dead_letters}, '42501' ])
 {
 	my ($sql, $state) = @$case;
-	like(happens($sql), qr/^(?:$state)$/, "refused: $sql");
+	like(happens($sql), qr/^(?:$state)$/, "denied: $sql");
 }
-nobody_else('what is refused', '==', 0);
+only_app_ran('denied actions', '==', 0);
 is($node->safe_psql('postgres', q{SELECT string_agg(owner || ' ' || coalesce(handler, ''), ', ' ORDER BY subscription) FROM idempotency.subscription}),
-	'app app.handle(idempotency.event), app app.later(idempotency.event), stranger ', 'the subscriptions are whose they were');
+	'app app.handle(idempotency.event), app app.later(idempotency.event), stranger ', 'the subscriptions keep their owners');
 $node->safe_psql('postgres', 'DELETE FROM idempotency.parked');
 
 # ----------------------------------------------------------------
-# What is left for the next event, and the next worker
+# State for the next event and the next worker
 # ----------------------------------------------------------------
 
-# In one batch: what the first leaves, the second must not find.  (Not so a temporary type
-# under the name of one that a function in PL/pgSQL uses whose author did not pin its search
-# path: that is compiled once in a session, here as in any other.)
+# In one batch: the second event must not find state of the first. An exception is a
+# temporary type that shadows a type in a PL/pgSQL function without a fixed search path:
+# the function is compiled once in a session, here as in any other session.
 my $found = q{INSERT INTO public.seen (what) SELECT concat_ws(' ', current_setting('search_path'), nullif(current_setting('my.own', true), ''),
 	current_setting('transaction_read_only'),
 	current_setting('statement_timeout'), current_setting('lock_timeout'), current_setting('default_transaction_deferrable'),
@@ -207,48 +208,48 @@ foreach my $leave (
 	q{CREATE FUNCTION pg_temp.climb(text) RETURNS int LANGUAGE sql AS 'SELECT 1'}, q{CREATE FUNCTION pg_temp.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT NULL::timestamptz'})
 {
 	as_app("SELECT idempotency.publish('do', json_build_object('do', sql)) FROM unnest(ARRAY[\$x\$$leave\$x\$, \$x\$$found\$x\$]) AS sql");
-	$node->poll_query_until('postgres', q{SELECT lag_events = 0 AND batch_out_since IS NULL FROM idempotency.subscriptions WHERE subscription = 'app'}) or die;
+	$node->poll_query_until('postgres', q{SELECT lag_events = 0 AND batch_leased_at IS NULL FROM idempotency.subscriptions WHERE subscription = 'app'}) or die;
 	is($node->safe_psql('postgres', q{SELECT what FROM seen WHERE what NOT LIKE 'a %'}), '"$user", public off 0 0 off on on 0 0 0', "left: $leave");
-	nobody_else("left: $leave", '>=', 1);
+	only_app_ran("left: $leave", '>=', 1);
 }
 
-# Settings of the role, for the next session; and none for the login itself.
+# Settings of the role, for the next session; none applies to the login itself.
 foreach my $setting (q{role = 'boss'}, q{session_authorization = 'boss'}, q{search_path = 'app, public'}, q{session_replication_role = 'replica'})
 {
 	my $error = happens("ALTER ROLE app SET $setting");
 	like($error, qr/^(?:42501)?$/, "a handler sets $setting for its role");
 	$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'}) or die;
 	local $ENV{PGOPTIONS} = '-c role=none';
-	is(happens('SELECT 1'), '', 'the next worker serves');
-	nobody_else("after $setting", '>=', 1);
+	is(happens('SELECT 1'), '', 'the next worker handles events');
+	only_app_ran("after $setting", '>=', 1);
 	$node->safe_psql('postgres', 'ALTER ROLE app RESET ALL');
 }
 
-# The subscription goes to another role whose member the owner is, by its own handler:
-# then that one is who runs.
+# The handler transfers the subscription to another role, which its owner is a member
+# of. Then that role runs the handler.
 is(happens(q{GRANT USAGE ON SCHEMA app TO friend; SELECT idempotency.subscribe('app', '{do}', 'app.handle(idempotency.event)', owner => 'friend',
 	max_attempts => 1)}), '',
-	'a handler gives its subscription to a role that the owner may become');
+	'a handler transfers its subscription to a role of which the owner is a member');
 $node->safe_psql('postgres', 'DELETE FROM seen');
 happens('SELECT 1');
-is($node->safe_psql('postgres', 'SELECT DISTINCT who, login, super FROM seen'), 'friend|friend|off', 'which is who runs then');
+is($node->safe_psql('postgres', 'SELECT DISTINCT who, login, super FROM seen'), 'friend|friend|off', 'the handler runs as the new owner');
 
-# What a handler breaks is broken for itself.
+# A handler that breaks itself affects only its own subscription.
 as_app(q{SELECT idempotency.subscribe('app', '{do}', 'app.handle(idempotency.event)', owner => 'app', max_attempts => 1)});
 happens('DROP FUNCTION app.handle(idempotency.event)');
 as_app(q{SELECT idempotency.publish('do', '{"do": "SELECT 1"}'), idempotency.publish('other', '{}')});
 ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42883: handler app.handle%' FROM idempotency.subscription WHERE subscription = 'app'}),
-	'a handler that removes itself is missed by its subscription');
-ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'another handler'}), 'and by no other');
+	'the subscription reports a handler that dropped itself');
+ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'another handler'}), 'another subscription continues');
 
-# It is a name: another role can put its own function in the place of one that was dropped, but
-# is not its subscription's owner.
+# Handlers are stored by name: another role can create a function under the name of a
+# dropped one, but it is not the owner of the subscription.
 $node->safe_psql('postgres', q{GRANT USAGE, CREATE ON SCHEMA app TO friend; SELECT idempotency.grant_consumer('friend');
 	SET ROLE friend; CREATE FUNCTION app.handle(idempotency.event) RETURNS void LANGUAGE sql AS $$ INSERT INTO public.seen (what) VALUES ('in its place') $$});
 ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42501: owner "friend" of handler app.handle%' FROM idempotency.subscription WHERE subscription = 'app'}),
-	'another function is put in its place, and not called');
+	'a replacement function of another owner is not called');
 $node->safe_psql('postgres', q{ALTER FUNCTION app.handle(idempotency.event) OWNER TO app});
-ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'in its place' AND who = 'app'}), 'it is when the owner of the subscription owns it');
+ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE what = 'in its place' AND who = 'app'}), 'the replacement is called once the owner of the subscription owns it');
 
 # ----------------------------------------------------------------
 # Former members
@@ -257,7 +258,7 @@ ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM seen WHERE wha
 # guest owns a handler, and was a member of the subscription's owner.
 $node->safe_psql('postgres', q{DELETE FROM seen; CREATE ROLE guest NOINHERIT; GRANT app TO guest; SELECT idempotency.grant_consumer('guest'); GRANT USAGE, CREATE ON SCHEMA app TO guest});
 
-# guest_has replaces the body of its function, as guest.
+# guest_has replaces the body of the function, as guest.
 sub guest_has
 {
 	my ($body, $options) = @_;
@@ -266,25 +267,27 @@ sub guest_has
 		$options AS \$\$ BEGIN $body; END \$\$});
 }
 
-# rests waits until the subscription rests since guest is no member, with nothing of an
-# event left and no attempt counted.
-sub rests
+# is_paused waits until the subscription pauses because guest is no member. No event has
+# failed, no attempt is counted, and only the given events have been handled.
+sub is_paused
 {
-	my ($name) = @_;
+	my ($name, $handled) = @_;
+	$handled //= '';
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42501: owner "guest" of handler app.guest(idempotency.event) does not have the privileges of role "app"%'
-		FROM idempotency.subscription WHERE subscription = 'guest'}), "$name: the subscription rests");
+		FROM idempotency.subscription WHERE subscription = 'guest'}), "$name: the subscription pauses");
 	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.parked WHERE subscription = 'guest'}), '0', "$name: no event has failed");
-	is($node->safe_psql('postgres', q{SELECT string_agg(what, ', ') FROM seen}), '', "$name: nothing has run");
+	is($node->safe_psql('postgres', q{SELECT string_agg(what, ', ') FROM seen}), $handled, "$name: nothing else has run");
 }
 
-# mended makes guest a member again, and waits until so many events have been handled.
-sub mended
+# is_resumed makes guest a member again, and waits until so many events have been
+# handled.
+sub is_resumed
 {
 	my ($name, $count) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	$node->safe_psql('postgres', q{GRANT app TO guest});
-	ok($node->poll_query_until('postgres', qq{SELECT count(*) = $count AND bool_and(what = 'guest' AND refused = '1') FROM seen}), "$name: mended, it goes on by itself");
+	ok($node->poll_query_until('postgres', qq{SELECT count(*) = $count AND bool_and(what = 'guest' AND refused = '1') FROM seen}), "$name: the subscription resumes once guest is a member");
 	$node->safe_psql('postgres', q{DELETE FROM seen; UPDATE idempotency.subscription SET last_error = NULL});
 }
 my $good = q{INSERT INTO public.seen (what, refused) VALUES ('guest', e.attempt)};
@@ -300,14 +303,15 @@ $node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity 
 $node->safe_psql('postgres', 'DELETE FROM seen; REVOKE app FROM guest');
 guest_has($evil);
 as_app(q{SELECT idempotency.publish('guest', '{}') FROM generate_series(1, 2)});
-rests('no worker is there');
-is(scalar(() = slurp_file($node->logfile) =~ /cannot serve subscription.*\n.*DETAIL:  42501: owner "guest"/g), 1, 'the log says it once');
+is_paused('no worker runs');
+is(scalar(() = slurp_file($node->logfile) =~ /cannot serve subscription.*\n.*DETAIL:  42501: owner "guest"/g), 1, 'the log reports it once');
 like(($node->psql('postgres', q{SELECT idempotency.subscribe('another', '{guest}', 'app.guest(idempotency.event)')}, extra_params => [ '--username', 'app' ]))[2],
-	qr/ERROR:  owner "guest" of handler app\.guest\(idempotency\.event\) does not have the privileges of role "app"/, 'subscribe() refuses it');
+	qr/ERROR:  owner "guest" of handler app\.guest\(idempotency\.event\) does not have the privileges of role "app"/, 'subscribe() rejects the handler');
 guest_has($good);
-mended('no worker is there', 2);
+is_resumed('no worker runs', 2);
 
-# Between two events of a batch, in two kinds of functions: the second must not be the new body's.
+# While an event is handled, for two kinds of functions: the next batch must not run the
+# new body.
 foreach my $options ('', 'SECURITY INVOKER SET search_path = pg_catalog')
 {
 	guest_has($hold, $options);
@@ -317,22 +321,27 @@ foreach my $options ('', 'SECURITY INVOKER SET search_path = pg_catalog')
 	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 9 AND NOT granted}) or die;
 	$node->safe_psql('postgres', 'REVOKE app FROM guest');
 	guest_has($evil, $options);
+	$session->query_safe('SELECT pg_sleep(0.5)'); # the batch ends after this event
 	$session->query_safe('COMMIT');
 	$session->quit;
-	rests("in the middle of a batch $options");
+	is_paused("during a batch $options", 'guest');
 	guest_has($good, $options);
-	mended("in the middle of a batch $options", 3);
+	is_resumed("during a batch $options", 3);
 }
 
-# A handler that gives itself away is its event's error.
+# A handler that changes its own owner is not called again.
 $node->safe_psql('postgres', 'ALTER FUNCTION app.guest(idempotency.event) OWNER TO app');
 as_app(q{CREATE OR REPLACE FUNCTION app.guest(e idempotency.event) RETURNS void LANGUAGE plpgsql AS
 	$$ BEGIN ALTER FUNCTION app.guest(idempotency.event) OWNER TO friend; END $$;
 	SELECT idempotency.subscribe('guest', '{guest}', 'app.guest(idempotency.event)', max_attempts => 1);
 	SELECT idempotency.publish('guest', '{}')});
-ok($node->poll_query_until('postgres', q{SELECT error LIKE '42501: owner "friend" of handler app.guest%' FROM idempotency.dead_letters WHERE subscription = 'guest'}),
-	'a handler that gives itself to another role fails');
+ok($node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_proc WHERE oid = 'app.guest(idempotency.event)'::regprocedure AND proowner = 'friend'::regrole}),
+	'a handler changes its own owner');
+as_app(q{SELECT idempotency.publish('guest', '{}')});
+ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42501: owner "friend" of handler app.guest%' FROM idempotency.subscription WHERE subscription = 'guest'}),
+	'a handler that has changed its own owner is not called again');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.dead_letters WHERE subscription = 'guest'}), '0', 'no event has failed');
 
-unlike(slurp_file($node->logfile), qr/PANIC:|TRAP:|terminated by signal|\bXX\d{3}\b/, 'nothing alarming in the log');
+unlike(slurp_file($node->logfile), qr/PANIC:|TRAP:|terminated by signal|\bXX\d{3}\b/, 'the log has no unexpected message');
 $node->stop;
 done_testing();

@@ -1,11 +1,10 @@
 # 038_altered_outbox.pl
 #
-# Proves that what an owner may add to the tables of the outbox loses no event: a
-# table that is written past the executor is refused with 55000 and a hint once it is
-# not as the extension made it; so is a table that is written by SQL once it has rules,
-# or triggers that come before the write of a row; what comes after the write runs
-# with no more rights than it should, and nothing of the rest does any harm.  Repaired,
-# all goes on where it stood.
+# Proves that alterations of the outbox tables by their owner lose no event. An altered
+# table that is written without the executor is rejected with 55000 and a hint. So is a
+# table that is written by SQL and has rules, or triggers before the write of a row.
+# Triggers after the write run with restricted privileges. Other alterations do no harm.
+# After a repair everything continues.
 
 use strict;
 use warnings FATAL => 'all';
@@ -26,19 +25,19 @@ $node->safe_psql('postgres', q{
 	CREATE ROLE reader LOGIN;
 	SELECT idempotency.grant_client('reader'), idempotency.grant_consumer('reader')});
 
-# as_reader runs SQL as a role that has no rights to any table.
+# as_reader runs SQL as a role without privileges on any table.
 sub as_reader
 {
 	my ($sql) = @_;
 	return $node->safe_psql('postgres', $sql, extra_params => [ '--username', 'reader' ]);
 }
 
-# A session that has used the tables, and knows them, before each change.
+# A session that has cached the tables before each change.
 my $session = open_session($node);
 my ($published, $expected) = (0, 0);
 
-# afresh makes tables that nobody has altered; one event is acknowledged, one is a dead
-# letter, one is out and one waits.
+# afresh creates unaltered tables; one event is acknowledged, one is a dead letter, one
+# is in an unacknowledged batch, and one waits.
 sub afresh
 {
 	$node->safe_psql('postgres', q{
@@ -61,7 +60,7 @@ sub publishes
 	return as_reader("SELECT idempotency.publish('t', '$published')");
 }
 
-# refuses checks that calls fail with 55000 in sessions old and new.
+# refuses checks that calls fail with 55000 in old and new sessions.
 sub refuses
 {
 	my ($what, $table, $hint, @calls) = @_;
@@ -69,19 +68,19 @@ sub refuses
 
 	foreach my $call (@calls)
 	{
-		# the server itself refuses some queries where there are rules
+		# The server itself rejects some queries on tables with rules.
 		my $own = "$what $call" =~ /^parked: rules nack/;
 
 		session_fails($session, "BEGIN; SELECT idempotency.$call; ROLLBACK", $own ? '0A000' : '55000', "$what: $call",
-			$own ? qr/ON CONFLICT/ : qr/table "idempotency\.$table" is not as the extension made it.*^DETAIL: .*^HINT:  [^\n]*$hint/ms);
-		fails_with($node, "SELECT idempotency.$call", '55000', "$what: $call, by who has no rights",
+			$own ? qr/ON CONFLICT/ : qr/table "idempotency\.$table" has been altered.*^DETAIL: .*^HINT:  [^\n]*$hint/ms);
+		fails_with($node, "SELECT idempotency.$call", '55000', "$what: $call, by a role without privileges",
 			extra_params => [ '--username', 'reader' ]) unless $call =~ /SELECT/;
 	}
 }
 
-# goes_on checks that every event that was published is still there to be had: the
-# one that is dead, the one that is out, and the one that waits.
-sub goes_on
+# events_are_kept checks that every published event can be delivered: the dead letter,
+# the one in the unacknowledged batch, and the waiting one.
+sub events_are_kept
 {
 	my ($what) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
@@ -99,18 +98,22 @@ sub goes_on
 		END $$;
 		SELECT string_agg(payload, ' ' ORDER BY payload::int) FROM got;
 		SELECT idempotency.redrive('s')});
-	is($given, "t\n3 4 5\n1", "$what: all events are given");
+	is($given, "t\n3 4 5\n1", "$what: all events are delivered");
 	return;
 }
 
 # ----------------------------------------------------------------
-# The outbox, which is written past the executor
+# The outbox, which is written without the executor
 # ----------------------------------------------------------------
 
 my $t = 'idempotency.outbox';
 foreach (
 	[ 'a trigger', "CREATE TRIGGER x BEFORE INSERT ON $t FOR EACH ROW EXECUTE FUNCTION nothing()", "DROP TRIGGER x ON $t", 'triggers' ],
 	[ 'a disabled trigger', "CREATE TRIGGER x AFTER INSERT ON $t EXECUTE FUNCTION nothing(); ALTER TABLE $t DISABLE TRIGGER x", "DROP TRIGGER x ON $t", 'triggers' ],
+	[ 'no trigger of its own', "DROP TRIGGER refuse_update ON $t", "CREATE TRIGGER refuse_update BEFORE UPDATE ON $t EXECUTE FUNCTION idempotency.refuse_update()",
+		'CREATE TRIGGER refuse_update' ],
+	[ 'another trigger of that name', "DROP TRIGGER refuse_update ON $t; CREATE TRIGGER refuse_update BEFORE INSERT ON $t EXECUTE FUNCTION nothing()",
+		"DROP TRIGGER refuse_update ON $t; CREATE TRIGGER refuse_update BEFORE UPDATE ON $t EXECUTE FUNCTION idempotency.refuse_update()", 'CREATE TRIGGER refuse_update' ],
 	[ 'a rule', "CREATE RULE r AS ON INSERT TO $t DO INSTEAD NOTHING", "DROP RULE r ON $t", 'Drop' ],
 	[ 'row security', "ALTER TABLE $t ENABLE ROW LEVEL SECURITY", "ALTER TABLE $t DISABLE ROW LEVEL SECURITY", 'ROW LEVEL SECURITY' ],
 	[ 'forced row security', "ALTER TABLE $t FORCE ROW LEVEL SECURITY", "ALTER TABLE $t NO FORCE ROW LEVEL SECURITY", 'ROW LEVEL SECURITY' ],
@@ -123,7 +126,7 @@ foreach (
 	[ 'a generated column', "ALTER TABLE $t ADD l int GENERATED ALWAYS AS (length(aggregatetype)) STORED", "ALTER TABLE $t DROP l", 'Drop' ],
 	[ 'an identity column', "ALTER TABLE $t ADD i int GENERATED ALWAYS AS IDENTITY", "ALTER TABLE $t DROP i", '\w' ],
 	[ 'a renamed column', "ALTER TABLE $t RENAME payload TO body", "ALTER TABLE $t RENAME body TO payload", 'columns' ],
-	[ 'a column that must not be null', "UPDATE $t SET type = 'x'; ALTER TABLE $t ALTER type SET NOT NULL", "ALTER TABLE $t ALTER type DROP NOT NULL", '\w' ],
+	[ 'a column that must not be null', "SET session_replication_role = replica; UPDATE $t SET type = 'x'; ALTER TABLE $t ALTER type SET NOT NULL", "ALTER TABLE $t ALTER type DROP NOT NULL", '\w' ],
 	[ 'no primary key', "ALTER TABLE $t DROP CONSTRAINT outbox_pkey", "ALTER TABLE $t ADD PRIMARY KEY (seq)", 'PRIMARY KEY \(seq\)' ])
 {
 	my ($what, $alter, $repair, $hint) = @$_;
@@ -131,7 +134,7 @@ foreach (
 	$node->safe_psql('postgres', $alter);
 	refuses($what, 'outbox', $hint, q{publish('t', '1')}, q{fetch('free')}, q{subscribe('new', '{*}')});
 	$node->safe_psql('postgres', $repair);
-	goes_on("outbox: $what, repaired");
+	events_are_kept("outbox: $what, repaired");
 }
 
 # ----------------------------------------------------------------
@@ -149,8 +152,8 @@ foreach my $table (sort keys %calls)
 {
 	$t = "idempotency.$table";
 	foreach (
-		[ 'a trigger that swallows rows', "CREATE TRIGGER x BEFORE INSERT OR UPDATE OR DELETE ON $t FOR EACH ROW EXECUTE FUNCTION nothing()", "DROP TRIGGER x ON $t" ],
-		[ 'one that always fires', "CREATE TRIGGER x BEFORE INSERT OR UPDATE OR DELETE ON $t FOR EACH ROW EXECUTE FUNCTION nothing();
+		[ 'a trigger that discards rows', "CREATE TRIGGER x BEFORE INSERT OR UPDATE OR DELETE ON $t FOR EACH ROW EXECUTE FUNCTION nothing()", "DROP TRIGGER x ON $t" ],
+		[ 'a trigger that always fires', "CREATE TRIGGER x BEFORE INSERT OR UPDATE OR DELETE ON $t FOR EACH ROW EXECUTE FUNCTION nothing();
 			ALTER TABLE $t ENABLE ALWAYS TRIGGER x",
 			"DROP TRIGGER x ON $t" ],
 		[ 'rules', join(';', map { "CREATE RULE r$_ AS ON $_ TO $t DO INSTEAD NOTHING" } qw(INSERT UPDATE DELETE)), join(';', map { "DROP RULE r$_ ON $t" } qw(INSERT UPDATE DELETE)) ])
@@ -160,10 +163,11 @@ foreach my $table (sort keys %calls)
 		$node->safe_psql('postgres', $alter);
 		refuses("$table: $what", $table, 'Drop', @{ $calls{$table} });
 		$node->safe_psql('postgres', $repair);
-		goes_on("$table: $what, dropped");
+		events_are_kept("$table: $what, dropped");
 	}
 
-	# What is no harm: nobody but the owner is under his policies, values come by name.
+	# Harmless alterations: policies apply only to roles other than the owner, and
+	# values are assigned by column name.
 	foreach (
 		[ 'policies', "ALTER TABLE $t ENABLE ROW LEVEL SECURITY; ALTER TABLE $t FORCE ROW LEVEL SECURITY; CREATE POLICY p ON $t USING (false)",
 			"DROP POLICY p ON $t; ALTER TABLE $t DISABLE ROW LEVEL SECURITY; ALTER TABLE $t NO FORCE ROW LEVEL SECURITY" ],
@@ -174,24 +178,24 @@ foreach my $table (sort keys %calls)
 		my ($what, $alter, $repair) = @$_;
 		afresh();
 		$node->safe_psql('postgres', $alter);
-		goes_on("$table: $what");
+		events_are_kept("$table: $what");
 		$node->safe_psql('postgres', $repair);
 	}
 
-	# A check that fails is an error, and what failed has not happened.
+	# A check that fails is an error, and the call has no effect.
 	afresh();
 	$node->safe_psql('postgres', "ALTER TABLE $t ADD CONSTRAINT c CHECK (false) NOT VALID");
 	session_fails($session, "BEGIN; SELECT idempotency.$calls{$table}[0]; ROLLBACK", '23514', "$table: a check", qr/violates check constraint/);
 	$node->safe_psql('postgres', "ALTER TABLE $t DROP CONSTRAINT c");
-	goes_on("$table: a check, dropped");
+	events_are_kept("$table: a check, dropped");
 }
 
 # ----------------------------------------------------------------
 # Triggers after the write
 # ----------------------------------------------------------------
 
-# They run as the table's owner, who made them, in a restricted operation: none of
-# what the caller has is theirs, and he gets nothing of the owner's.
+# These triggers run as the table's owner in a security-restricted operation: they get
+# nothing of the caller's privileges, and the caller gets nothing of the owner's.
 afresh();
 $node->safe_psql('postgres', q{
 	CREATE TABLE ran (who name, path text, refused text);
@@ -219,18 +223,18 @@ $node->safe_psql('postgres', q{
 is(as_reader(q{SELECT idempotency.subscribe('free', '{*}', max_attempts => 2);
 		SELECT idempotency.ack('free', batch) FROM idempotency.fetch('free', 1); SELECT idempotency.nack('free', batch, id, 'no') IS NULL
 			FROM idempotency.fetch('free', 1);
-		SELECT idempotency.unsubscribe('free')}), "f\n\nf\nt", 'triggers after the write are in nobody\'s way');
+		SELECT idempotency.unsubscribe('free')}), "f\n\nf\nt", 'triggers after the write block no call');
 is($node->safe_psql('postgres', 'SELECT DISTINCT who, path, refused, count(*) > 3 FROM ran GROUP BY 1, 2, 3'),
 	'postgres|pg_catalog, pg_temp| 42501 42501 42501 42501|t',
-	'they run restricted, under a path of our own');
-is(as_reader(q{SELECT current_user, current_setting('is_superuser')}), 'reader|off', 'and nobody is left with their rights');
+	'the triggers run restricted, under a safe search path');
+is(as_reader(q{SELECT current_user, current_setting('is_superuser')}), 'reader|off', 'the caller keeps its own privileges');
 $node->safe_psql('postgres', join ';', map { "DROP TRIGGER note ON idempotency.$_" } qw(position parked subscription));
 
 # ----------------------------------------------------------------
 # The relay
 # ----------------------------------------------------------------
 
-# What it cannot write is said by the subscription, and no event is lost or given twice.
+# The subscription shows the failed write, and no event is lost or repeated.
 $node->safe_psql('postgres', q{GRANT CREATE ON SCHEMA public TO reader; CREATE TABLE done (seq int8); GRANT ALL ON done TO reader});
 as_reader(q{CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS 'INSERT INTO done VALUES ((e).seq); SELECT 1 / ((e).payload::text::int - 7)';
 	SELECT idempotency.unsubscribe('s'); SELECT idempotency.subscribe('r', '{*}', 'handle(idempotency.event)', max_attempts => 1)});
@@ -238,30 +242,30 @@ foreach my $table (qw(position parked))
 {
 	$node->safe_psql('postgres', "DELETE FROM done; CREATE TRIGGER x BEFORE INSERT OR UPDATE ON idempotency.$table FOR EACH ROW EXECUTE FUNCTION nothing()");
 	as_reader(qq{SELECT idempotency.publish('t', n::text) FROM unnest(ARRAY[1, 7, 3]) AS n});
-	ok($node->poll_query_until('postgres', qq{SELECT last_error LIKE '55000: table "idempotency.$table" is not as the extension made it%'
+	ok($node->poll_query_until('postgres', qq{SELECT last_error LIKE '55000: table "idempotency.$table" has been altered%'
 		FROM idempotency.subscription}),
-		"the relay says that $table was altered");
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM done'), '0', 'nothing was handled that could not be noted');
+		"the subscription reports that $table was altered");
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM done'), '0', 'no event was handled whose progress could not be stored');
 	$node->safe_psql('postgres', "DROP TRIGGER x ON idempotency.$table");
-	ok($node->poll_query_until('postgres', 'SELECT count(*) = 2 FROM done'), 'the trigger is dropped: it goes on');
-	ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM idempotency.dead_letters}), 'and what fails becomes a dead letter');
-	is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT seq) FROM done'), '0', 'once each');
+	ok($node->poll_query_until('postgres', 'SELECT count(*) = 2 FROM done'), 'the relay continues once the trigger is dropped');
+	ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM idempotency.dead_letters}), 'a failed event becomes a dead letter');
+	is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT seq) FROM done'), '0', 'each event is handled once');
 	$node->safe_psql('postgres', 'DELETE FROM idempotency.parked');
 }
 
-# Where it cannot even note that, the log says why, now and then.
+# If the relay cannot store even that, it logs the reason, at a limited rate.
 my $from = -s $node->logfile;
 $node->safe_psql('postgres', join ';', 'DELETE FROM done',
 	map { "CREATE TRIGGER x BEFORE INSERT OR UPDATE ON idempotency.$_ FOR EACH ROW EXECUTE FUNCTION nothing()" } qw(position subscription));
 as_reader(q{SELECT idempotency.publish('t', n::text) FROM unnest(ARRAY[1, 3]) AS n});
-ok($node->wait_for_log(qr/"idempotency\.subscription" is not as the extension made it/, $from), 'the log says that subscription was altered');
+ok($node->wait_for_log(qr/"idempotency\.subscription" has been altered/, $from), 'the log reports the altered table subscription');
 sleep 3;
-cmp_ok(scalar(() = slurp_file($node->logfile, $from) =~ /is not as the extension made it/g), '<', 30, 'and does not say it all the time');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM done'), '0', 'nothing was handled that could not be noted');
+cmp_ok(scalar(() = slurp_file($node->logfile, $from) =~ /has been altered/g), '<', 30, 'the log reports it at a limited rate');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM done'), '0', 'no event was handled whose progress could not be stored');
 $node->safe_psql('postgres', join ';', map { "DROP TRIGGER x ON idempotency.$_" } qw(position subscription));
-ok($node->poll_query_until('postgres', 'SELECT count(*) = 2 FROM done'), 'the triggers are dropped: it goes on');
+ok($node->poll_query_until('postgres', 'SELECT count(*) = 2 FROM done'), 'the relay continues once the triggers are dropped');
 
 $session->quit;
-unlike(slurp_file($node->logfile), qr/PANIC:|TRAP:|terminated by signal/, 'nothing has crashed');
+unlike(slurp_file($node->logfile), qr/PANIC:|TRAP:|terminated by signal/, 'no process has crashed');
 $node->stop;
 done_testing();

@@ -1,10 +1,10 @@
 # 039_settings.pl
 #
-# Proves that a setting which protects fails closed: where a value was stored while no
-# library could refuse it, for a database, a role, a function, a session or the server,
-# what needs the setting is refused, in every session, until the value is right; and that
-# intervals that were stored so mean what they say.  All of it whether the library is
-# preloaded, or comes with the first call.
+# Proves that safety settings fail closed. A database, a role, a function, a session or
+# the server can store an invalid value while the library is not loaded. Then every
+# operation that needs the setting is rejected, in every session, until the value is
+# valid. Valid intervals that were stored so apply. All of this holds whether the
+# library is preloaded or loaded by the first call.
 
 use strict;
 use warnings FATAL => 'all';
@@ -18,7 +18,7 @@ my $node = new_node('main', conf => "max_worker_processes = 16\ntimezone = UTC\n
 my $retained = q{SELECT round(extract(epoch FROM expires_at - created_at) / 3600, 1) FROM idempotency.key WHERE key = '%s'};
 my $key = 0;
 
-# as returns what psql needs to be a role with options, in a database.
+# as returns the psql options for a role with connection options, in a database.
 sub as
 {
 	my ($dbname, %opt) = @_;
@@ -27,7 +27,7 @@ sub as
 	return (dbname => $dbname, extra_params => [ '-d', $connstr ]);
 }
 
-# refused runs SQL that must fail with 22023 (or another SQLSTATE), and name the setting.
+# refused runs SQL that must fail with 22023 (or another SQLSTATE) and name the setting.
 sub refused
 {
 	my ($name, $setting, $sql, $where, $sqlstate) = @_;
@@ -37,15 +37,15 @@ sub refused
 		$node->psql('postgres', "\\set VERBOSITY verbose\n$sql", @$where, on_error_stop => 1, extra_params => [ '-v', 'VERBOSITY=verbose', @params ]);
 	};
 
-	# With the library preloaded, a client with such an option does not get in, and can be gone
-	# before it was sent anything.
+	# With the library preloaded, a client with such an option cannot connect. Its
+	# connection can be closed before psql has sent anything.
 	my $refused = $@ ? $@ =~ /Broken pipe/ : $err =~ /FATAL:  invalid value for parameter "idempotency\.$setting"/;
 	return ok(1, "$name: no connection") if $refused && "@params" =~ /options=/;
 	die $@ if $@;
 	return error_is($err =~ s/^.*WARNING:.*\n(?:DETAIL: .*\n|HINT: .*\n|LOCATION: .*\n)*//mgr, $sqlstate // '22023', $name, qr/"idempotency\.$setting"/);
 }
 
-# The server has no library to check values with when they are set here.
+# The library is not loaded when the values are stored here, so they are not checked.
 my %database = (
 	interval => q{SET idempotency.retention = '30 days'},
 	month => q{SET idempotency.retention = '1 month'},
@@ -73,7 +73,7 @@ $node->safe_psql('postgres', q{ALTER ROLE hasty SET idempotency.retention = 'soo
 $node->safe_psql($_, q{ALTER FUNCTION kept SET idempotency.retention = '90 minutes'; SET check_function_bodies = off;
 	CREATE FUNCTION lost(key text) RETURNS boolean LANGUAGE sql SET idempotency.retention = 'for a while' AS $$ SELECT idempotency.once('s', key) $$})
   foreach 'bad', 'month';
-is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_db_role_setting WHERE setconfig::text LIKE '%idempotency.%'}), 13, 'all was stored');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_db_role_setting WHERE setconfig::text LIKE '%idempotency.%'}), 13, 'all values were stored');
 
 foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries')
 {
@@ -83,18 +83,18 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	$node->restart;
 	my $run = sub { my ($dbname, $sql, %opt) = @_; return $node->safe_psql('postgres', $sql, as($dbname, %opt)) };
 
-	# What was stored and is right, is meant.
+	# Stored valid values apply.
 	$key++;
 	$run->('interval', "SELECT idempotency.once('s', 'k$key')");
 	is($run->('interval', sprintf($retained, "k$key"), role => 'postgres'), '720.0', "$library: 30 days are 30 days");
 	$run->('month', "BEGIN; SELECT idempotency.claim('s', 'k$key'), idempotency.complete('s', 'k$key'); COMMIT");
 	is($run->('month', qq{SELECT expires_at - created_at > '27 days' FROM idempotency.key WHERE key = 'k$key'}, role => 'postgres'), 't', "$library: a month is a month");
 	$run->('month', "SELECT idempotency.once('s', 'h$key')", role => 'hasty');
-	is($run->('month', sprintf($retained, "h$key"), role => 'postgres'), '48.0', "$library: the most specific value counts, whatever the others are");
+	is($run->('month', sprintf($retained, "h$key"), role => 'postgres'), '48.0', "$library: the most specific value applies, whatever the others are");
 
-	# Whoever needs a retention that was refused is told.
+	# An operation that needs an invalid retention fails.
 	foreach my $where ([ 'a database', as('bad') ], [ 'a database, with 0', as('zero') ], [ 'a role', as('interval', role => 'hasty') ],
-		[ 'a role, which superusers set as well', as('bad', role => 'postgres') ],
+		[ 'a role that is a superuser', as('bad', role => 'postgres') ],
 		[ 'options', as('interval', options => '-c idempotency.retention=long') ])
 	{
 		my ($level, @where) = @$where;
@@ -104,52 +104,54 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	}
 	is($run->($_, q{SELECT count(*) FROM idempotency.key WHERE key = 'new'}, role => 'postgres'), 0, "$library: nothing was stored in $_") foreach 'bad', 'zero', 'interval';
 
-	# Who does not is not.
+	# An operation that does not need it succeeds.
 	is($run->('bad', q{SELECT outcome FROM idempotency.peek('s', 'stored'); SELECT outcome FROM idempotency.claim('s', 'stored', retention => '1 day')}), "replayed\nreplayed",
-		"$library: what does not need the setting goes on");
+		"$library: operations without the setting succeed");
 
-	# Until it is right: in a session, a transaction, a function.
+	# Until the value is valid: in a session, a transaction, a function.
 	$key++;
 	$run->('bad', "SET idempotency.retention = '5 hours'; SELECT idempotency.once('s', 'k$key')");
-	is($run->('bad', sprintf($retained, "k$key"), role => 'postgres'), '5.0', "$library: a session sets it right");
-	refused("$library: RESET brings the refused value back", 'retention', "SELECT idempotency.once('s', 'r$key', '1 h'); SET idempotency.retention = '5 hours'; RESET idempotency.retention; SELECT idempotency.once('s', 'k')",
+	is($run->('bad', sprintf($retained, "k$key"), role => 'postgres'), '5.0', "$library: a session sets a valid value");
+	refused("$library: RESET restores the invalid value", 'retention', "SELECT idempotency.once('s', 'r$key', '1 h'); SET idempotency.retention = '5 hours'; RESET idempotency.retention; SELECT idempotency.once('s', 'k')",
 		[ as('bad') ]);
-	refused("$library: so does the end of a transaction", 'retention', "BEGIN; SET LOCAL idempotency.retention = '5 hours'; SELECT idempotency.once('s', 'l$key'); COMMIT; SELECT idempotency.once('s', 'k')", [ as('bad') ]);
-	refused("$library: or of a savepoint", 'retention', "BEGIN; SAVEPOINT s; SET idempotency.retention = '5 hours'; SELECT idempotency.once('s', 's$key'); ROLLBACK TO s; SELECT idempotency.once('s', 'k')", [ as('bad') ]);
+	refused("$library: the end of a transaction restores the invalid value", 'retention', "BEGIN; SET LOCAL idempotency.retention = '5 hours'; SELECT idempotency.once('s', 'l$key'); COMMIT; SELECT idempotency.once('s', 'k')", [ as('bad') ]);
+	refused("$library: a rollback to a savepoint restores the invalid value", 'retention', "BEGIN; SAVEPOINT s; SET idempotency.retention = '5 hours'; SELECT idempotency.once('s', 's$key'); ROLLBACK TO s; SELECT idempotency.once('s', 'k')", [ as('bad') ]);
 	$run->('bad', "SELECT kept('f$key')");
-	is($run->('bad', sprintf($retained, "f$key"), role => 'postgres'), '1.5', "$library: a function that carries a value of its own goes on");
+	is($run->('bad', sprintf($retained, "f$key"), role => 'postgres'), '1.5', "$library: a function with its own valid value succeeds");
 	refused("$library: the function's value ends with it", 'retention', "SELECT kept('g$key'); SELECT idempotency.once('s', 'k')", [ as('bad') ]);
 	refused("$library: a function's refused value", 'retention', "SELECT lost('k')", [ as('month') ]);
 	refused("$library: the same, after the first call", 'retention', "SELECT idempotency.once('s', 'm$key'); SELECT lost('k')", [ as('month') ]);
 	$run->('month', "SELECT idempotency.once('s', 'n$key')");
 
-	# Where the library is there, a command that sets such a value is refused, and the value before it stays.
-	refused("$library: $_, of a library that is loaded", 'retention', "LOAD 'idempotency'; $_", [ as('month', role => 'postgres') ])
+	# If the library is loaded, a command that sets an invalid value is rejected, and
+	# the previous value stays.
+	refused("$library: $_, with the library loaded", 'retention', "LOAD 'idempotency'; $_", [ as('month', role => 'postgres') ])
 	  foreach q{SET idempotency.retention = 'long'}, q{ALTER ROLE app SET idempotency.retention = 'long'}, q{ALTER DATABASE month SET idempotency.retention = '0'},
 		q{ALTER FUNCTION echo SET idempotency.retention = 'long'}, q{SELECT set_config('idempotency.retention', 'long', true)};
 
-	# The session has parallel workers all the same.
+	# Parallel workers start in such a session.
 	is($run->('bad', qq{SELECT idempotency.once('s', 'p$key', '1 h'); DO \$\$ BEGIN PERFORM set_config(name, 'on', false) FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query'); END \$\$;
 			SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; SELECT count(*) > 100 FROM pg_proc}), "t\nt", "$library: parallel workers start");
 
 	# The other settings.
-	refused("$library: a response, with no limit that is known", 'max_response_size', "BEGIN; SELECT idempotency.claim('s', 'new'); SELECT idempotency.complete('s', 'new', '1')", [ as('size') ]);
-	is($run->('size', qq{BEGIN; SELECT outcome FROM idempotency.claim('s', 'k$key'); SELECT idempotency.complete('s', 'k$key', NULL); COMMIT}), "claimed\n", "$library: none needs no limit");
-	refused("$library: run(), with no list of final errors", 'final_errors', "SELECT idempotency.run('s', 'new', '1', 'echo(json)')", [ as('errors') ]);
-	is($run->('patience', "SELECT idempotency.once('s', 'k$key')"), 't', "$library: the default is as good a wait as any");
-	refused("$library: a prefix without an end", 'scope_prefix', "SELECT idempotency.peek('$_', 'k')", [ as('interval', role => 'tenant') ]) foreach 't1', 't1/', 't2/';
+	refused("$library: a response without a valid limit", 'max_response_size', "BEGIN; SELECT idempotency.claim('s', 'new'); SELECT idempotency.complete('s', 'new', '1')", [ as('size') ]);
+	is($run->('size', qq{BEGIN; SELECT outcome FROM idempotency.claim('s', 'k$key'); SELECT idempotency.complete('s', 'k$key', NULL); COMMIT}), "claimed\n", "$library: an operation without response needs no limit");
+	refused("$library: run(), without a valid list of final errors", 'final_errors', "SELECT idempotency.run('s', 'new', '1', 'echo(json)')", [ as('errors') ]);
+	is($run->('patience', "SELECT idempotency.once('s', 'k$key')"), 't', "$library: an invalid wait falls back to the default");
+	refused("$library: a prefix without delimiter", 'scope_prefix', "SELECT idempotency.peek('$_', 'k')", [ as('interval', role => 'tenant') ]) foreach 't1', 't1/', 't2/';
 
-	# Events stay, if nothing says for how long: also where a client hides the value with one of its own.
+	# Events are kept if no valid retention is known, even if a client hides the invalid
+	# value with its own.
 	my $reap = sub { my ($dbname, %opt) = @_; return $node->psql('postgres', 'SELECT idempotency.reap()', as($dbname, role => 'operator', %opt)) };
 	foreach my $where ([ 'events' ], [ 'good' ], [ 'good', options => '-c idempotency.outbox_retention=0' ], [ 'good', options => '-c idempotency.outbox_retention=' ])
 	{
 		my ($dbname, %opt) = @$where;
 		my $id = $run->($dbname, q{SELECT idempotency.publish('t', '1')}, role => 'postgres');
-		$run->($dbname, qq{UPDATE idempotency.outbox SET published_at = now() - interval '20 days' WHERE id = '$id'}, role => 'postgres');
+		$run->($dbname, qq{SET session_replication_role = replica; UPDATE idempotency.outbox SET published_at = now() - interval '20 days' WHERE id = '$id'}, role => 'postgres');
 		$reap->($dbname, %opt);
-		is($run->($dbname, qq{SELECT count(*) FROM idempotency.outbox WHERE id = '$id'}, role => 'postgres'), 1, "$library: an event of $database{$dbname} stays, with options " . ($opt{options} // 'none'));
+		is($run->($dbname, qq{SELECT count(*) FROM idempotency.outbox WHERE id = '$id'}, role => 'postgres'), 1, "$library: an event of $database{$dbname} is kept, with options " . ($opt{options} // 'none'));
 		$run->($dbname, q{SET idempotency.outbox_retention = '1 day'; SELECT idempotency.reap()}, role => 'postgres');
-		is($run->($dbname, qq{SELECT count(*) FROM idempotency.outbox WHERE id = '$id'}, role => 'postgres'), 0, "$library: and goes when a superuser says so");
+		is($run->($dbname, qq{SELECT count(*) FROM idempotency.outbox WHERE id = '$id'}, role => 'postgres'), 0, "$library: a superuser with a valid value deletes the event");
 	}
 
 	# A handler has the settings of its owner.
@@ -158,20 +160,20 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 		$run->('interval', q{CREATE FUNCTION handle(idempotency.event) RETURNS void LANGUAGE sql AS $$ SELECT idempotency.once('handled', $1.id::text) $$;
 			SELECT idempotency.subscribe('handled', '{t}', 'handle(idempotency.event)', max_attempts => 1, owner => 'handler');
 			SELECT idempotency.publish('t', '1')}, role => 'postgres');
-		ok($node->poll_query_until('interval', q{SELECT last_error LIKE '%"idempotency.retention": "until then"%' FROM idempotency.subscriptions}), 'a handler that needs the setting fails, and says why');
+		ok($node->poll_query_until('interval', q{SELECT last_error LIKE '%"idempotency.retention": "until then"%' FROM idempotency.subscriptions}), 'a handler that needs the setting fails with the reason');
 		$run->('interval', q{SELECT idempotency.unsubscribe('handled')}, role => 'postgres');
 	}
 
-	# The server's own file.
+	# The configuration file of the server.
 	$node->append_conf('postgresql.conf', "idempotency.retention = 'a year'\n");
 	$node->restart;
-	refused("$library: a refused value in postgresql.conf", 'retention', q{SELECT idempotency.once('s', 'new')}, [ as('postgres', role => 'postgres') ]);
+	refused("$library: an invalid value in postgresql.conf", 'retention', q{SELECT idempotency.once('s', 'new')}, [ as('postgres', role => 'postgres') ]);
 	$node->adjust_conf('postgresql.conf', 'idempotency.retention', q{'1 year'}, 1);
 	$node->reload;
 	$key++;
-	ok($node->poll_query_until('postgres', "SELECT current_setting('idempotency.retention') = '1 year'"), "$library: the file is read again");
+	ok($node->poll_query_until('postgres', "SELECT current_setting('idempotency.retention') = '1 year'"), "$library: the file is reloaded");
 	$run->('postgres', "SELECT idempotency.once('s', 'k$key')", role => 'postgres');
-	is($run->('postgres', qq{SELECT expires_at - created_at > '364 days' FROM idempotency.key WHERE key = 'k$key'}, role => 'postgres'), 't', "$library: and what it says counts");
+	is($run->('postgres', qq{SELECT expires_at - created_at > '364 days' FROM idempotency.key WHERE key = 'k$key'}, role => 'postgres'), 't', "$library: the value of the reloaded file applies");
 	$node->adjust_conf('postgresql.conf', 'idempotency.retention', undef);
 }
 

@@ -1,9 +1,9 @@
 # 041_exporter.pl
 #
-# Proves that examples/monitoring/queries.yaml gives prometheus-postgres-exporter
-# every metric that it names, with the right value, by a role that is a member of
-# pg_monitor and can read nothing else; that this role gets in where the account of
-# Debian's unit does; and that docs/operations.md alerts on no metric that is not there.
+# Proves that examples/monitoring/queries.yaml gives prometheus-postgres-exporter every
+# metric that it names, with the correct value, through a role that is only a member of
+# pg_monitor. This role can log in as the account of Debian's unit does.
+# docs/operations.md alerts only on existing metrics.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,7 +33,7 @@ log_statement = none
 });
 
 # ----------------------------------------------------------------
-# Something of everything
+# Rows for every metric
 # ----------------------------------------------------------------
 
 $node->safe_psql('postgres', q{
@@ -45,8 +45,8 @@ $node->safe_psql('other', q{
 	SELECT idempotency.once('inbox', 'message');
 	SELECT idempotency.subscribe('mail', '{*}')});
 
-# Keys: three that complete, one that fails, one that is given up, two that are
-# answered, one that is refused, one that is taken over, and its former owner.
+# Keys: three completed, one failed, one released, two replayed, one mismatched, one
+# taken over, and its former owner.
 $node->psql('postgres', q{
 	BEGIN;
 	SELECT idempotency.claim('charge', 'key-' || i, '{"amount": 1}') FROM generate_series(1, 5) AS i;
@@ -63,8 +63,8 @@ $node->psql('postgres', q{
 	SELECT idempotency.complete('charge', 'leased', token => :token)},
 	on_error_stop => 0);
 
-# Events: five, of which one subscription has had three, with one dead letter; in
-# the other one fails, and a second waits behind it.
+# Events: five. One subscription has received three, with one dead letter; in the other
+# one an event fails, and a second waits behind it.
 $node->safe_psql('postgres', q{
 	SELECT idempotency.subscribe('mail', '{*}', max_attempts => 1);
 	SELECT idempotency.subscribe('print', '{*}');
@@ -79,7 +79,7 @@ $node->safe_psql('postgres', q{
 	SELECT idempotency.publish('order', '{}', 'c'), idempotency.publish('order', '{}', 'd');
 	SELECT count(*) FROM idempotency.fetch('print', lease => '1 hour')});
 
-# One row that has run out, and is removed; one transaction that holds a key, and one that waits.
+# One expired row that is deleted; one transaction that holds a key, and one that waits.
 $node->safe_psql('postgres', q{SELECT idempotency.once('inbox', 'old', '1 millisecond')});
 usleep(10_000);
 is($node->safe_psql('postgres', 'SELECT idempotency.reap()'), '1', 'a row is reaped');
@@ -89,14 +89,14 @@ $waiter->query_until(qr/waits/, q{\echo waits
 	SELECT outcome FROM idempotency.claim('charge', 'open', wait => '10 minutes');
 });
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted})
-	or die 'nobody waits';
+	or die 'no session waits';
 
 # ----------------------------------------------------------------
-# What the exporter makes of it
+# The exporter's metrics
 # ----------------------------------------------------------------
 
-# As with Debian's pg_hba.conf, an account gets in by peer as the role of its own name.
-# The map lets this test's account pass for the one that runs Debian's exporter.
+# As in Debian's pg_hba.conf, an account logs in by peer as the role of the same name.
+# The map lets this test's account log in as that of Debian's exporter.
 my $unit = '/lib/systemd/system/prometheus-postgres-exporter.service';
 my $account = -e $unit ? (slurp_file($unit) =~ /^User=(\S+)$/m)[0] : 'prometheus';
 my $tester = getpwuid $<;
@@ -104,10 +104,10 @@ unlink map { $node->data_dir . "/pg_$_.conf" } qw(hba ident);
 $node->append_conf('pg_hba.conf', 'local all all peer map=debian');
 $node->append_conf('pg_ident.conf', join "\n", map { "debian $tester $_" } $tester, $account);
 $node->reload;
-$node->connect_fails('dbname=postgres user=exporter', 'nobody gets in under another name',
+$node->connect_fails('dbname=postgres user=exporter', 'no login under another name',
 	expected_stderr => qr/Peer authentication failed/);
 
-# The page and the file say who logs in; the test, where to.
+# The page and the file name the role; the test adds the host and port.
 my @logins = map { /DATA_SOURCE_NAME='(user=\S+) host/ } map { slurp_file($_) } "$root/docs/operations.md", $queries;
 is_deeply(\@logins, [ ("user=$account") x 2 ], "the page and the file log in as the unit's account");
 
@@ -128,12 +128,12 @@ foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	last if $answer->{success};
 	usleep(100_000);
 }
-ok($answer->{success}, 'the exporter answers') or die $answer->{content};
+ok($answer->{success}, 'the exporter responds') or die $answer->{content};
 $running->pump_nb;
-unlike($log, qr/level=error/i, 'and complains of nothing');
-like($answer->{content}, qr/^pg_exporter_user_queries_load_error\{[^}]*\} 0$/m, 'it understands the file');
+unlike($log, qr/level=error/i, 'the exporter logs no error');
+like($answer->{content}, qr/^pg_exporter_user_queries_load_error\{[^}]*\} 0$/m, 'the exporter loads the file');
 
-# The values, by metric and labels; and the metrics' types.
+# The values by metric and labels, and the types of metrics.
 my (%value, %type);
 while ($answer->{content} =~ /^(?:# TYPE (\w+) (\w+)|(idempotency_\w+)\{(.*)\} (\S+))$/mg)
 {
@@ -151,10 +151,10 @@ for my $line (split /\n/, slurp_file($queries))
 	elsif ($line =~ /^    - (\w+): \{usage: (COUNTER|GAUGE), description: .+\}$/) { $named{"${group}_$1"} = lc $2 }
 }
 cmp_ok(scalar keys %named, '>', 30, 'the file names metrics');
-is_deeply({ map { $_ => $type{$_} } keys %named }, \%named, 'each is there, as what it is');
-is_deeply([ grep { my $metric = $_; !grep { /^\Q$metric\E\{/ } keys %value } sort keys %named ], [], 'each has a value');
+is_deeply({ map { $_ => $type{$_} } keys %named }, \%named, 'each metric exists with its type');
+is_deeply([ grep { my $metric = $_; !grep { /^\Q$metric\E\{/ } keys %value } sort keys %named ], [], 'each metric has a value');
 
-# expect compares the metrics of one group, whatever their labels.
+# expect compares the metrics of one group with any labels.
 sub expect
 {
 	my ($name, $group, $labels, %expected) = @_;
@@ -168,37 +168,37 @@ expect('the counters', 'stats', 'datname="postgres"',
 	completions_total => 4, failures_total => 1, releases_total => 1, stale_tokens_total => 1,
 	zombies_reaped_total => 0, published_total => 5, delivered_total => 8, acknowledged_total => 2,
 	failed_total => 2, dead_letters_total => 1, events_dropped_total => 0);
-expect('those of the other database', 'stats', 'datname="other"', claims_total => 1, completions_total => 1, published_total => 0);
+expect('the counters of the other database', 'stats', 'datname="other"', claims_total => 1, completions_total => 1, published_total => 0);
 expect('a subscription with a dead letter', 'subscription', 'datname="postgres",subscription="mail"',
 	lag_events => 2, parked => 0, waiting => 0, dead => 1, batch_overdue_seconds => 0);
-expect('one that waits for a retry', 'subscription', 'datname="postgres",subscription="print"',
+expect('a subscription that waits for a retry', 'subscription', 'datname="postgres",subscription="print"',
 	lag_events => 2, parked => 1, waiting => 1, dead => 0);
-expect('one in the other database', 'subscription', 'datname="other",subscription="mail"',
+expect('a subscription of the other database', 'subscription', 'datname="other",subscription="mail"',
 	lag_events => 0, lag_seconds => 0, parked => 0, waiting => 0, dead => 0);
 expect('open claims', 'claim', 'datname="postgres"', open => 1, waiters => 1);
 expect('the reaper', 'reaper', 'datname="postgres"', rows_reaped_total => 1, events_reaped_total => 0);
 
 my ($mail, $print) = map { qq(datname="postgres",subscription="$_") } qw(mail print);
-cmp_ok($value{"idempotency_subscription_lag_seconds{$mail}"}, '>', 0, 'the lag grows while nobody fetches');
-cmp_ok($value{"idempotency_subscription_batch_overdue_seconds{$print}"}, '<', -1000, 'a lease that runs is not overdue');
+cmp_ok($value{"idempotency_subscription_lag_seconds{$mail}"}, '>', 0, 'the lag grows while no consumer fetches');
+cmp_ok($value{"idempotency_subscription_batch_overdue_seconds{$print}"}, '<', -1000, 'a live lease is not overdue');
 cmp_ok($value{'idempotency_claim_oldest_transaction_seconds{datname="postgres"}'}, '>', 0, 'the oldest transaction has an age');
 is($value{'idempotency_table_bytes{datname="postgres",relname="key"}'},
 	$node->safe_psql('postgres', q{SELECT pg_total_relation_size('idempotency.key')}), 'the size of the table');
 
 # ----------------------------------------------------------------
-# What it may not see, and what the page says of it
+# Missing privileges, and the alerts of the page
 # ----------------------------------------------------------------
 
 for my $relation (qw(keys zombies dead_letters key outbox))
 {
-	fails_with($node, "SELECT * FROM idempotency.$relation", '42501', "no right to $relation", extra_params => [ '-U', 'prometheus' ]);
+	fails_with($node, "SELECT * FROM idempotency.$relation", '42501', "no privilege on $relation", extra_params => [ '-U', 'prometheus' ]);
 }
 is($node->safe_psql('postgres', q{SELECT DISTINCT last_error FROM idempotency.subscriptions}, extra_params => [ '-U', 'prometheus' ]),
-	'<insufficient privilege>', 'nor to the texts of errors');
+	'<insufficient privilege>', 'error texts are hidden');
 
 my %alerts = map { $_ => 1 } slurp_file("$root/docs/operations.md") =~ /\b(idempotency_(?:stats|subscription|claim|reaper|table)_\w+)/g;
 cmp_ok(scalar keys %alerts, '>', 5, 'the page alerts on metrics');
-is_deeply([ grep { !$named{$_} } sort keys %alerts ], [], 'which the exporter has');
+is_deeply([ grep { !$named{$_} } sort keys %alerts ], [], 'the exporter has every metric of the alerts');
 
 $owner->query_safe('ROLLBACK');
 $_->quit for $owner, $waiter;

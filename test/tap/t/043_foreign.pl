@@ -1,9 +1,9 @@
 # 043_foreign.pl
 #
-# Shows a limit that docs/guarantees.md states: postgres_fdw commits on its server before
-# the guard refuses the commit here, so what was written there stays.  Whoever completes
-# his claim has both, or, where he rolls back, neither.  And a guard that stands on the
-# foreign table sees what is written through that, and nothing else.
+# Shows a limit that docs/guarantees.md states: postgres_fdw commits on its server
+# before the local commit is rejected, so the remote write stays. A client that
+# completes its claim has both, or neither if it rolls back. A require_claim trigger on
+# the foreign table checks only writes through the foreign table.
 
 use strict;
 use warnings FATAL => 'all';
@@ -30,18 +30,18 @@ sub effects
 
 my $work = q{SELECT idempotency.claim('s', '%1$s'); INSERT INTO effect VALUES ('%1$s')};
 $node->safe_psql('postgres', 'BEGIN; ' . sprintf($work, 'whole') . q{; SELECT idempotency.complete('s', 'whole', '1'); COMMIT});
-is(effects(), 'whole', 'an operation that is completed has its effect there');
+is(effects(), 'whole', 'an operation that is completed has its remote effect');
 $node->safe_psql('postgres', 'BEGIN; ' . sprintf($work, 'undone') . '; ROLLBACK');
-is(effects(), 'whole', 'one that is rolled back has none');
+is(effects(), 'whole', 'an operation that is rolled back has no remote effect');
 
-fails_with($node, 'BEGIN; ' . sprintf($work, 'forgotten') . '; COMMIT', 'IK428', 'one that was not completed is refused');
-is(effects(), 'forgotten whole', 'and its effect there stays: postgres_fdw had committed');
+fails_with($node, 'BEGIN; ' . sprintf($work, 'forgotten') . '; COMMIT', 'IK428', 'an operation that is not completed is rejected');
+is(effects(), 'forgotten whole', 'the remote effect of a rejected commit stays');
 is($node->safe_psql('postgres', q{SELECT outcome FROM idempotency.try_claim('s', 'forgotten', lease => '1 min')}),
-	'claimed', 'while nothing is stored here');
+	'claimed', 'the rejected operation stores no key');
 
 $node->safe_psql('postgres', q{CREATE TRIGGER guard BEFORE INSERT ON effect FOR EACH ROW EXECUTE FUNCTION idempotency.require_claim('s')});
-fails_with($node, q{INSERT INTO effect VALUES ('unclaimed')}, 'IK403', 'a guard on the foreign table stops who writes through it');
+fails_with($node, q{INSERT INTO effect VALUES ('unclaimed')}, 'IK403', 'require_claim on the foreign table rejects writes through it');
 $other->safe_psql('postgres', q{INSERT INTO effect VALUES ('past it')});
-is(effects(), 'forgotten past it whole', 'and nobody who writes there');
+is(effects(), 'forgotten past it whole', 'require_claim does not reject direct remote writes');
 
 done_testing();

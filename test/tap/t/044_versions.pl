@@ -1,17 +1,16 @@
 # 044_versions.pl
 #
-# Proves that a database comes from one version of the extension to the next: what ALTER
-# EXTENSION ... UPDATE leaves is what CREATE EXTENSION makes anew, object by object, with
-# its rights and comments; every row is there, byte for byte, and everybody goes on; and
-# before that, the library of the new version works with the objects of the old one, and
-# nothing is said in the log.
+# Proves that a database can be updated to the next version of the extension. ALTER
+# EXTENSION ... UPDATE produces the same objects as CREATE EXTENSION, including
+# privileges and comments. Every row is equal to the byte, and sessions continue. Before
+# the update, the new library works with the old objects, and logs nothing.
 #
-# It walks from every released version to the default one.  Two more are made up, so that
-# this runs before there are any, and can fail: "0.9", which had no outbox, and "99.0",
-# which has some objects more.
+# The test updates every released version to the default one. It also creates two
+# artificial versions, so that it has something to test before the next release: "0.9"
+# without the outbox, and "99.0" with additional objects.
 #
-# test/upgrade/check says what else is asked of a released version.  It is run here, and
-# on trees that are wrong.
+# test/upgrade/check contains further rules for released versions. The test runs it
+# here, and on incorrect trees.
 
 use strict;
 use warnings FATAL => 'all';
@@ -36,8 +35,8 @@ my $script = slurp_file("$top/idempotency--$default.sql");
 # The rules for released versions
 # ----------------------------------------------------------------
 
-# wrong_in returns what the check says of a tree in which 1.0 and 1.1 are released, and
-# 1.2 is not, after a change.
+# wrong_in returns the output of the check for a tree in which 1.0 and 1.1 are released
+# and 1.2 is not, after a change.
 sub wrong_in
 {
 	my ($change) = @_;
@@ -55,31 +54,32 @@ sub wrong_in
 	return (run_command([ "$top/test/upgrade/check", $tree ]))[0];
 }
 
-is((run_command([ "$top/test/upgrade/check", $top ]))[0], '', 'the released versions are as they were released');
-is(wrong_in(sub { }), '', 'a tree with two released versions is right');
-is(wrong_in(sub { $_->{'CHANGELOG.md'} =~ s/^## 1\.1/## 1.1.1 (2027-04-01)\n\n$&/m }), '', 'and one with a release that changes no script');
+is((run_command([ "$top/test/upgrade/check", $top ]))[0], '', 'the released versions are unchanged');
+is(wrong_in(sub { }), '', 'a tree with two released versions is accepted');
+is(wrong_in(sub { $_->{'CHANGELOG.md'} =~ s/^## 1\.1/## 1.1.1 (2027-04-01)\n\n$&/m }), '', 'a release without a new script is accepted');
 foreach my $mistake (
-	[ 'a released script that has changed', sub { $_->{'idempotency--1.0.sql'} .= "--\n" }, qr/^idempotency--1\.0\.sql: has changed/ ],
-	[ 'a released way that has changed', sub { $_->{'idempotency--1.0--1.1.sql'} .= "--\n" }, qr/^idempotency--1\.0--1\.1\.sql: has changed/ ],
-	[ 'a released script that is gone', sub { $_->{'idempotency--1.0.sql'} = undef }, qr/^idempotency--1\.0\.sql: there is none/m ],
+	[ 'a changed script of a release', sub { $_->{'idempotency--1.0.sql'} .= "--\n" }, qr/^idempotency--1\.0\.sql: has changed/ ],
+	[ 'a changed update script of a release', sub { $_->{'idempotency--1.0--1.1.sql'} .= "--\n" }, qr/^idempotency--1\.0--1\.1\.sql: has changed/ ],
+	[ 'a missing script of a release', sub { $_->{'idempotency--1.0.sql'} = undef }, qr/^idempotency--1\.0\.sql: there is none/m ],
 	[ 'a release without its checksum', sub { $_->{'CHANGELOG.md'} =~ s/not released/2027-05-01/ }, qr/1\.2\.sql: is released, and not in/ ],
 	[ 'a checksum before the release', sub { $_->{'test/upgrade/released'} .= '0' x 64 . "  idempotency--1.2.sql\n" }, qr/not the script of a released version/ ],
-	[ 'no way to the new version', sub { $_->{'idempotency--1.1--1.2.sql'} = undef }, qr/no script leads from 1\.0 to 1\.2\n.*no script leads from 1\.1 to 1\.2/ ],
+	[ 'no update script to the new version', sub { $_->{'idempotency--1.1--1.2.sql'} = undef }, qr/no script leads from 1\.0 to 1\.2\n.*no script leads from 1\.1 to 1\.2/ ],
 	[ 'a version without a heading', sub { $_->{'idempotency--1.3.sql'} = '' }, qr/a script for 1\.3, and no heading/ ],
 	[ 'another default version', sub { $_->{'idempotency.control'} = "default_version = '1.1'\n" }, qr/CHANGELOG\.md begins with 1\.2/ ],
 	[ 'two versions that are not released', sub { $_->{'CHANGELOG.md'} =~ s/2027-01-01/not released/ }, qr/1\.0 is not released, and a newer/ ],
-	[ 'a heading that says neither', sub { $_->{'CHANGELOG.md'} =~ s/\(2027-01-01\)// }, qr/this heading names no version/ ])
+	[ 'a heading without a date', sub { $_->{'CHANGELOG.md'} =~ s/\(2027-01-01\)// }, qr/this heading names no version/ ])
 {
-	like(wrong_in($mistake->[1]), $mistake->[2], "$mistake->[0] is seen");
+	like(wrong_in($mistake->[1]), $mistake->[2], "$mistake->[0] is detected");
 }
 
 # ----------------------------------------------------------------
-# A server with versions that are made up
+# A server with artificial versions
 # ----------------------------------------------------------------
 
-# copied_server makes a server's installation in which all but the programs that look for
-# files and the folder of extensions are links, and returns its prefix, and where those scripts are.
-# PostgreSQL finds its files by where its programs are.
+# copied_server creates an installation of the server that consists of links. It copies
+# the programs that locate files, because PostgreSQL locates its files relative to its
+# programs, and the directory of extensions. Returns the prefix and the directory of
+# extension scripts.
 sub copied_server
 {
 	my ($bindir, $sharedir, $pkglibdir) = map { (run_command([ $ENV{PG_CONFIG} // 'pg_config', "--$_" ]))[0] } qw(bindir sharedir pkglibdir);
@@ -98,18 +98,17 @@ sub copied_server
 	return (dirname($bin), "$share/extension");
 }
 
-# The version before: the script without the section about the outbox, and that section
-# as the way to it.
+# The previous version is the script without the section about the outbox; that section
+# is the update script.
 my ($outbox) = $script =~ /^(-- -+\n-- The outbox: .*?)^-- -+\n-- Counters: /ms or die 'the script has no section about the outbox';
 my $before = $script =~ s/\Q$outbox\E//r;
 my $way = $outbox;
 my %new = map { $_ => 1 } $outbox =~ /^CREATE \w+ idempotency\.(\w+)/mg;
-$before =~ s/^(ALTER FUNCTION idempotency\.(\w+) SUPPORT .*\n)/$new{$2} ? do { $way .= $1; '' } : $1/gme;
 $before =~ s/^(GRANT SELECT ON .*), idempotency\.subscriptions(?= )/$1/m or die 'nothing grants idempotency.subscriptions';
 $way .= only_owner(sort keys %new) . "GRANT SELECT ON idempotency.subscriptions TO pg_monitor;\n";
 
-# only_owner returns the script's own statement that leaves objects to their owner, for
-# new objects: what was granted on older ones stays.
+# only_owner returns the script's own statement that revokes default privileges,
+# restricted to new objects: existing grants stay.
 sub only_owner
 {
 	my ($take) = $script =~ /^(DO \$\$\n.*?^\$\$;\n)/ms or die 'the script takes no rights';
@@ -119,7 +118,8 @@ sub only_owner
 	return $take;
 }
 
-# The version after, and the way there; and how it shows where a line of it is left out.
+# The next version, its update script, and the difference that a missing line of it
+# makes.
 my @tariff = ('CREATE TABLE idempotency.tariff (name pg_catalog.text COLLATE "C" PRIMARY KEY, price pg_catalog.numeric)',
 	'CREATE FUNCTION idempotency.price(name pg_catalog.text) RETURNS pg_catalog.numeric LANGUAGE sql STABLE AS $$ SELECT 1.5 $$');
 my %more = (
@@ -140,26 +140,26 @@ append_to_file("$extension/idempotency--99.0.sql", $script . $after);
 append_to_file("$extension/idempotency--$default--99.0.sql", $after);
 append_to_file("$extension/idempotency--$default--99.0.forgetful.sql", join '', map { "$_;\n" } @tariff);
 
-# new_versions makes a server that can have them, without the extension, and whose
-# workers rest.
+# new_versions creates a server with these versions, without the extension, and with
+# idle workers.
 sub new_versions
 {
 	my ($name) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($name, install_path => $prefix);
 
 	$node->init(extra => [ '--encoding=UTF8', '--locale=C' ]);
-	$node->append_conf('postgresql.conf', "autovacuum = off\nmax_prepared_transactions = 5\n" . resting());
+	$node->append_conf('postgresql.conf', "autovacuum = off\nmax_prepared_transactions = 5\n" . workers_off());
 	$node->start;
 	return $node;
 }
 
 # ----------------------------------------------------------------
-# What an update leaves
+# The result of an update
 # ----------------------------------------------------------------
 
-# objects_of returns all that is in a database, as pg_dump tells it when it has to make
-# every object of an extension again, and which tables of the extension are dumped.  What
-# differs from one database to the next is left out: OIDs and names of databases.
+# objects_of returns the contents of a database as pg_dump describes them with every
+# object of the extension, and which tables of the extension are dumped. OIDs and
+# database names are removed, because they differ between databases.
 sub objects_of
 {
 	my ($node, $dbname) = @_;
@@ -174,7 +174,7 @@ sub objects_of
 		WHERE extname = 'idempotency' ORDER BY 1});
 }
 
-# made_by returns the objects that statements make in a database, which then is empty
+# made_by returns the objects that statements create in a database, and drops them
 # again.
 sub made_by
 {
@@ -193,14 +193,14 @@ sub fresh
 	return made_by($node, "CREATE EXTENSION idempotency VERSION '$version'");
 }
 
-# updated returns those of a version that was updated to another.
+# updated returns the objects of a version that was updated to another.
 sub updated
 {
 	my ($node, $from, $to) = @_;
 	return made_by($node, "CREATE EXTENSION idempotency VERSION '$from'", "ALTER EXTENSION idempotency UPDATE TO '$to'");
 }
 
-# differences returns what one of these alone has.
+# differences returns the lines that only one of two lists has.
 sub differences
 {
 	my ($found, $expected) = @_;
@@ -212,24 +212,24 @@ sub differences
 	return join "\n", 'they differ', map { ($lines{$_} == 1 ? 'missing: ' : 'too much: ') . $_ } grep { $lines{$_} != 3 } sort keys %lines;
 }
 
-# keeps_data gives a server's database a past in one version, updates it, and lets
-# everybody go on.
+# keeps_data creates a history in a version, updates the extension, and checks that
+# everything continues.
 sub keeps_data
 {
 	my ($node, $from, $to) = @_;
 	my $name = "from $from to $to";
 
 	$node->safe_psql('postgres', "CREATE EXTENSION idempotency VERSION '$from'");
-	my $past = make_past($node);
+	my $history = make_history($node);
 	my $rows = rows_of($node);
 	my $session = open_session($node);
 	$session->query_safe(q{SELECT idempotency.peek('charge', 'odd'); PREPARE odd AS SELECT outcome FROM idempotency.claim('charge', 'odd')});
 
 	$node->safe_psql('postgres', "ALTER EXTENSION idempotency UPDATE TO '$to'");
-	ok(rows_of($node) eq $rows, "$name: every row is there, byte for byte");
-	is($session->query_safe('EXECUTE odd'), 'replayed', "$name: a session that was there before goes on");
+	ok(rows_of($node) eq $rows, "$name: every row is equal, byte for byte");
+	is($session->query_safe('EXECUTE odd'), 'replayed', "$name: an older session continues");
 	$session->quit;
-	goes_on($node, $past, name => $name);
+	check_restored($node, $history, name => $name);
 	return;
 }
 
@@ -245,14 +245,14 @@ is(differences(updated($node, $_, $default), $objects), '', "from $_ to $default
 is(differences(updated($node, $default, '99.0'), $next), '', "from $default to 99.0: the objects are those of a new installation");
 
 my $forgotten = differences(updated($node, $default, '99.0.forgetful'), $next);
-like($forgotten, $more{$_}, "a way without this is seen: $_") for sort keys %more;
+like($forgotten, $more{$_}, "an update script without this is detected: $_") for sort keys %more;
 
-# What is new in a version goes by default to nobody, and nothing that was granted is taken.
+# New objects are granted to no role by default, and existing grants stay.
 $node->safe_psql('scratch', join ';', 'CREATE ROLE stranger', map { "ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO stranger" } qw(SCHEMAS TABLES SEQUENCES FUNCTIONS TYPES));
 my $strange = sub { return join "\n", $_[0] =~ /^(GRANT .* idempotency\.?.* TO stranger.*)$/mg };
 is($strange->(updated($node, $_, $default)), '', "from $_ to $default: nothing is granted by default") for '0.9', @released;
 is($strange->(updated($node, $default, '99.0')), '', "from $default to 99.0: nothing is granted by default");
-like($strange->(updated($node, $default, '99.0.forgetful')), qr/idempotency\.price/, 'a way that forgets to take rights is seen');
+like($strange->(updated($node, $default, '99.0.forgetful')), qr/idempotency\.price/, 'an update script that does not revoke privileges is detected');
 
 keeps_data($node, $default, '99.0');
 foreach my $from (@released)
@@ -263,13 +263,13 @@ foreach my $from (@released)
 }
 
 # ----------------------------------------------------------------
-# The library of this version, and the objects of an older one
+# The library of this version with the objects of an older one
 # ----------------------------------------------------------------
 
-# said returns what the server has complained of since a place in its log, and what the
-# extension said.  Where whole tables are missing, the reaper says what to do: that may
-# stand there.  So may that a worker was told to go, as on a machine that is too slow.
-sub said
+# log_messages returns warnings and errors of the server since an offset in its log, and
+# all messages of the extension. Two messages are permitted: the reaper's hint where
+# whole tables are missing, and the termination of a worker, as on a slow machine.
+sub log_messages
 {
 	my ($from, $may) = @_;
 	my $log = slurp_file($node->logfile, $from);
@@ -280,8 +280,8 @@ sub said
 	return join "\n", $log =~ /^(.*(?:WARNING:|ERROR:|FATAL:|PANIC:|LOG:  idempotency).*)$/mg;
 }
 
-# works_before uses a database that has an older version, beside the workers of this
-# one, and sees to it that nothing is said in the log.  Then the database is updated.
+# works_before uses a database with an older version, beside the workers of this one,
+# and checks that nothing is logged. Then it updates the database.
 sub works_before
 {
 	my ($from) = @_;
@@ -299,29 +299,29 @@ sub works_before
 			SELECT outcome, response FROM idempotency.claim('charge', 'k', '{"n": 1}')}),
 		qq(claimed\n{"ok":  1}\nreplayed|{"ok":  1}), "$from: a key is claimed, completed and replayed");
 	my $token = $sql->(q{SELECT token FROM idempotency.claim('lease', 'k', lease => '1 day')});
-	is($sql->(q{SELECT idempotency.once('inbox', 'm')}, q{SELECT idempotency.once('inbox', 'm')}), "t\nf", "$from: the inbox knows its messages");
+	is($sql->(q{SELECT idempotency.once('inbox', 'm')}, q{SELECT idempotency.once('inbox', 'm')}), "t\nf", "$from: messages in the inbox are duplicates");
 	$sql->(q{BEGIN}, q{SELECT idempotency.claim('charge', 'p')}, q{SELECT idempotency.complete('charge', 'p')}, q{PREPARE TRANSACTION 'p'});
 	$sql->(q{COMMIT PREPARED 'p'});
 
-	# A reaper has been through with it when the next one has come.
-	foreach my $tour (1, 2)
+	# Once the next reaper has started, the previous one has finished.
+	foreach my $round (1, 2)
 	{
 		$sql->('BEGIN', q{SELECT idempotency.claim('short', 'k', retention => '1 microsecond')}, q{SELECT idempotency.complete('short', 'k')}, 'COMMIT');
-		ok($node->poll_query_until($dbname, q{SELECT NOT EXISTS (SELECT FROM idempotency.key WHERE scope = 'short')}), "$from: reaper $tour works");
+		ok($node->poll_query_until($dbname, q{SELECT NOT EXISTS (SELECT FROM idempotency.key WHERE scope = 'short')}), "$from: reaper $round works");
 	}
-	is(said($log, $from eq '0.9'), '', "$from: nothing is said in the log");
+	is(log_messages($log, $from eq '0.9'), '', "$from: nothing is logged");
 
 	$sql->("ALTER EXTENSION idempotency UPDATE");
-	is($session->query_safe(q{SELECT outcome FROM idempotency.claim('charge', 'k', '{"n": 1}')}), 'replayed', "$from, updated: a session goes on");
+	is($session->query_safe(q{SELECT outcome FROM idempotency.claim('charge', 'k', '{"n": 1}')}), 'replayed', "$from, updated: a session continues");
 	is( $sql->("SELECT idempotency.complete('lease', 'k', '1', token => $token)", q{SELECT outcome FROM idempotency.claim('lease', 'k')},
-			q{SELECT idempotency.once('inbox', 'm')}), "1\nreplayed\nf", "$from, updated: an owner finishes with its token from before");
+			q{SELECT idempotency.once('inbox', 'm')}), "1\nreplayed\nf", "$from, updated: an owner finishes with its earlier token");
 	$session->query_safe(q{SELECT idempotency.grant_consumer('handler'); CREATE TABLE handled (n int);
 		GRANT INSERT ON handled TO handler; CREATE FUNCTION handle(idempotency.event) RETURNS void LANGUAGE sql
 			AS $$ INSERT INTO handled VALUES (($1.payload->>'n')::int) $$;
 		SELECT idempotency.subscribe('s', ARRAY['t'], 'handle(idempotency.event)', owner => 'handler');
 		SELECT idempotency.publish('t', '{"n": 7}')});
 	ok($node->poll_query_until($dbname, 'SELECT n = 7 FROM handled'), "$from, updated: events are handled");
-	is(said($log, $from eq '0.9'), '', "$from, updated: nothing is said in the log");
+	is(log_messages($log, $from eq '0.9'), '', "$from, updated: nothing is logged");
 	$session->quit;
 	return;
 }

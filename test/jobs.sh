@@ -1,0 +1,71 @@
+# shellcheck shell=bash disable=SC2034,SC2209
+#
+# test/jobs.sh
+#
+# Running jobs of tests, for test/run and test/soak/run, which source this file after
+# tools/common.sh. A job is test/job in its own process group of servers, below a
+# directory for the whole run:
+#
+#	tree		copy of the checkout, which the servers' user can write
+#	templates	clusters that test/programs/initdb copies, unless TEMPLATES names a directory
+#	jobs/N		files of job N; jobs/N.log its output, jobs/N.time its times
+
+# remove_work removes the copy and the files of all jobs.
+remove_work() {
+	cd /
+	rm -rf "$work"
+}
+
+# make_work makes the directory of the run. The copy has the results of the build, which
+# some tests use.
+make_work() {
+	work=$(server_directory test)
+	end_with remove_work
+	as_server mkdir "$work"/{tree,templates,jobs}
+	tar -c --exclude=./.git --exclude=./results . |
+		(cd "$work/tree" && as_server tar -x --no-same-owner)
+}
+
+# environment exports what all jobs need, and removes the caller's own connection
+# settings.
+environment() {
+	local name
+	for name in $(compgen -e | grep -x 'PG[A-Z]*' | grep -vx PGISOLATIONTIMEOUT); do
+		unset "$name"
+	done
+	export TEMPLATES=${TEMPLATES:-$work/templates} INITDB=$work/tree/test/programs/initdb
+	PATH=$work/tree/test/programs:$("$PG_CONFIG" --bindir):$PATH
+}
+
+# start runs a job in the background, and sets pid: start number [variable=value ...] --
+# kind [name ...]. Torture mounts file systems, so it starts as the caller, and other
+# jobs as the servers' user.
+start() {
+	local output=$work/jobs/$1 as=as_server variables=()
+	shift
+	while [ "$1" != -- ]; do
+		variables+=("$1")
+		shift
+	done
+	shift
+	as_server mkdir -p "$output/clusters"
+	[ "$1" != torture ] || as=env
+	(
+		cd "$work/tree" || exit
+		"$as" env OUTPUT="$output" CLUSTERS="$output/clusters" RESULTS="$output/torture" "${variables[@]}" \
+			"$work/tree/test/measure" "$output.time" \
+			timeout --foreground --kill-after=60 "${TIMEOUT:-15}m" test/job "$@"
+	) >"$output.log" 2>&1 </dev/null &
+	pid=$!
+}
+
+# keep saves the files of a failed job in results/: keep number kind [name ...].
+keep() {
+	local output=$work/jobs/$1 kept=results/$2/${3:-}
+	rm -rf "$kept"
+	mkdir -p "$kept"
+	cp "$output.log" "$kept/log"
+	rm -rf "$output/clusters"
+	cp -R "$output/." "$kept/" 2>/dev/null || true
+	echo "kept in $kept"
+}
