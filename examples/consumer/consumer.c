@@ -1,17 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * consumer.c
- *	  Reads events from Redis Streams, and gives each its effect in PostgreSQL, once.
+ *	  Reads events from Redis Streams, and applies each once in PostgreSQL.
  *
  *		XREADGROUP  ->  SELECT function(event), SELECT function(event), ...  ->  XACK
  *
- * A message is acknowledged when the transaction of its effect has committed, and not
- * before: whatever ends this program, or a connection, in between makes it come
- * again, as the relay may have made it come twice already.  The function asks
- * idempotency.once() about the event's id, and so the effect is there once.
+ * A message is acknowledged only after the transaction of its effect has committed. If
+ * this program or a connection ends before that, the message is redelivered; the relay
+ * can have added it twice as well. The function calls idempotency.once() with the
+ * event's id, so the effect happens once.
  *
- * One consumer keeps the order of a stream, across its own restarts too.  Several
- * consumers share the work, and then the order is nobody's.
+ * One consumer keeps the order of a stream, across its own restarts too. Several
+ * consumers share the work, without any order.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,31 +29,32 @@ static const char *const help =
 	"Usage: consumer --stream=NAME --group=NAME --call=FUNCTION [option ...]\n"
 	"\n"
 	"  -S, --stream=NAME         a stream to read; may be given more than once\n"
-	"  -G, --group=NAME          the consumer group; it is made if it is not there\n"
+	"  -G, --group=NAME          the consumer group; created if it does not exist\n"
 	"  -c, --call=FUNCTION       (id uuid, topic text, aggregate text, type text, payload json,\n"
 	"                            headers json) RETURNS boolean: true if the event was new\n" COMMON_HELP
-	"  -n, --name=NAME           our name in the group; the next process with this name goes on\n"
-	"                            where we stopped (default: the host's)\n"
-	"      --sole                no other process reads for this group: whatever is pending is\n"
-	"                            ours, whatever name it was delivered to\n"
-	"  -i, --min-idle=SECONDS    how long another consumer must have left a message alone before\n"
-	"                            we take it over; longer than its batches take (default 60)\n"
-	"      --from=ID             where a new group begins: 0 or $ (default 0, the beginning)\n"
-	"  -a, --max-attempts=N      then a message that fails is buried in STREAM:dead (default 10)\n"
-	"  -b, --batch=N             messages of each stream in one read, at most (default 100)\n"
+	"  -n, --name=NAME           the name of this consumer in the group; the next process with\n"
+	"                            this name continues its work (default: the host's name)\n"
+	"      --sole                no other process reads for this group: this consumer takes all\n"
+	"                            pending messages, whatever consumer they were delivered to\n"
+	"  -i, --min-idle=SECONDS    how long a message of another consumer must be idle before it\n"
+	"                            is claimed; must exceed the time for a batch (default 60)\n"
+	"      --from=ID             the start of a new group: 0 or $ (default 0, the beginning)\n"
+	"  -a, --max-attempts=N      attempts before a message is moved to STREAM:dead (default 10)\n"
+	"  -b, --batch=N             maximum number of messages per stream in one read (default 100)\n"
 	"  -w, --wait=SECONDS        how long one read waits for messages (default 1)\n"
-	"  -t, --timeout=SECONDS     how long an answer may take (default 10)\n"
-	"  -g, --give-up=SECONDS     leave when PostgreSQL or Redis has failed for so long (default:\n"
-	"                            never)\n"
-	"  -D, --drain               leave when a read has waited in vain\n"
+	"  -t, --timeout=SECONDS     timeout of an answer (default 10)\n"
+	"  -g, --give-up=SECONDS     exit after PostgreSQL or Redis has failed for this long\n"
+	"                            (default: never)\n"
+	"  -D, --drain               exit when a read returns no message\n"
 	"  -v, --verbose             log every batch\n"
 	"  -h, --help                print this\n"
 	"\n"
-	"Log lines go to stderr.  SIGTERM or SIGINT: finishes the batch, and leaves; a second one\n"
-	"kills.  What was not acknowledged comes again.\n"
+	"Log lines go to stderr.  SIGTERM or SIGINT: finishes the batch, and exits; a second one\n"
+	"kills.  Messages that were not acknowledged are redelivered.\n"
 	"\n"
-	"Exit codes: 0 asked to leave, or drained; 1 PostgreSQL refuses (no such function, no right\n"
-	"to it, or the function does what its owner must not); 2 the command line; 3 gave up.\n";
+	"Exit codes: 0 stopped by a signal, or drained; 1 PostgreSQL refuses (no such function, or\n"
+	"a missing privilege of the role or of the function's owner); 2 invalid command line; 3 gave\n"
+	"up.\n";
 
 enum
 {
@@ -111,14 +112,14 @@ ReadOption(Consumer *consumer, int option, const char *value)
 			fputs(help, stdout);
 			exit(EXIT_STOPPED);
 		default:
-			/* getopt has said what is wrong */
+			/* getopt has printed the error. */
 			fputs("Try --help.\n", stderr);
 			exit(EXIT_USAGE);
 	}
 }
 
 /*
- * ReadArguments reads the command line.  Leaves if it is wrong.
+ * ReadArguments reads the command line. Exits if it is invalid.
  */
 static void
 ReadArguments(Consumer *consumer, int argc, char **argv)
@@ -129,25 +130,25 @@ ReadArguments(Consumer *consumer, int argc, char **argv)
 	while ((option = getopt_long(argc, argv, "S:G:c:d:r:n:i:a:b:w:t:g:Dvh", options, NULL)) != -1)
 		ReadOption(consumer, option, optarg);
 	if (optind < argc)
-		Usage("\"%s\" is one word too many", argv[optind]);
+		Usage("unexpected argument \"%s\"", argv[optind]);
 	if (consumer->streamCount == 0)
-		Usage("which stream?");
+		Usage("--stream is required");
 	if (consumer->group == NULL)
-		Usage("which group?");
+		Usage("--group is required");
 	if (consumer->function == NULL)
-		Usage("which function is to be called?");
+		Usage("--call is required");
 	if (consumer->name == NULL)
 	{
 		if (gethostname(host, sizeof(host) - 1) != 0 || host[0] == '\0')
-			Usage("this host has no name, and so --name is needed");
+			Usage("this host has no name: --name is required");
 		consumer->name = host;
 	}
 	CommonEnd(&consumer->common, &consumer->postgres, &consumer->redis, "consumer");
 }
 
 /*
- * Consume handles the messages of one read, and acknowledges those that are done
- * with.  Returns whether there were any.
+ * Consume handles the messages of one read, and acknowledges the finished ones. Returns
+ * whether there were any.
  */
 static bool
 Consume(Consumer *consumer, const redisReply *reply)
@@ -157,21 +158,21 @@ Consume(Consumer *consumer, const redisReply *reply)
 
 	if (count == 0)
 		return false;
-	Note("read %d messages%s", count, consumer->pending ? ", pending" : "");
+	LogDebug("read %d messages%s", count, consumer->pending ? ", pending" : "");
 	done = HandleMessages(consumer, reply);
 	if (AcknowledgeMessages(consumer, reply, done))
-		Note("acknowledged %d messages", done);
+		LogDebug("acknowledged %d messages", done);
 	return true;
 }
 
 /*
- * Serve handles messages until the program is to leave, or, with --drain, nothing is
+ * Serve handles messages until the program must exit, or, with --drain, until none is
  * left.
  */
 static void
 Serve(Consumer *consumer)
 {
-	while (!Stopping() && RedisReady(&consumer->redis) && PostgresReady(&consumer->postgres))
+	while (!ExitRequested() && RedisReady(&consumer->redis) && PostgresReady(&consumer->postgres))
 	{
 		redisReply *reply;
 		bool any;
@@ -199,14 +200,14 @@ main(int argc, char **argv)
 	Consumer consumer = {
 		.common = COMMON_DEFAULTS, .from = "0", .wait = 1000, .minIdle = 60000, .maxAttempts = 10};
 
-	PatienceBegin("consumer");
+	ProcessBegin("consumer");
 	ReadArguments(&consumer, argc, argv);
-	Say("consuming as %s of group %s", consumer.name, consumer.group);
+	LogInfo("consuming as %s of group %s", consumer.name, consumer.group);
 	Serve(&consumer);
 	PostgresClose(&consumer.postgres);
 	RedisClose(&consumer.redis);
 	free(consumer.call);
-	Say("leaving, %lld messages handled, %lld of them seen before, %lld buried", consumer.handled,
-		consumer.seenBefore, consumer.dead);
+	LogInfo("exiting, %lld messages handled, %lld of them seen before, %lld dead", consumer.handled,
+			consumer.seenBefore, consumer.dead);
 	return ExitCode();
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * consumer.h
- *	  What the rooms of the consumer share.
+ *	  Shared declarations of the consumer.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,18 +23,18 @@ typedef struct Consumer
 	const char *streams[MOST_STREAMS];
 	int streamCount;
 	const char *group;
-	const char *name;	  /* ours, in the group */
-	const char *from;	  /* where a new group begins */
-	const char *function; /* to call, as given */
+	const char *name;	  /* of this consumer in the group */
+	const char *from;	  /* the start of a new group */
+	const char *function; /* as given on the command line */
 	char *call;			  /* the statement that calls it */
 	int64_t wait;		  /* of a read, in milliseconds */
-	int64_t minIdle;	  /* after which another consumer's messages are taken over */
-	bool sole;			  /* there is no other consumer */
+	int64_t minIdle;	  /* after which other consumers' messages are claimed, in ms */
+	bool sole;			  /* no other consumer in the group */
 	int maxAttempts;
 
-	bool pending;	 /* read what was delivered to us already, and not acknowledged */
-	bool prepared;	 /* the group is there, on this connection */
-	int64_t claimAt; /* when to look for what others left */
+	bool pending;	 /* read this consumer's pending messages */
+	bool prepared;	 /* the group exists, on this connection */
+	int64_t claimAt; /* time of the next claim of idle messages */
 
 	long long handled;
 	long long seenBefore;
@@ -49,16 +49,16 @@ typedef struct Message
 	const redisReply *fields; /* names and values */
 } Message;
 
-/* group.c: the side of Redis */
+/* group.c: the Redis side */
 extern bool PrepareGroup(Consumer *consumer);
 extern redisReply *ReadMessages(Consumer *consumer);
 extern bool AcknowledgeMessages(Consumer *consumer, const redisReply *reply, int count);
-extern bool BuryMessage(Consumer *consumer, const Message *message, const char *error);
+extern bool MoveToDeadStream(Consumer *consumer, const Message *message, const char *error);
 extern int CountMessages(const redisReply *reply);
 extern bool NextMessage(const redisReply *reply, int number, Message *message);
 extern const char *MessageField(const Message *message, const char *name);
 
-/* effect.c: the side of PostgreSQL */
+/* effect.c: the PostgreSQL side */
 extern bool FindFunction(Consumer *consumer);
 extern int HandleMessages(Consumer *consumer, const redisReply *reply);
 

@@ -1,8 +1,7 @@
--- The consumer's side: statements of account, in a database of their own.
+-- The consumer's side: account statements, in a separate database.
 --
--- Run it with psql as a superuser, in a database that has the extension.  The
--- consumer connects as a role that may call one function, which does its work as its
--- owner.
+-- Run it with psql as a superuser, in a database that has the extension. The consumer
+-- connects as a role that can call only one function, which is SECURITY DEFINER.
 
 SELECT 'CREATE ROLE statement_writer LOGIN'
 WHERE pg_catalog.to_regrole('statement_writer') IS NULL \gexec
@@ -23,11 +22,11 @@ CREATE TABLE statement.line (
 	amount bigint NOT NULL
 );
 
--- Gives an event its effect, once: true the first time, false for a copy.
+-- Applies an event once: returns true the first time, false for a copy.
 --
--- once() and the writes are one transaction.  The retention must exceed the longest
--- time after which a copy may come: that the consumer was down, that somebody redrove
--- dead letters, that a stream was restored.
+-- once() and the writes are one transaction. The retention must exceed the longest
+-- delay of a copy: the consumer was stopped, dead letters were redriven, or a stream
+-- was restored.
 CREATE FUNCTION statement.consume(p_event uuid, p_topic text, p_aggregate text, p_type text,
 	p_payload json, p_headers json) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -1,17 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * effect.c
- *	  Hands each message to the stored procedure.
+ *	  Calls the stored procedure for each message.
  *
- * One call is one transaction: the procedure asks idempotency.once() about the
- * event's id, and writes, and both commit together or not at all.  So a call may be
- * made again whenever its answer is lost, and a message may come again whenever it
- * is not acknowledged.
+ * One call is one transaction: the procedure calls idempotency.once() with the event's
+ * id, and writes, and both commit together or not at all. Therefore a call whose answer
+ * is lost can be repeated, and a message that is not acknowledged can be redelivered.
  *
- * Messages are handled one after the other.  One that fails holds the others up
- * until it succeeds, or is buried after so many attempts: an aggregate's later
- * events must not overtake it.  What is nobody's fault (a deadlock, a lost
- * connection, a lock that another consumer holds) is no attempt.
+ * Messages are handled one after the other. A message that fails blocks the following
+ * ones until it succeeds, or is moved to the dead stream after the last attempt: a
+ * later event of an aggregate must not overtake it. Transient errors (a deadlock, a
+ * lost connection, a lock that another consumer holds) do not count as attempts.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,13 +20,13 @@
 
 #include "consumer.h"
 
-/* What the function takes, in this order. */
+/* The arguments of the function, in this order. */
 #define SIGNATURE "(uuid, text, text, text, json, json)"
 
 /*
- * FindFunction looks the function up, so that a name can be told from SQL, and what
- * is missing is known before the first message.  Leaves the program if the function
- * is not there.  Returns whether it was found.
+ * FindFunction looks up the function, so that the program passes a name and not SQL,
+ * and reports a missing function before the first message. Makes the program exit if
+ * the function does not exist. Returns whether it was found.
  */
 bool
 FindFunction(Consumer *consumer)
@@ -52,9 +51,9 @@ FindFunction(Consumer *consumer)
 	}
 	if (answer == ANSWER_OK || answer == ANSWER_REFUSED)
 	{
-		Say("%s has to be a function %s RETURNS boolean%s%s", consumer->function, SIGNATURE,
-			answer == ANSWER_OK ? "" : ": ", consumer->postgres.error);
-		Leave(EXIT_REFUSED);
+		LogInfo("%s must be a function %s RETURNS boolean%s%s", consumer->function, SIGNATURE,
+				answer == ANSWER_OK ? "" : ": ", consumer->postgres.error);
+		RequestExit(EXIT_REFUSED);
 	}
 	else if (answer == ANSWER_AGAIN)
 		(void) PostgresPause(&consumer->postgres);
@@ -86,11 +85,11 @@ Call(Consumer *consumer, const Message *message)
 }
 
 /*
- * Failed counts an attempt at a message, and sleeps before the next one, or buries the
- * message after the last.  Returns whether it is over and done with.
+ * Failed counts an attempt at a message, and sleeps before the next one, or moves the
+ * message to the dead stream after the last. Returns whether the message is finished.
  *
- * A procedure that is not there, or that this role must not call, is no fault of the
- * message's: SQLSTATE class 42 ends the program instead.
+ * A missing procedure or a missing privilege is not an error of the message: SQLSTATE
+ * class 42 ends the program instead.
  */
 static bool
 Failed(Consumer *consumer, const Message *message, int attempt)
@@ -99,21 +98,21 @@ Failed(Consumer *consumer, const Message *message, int attempt)
 
 	if (strncmp(consumer->postgres.state, "42", 2) == 0)
 	{
-		Say("%s %s: %s", message->stream, message->entry, error);
-		Leave(EXIT_REFUSED);
+		LogInfo("%s %s: %s", message->stream, message->entry, error);
+		RequestExit(EXIT_REFUSED);
 		return false;
 	}
-	Say("%s %s: attempt %d of %d: %s", message->stream, message->entry, attempt,
-		consumer->maxAttempts, error);
+	LogInfo("%s %s: attempt %d of %d: %s", message->stream, message->entry, attempt,
+			consumer->maxAttempts, error);
 	if (attempt >= consumer->maxAttempts)
-		return BuryMessage(consumer, message, error);
+		return MoveToDeadStream(consumer, message, error);
 	(void) Pause(attempt);
 	return false;
 }
 
 /*
- * Try calls the function for a message until it succeeds, or the message is buried.
- * Returns false if the program is to leave, or Redis is lost, first.
+ * Try calls the function for a message until it succeeds, or the message is moved to
+ * the dead stream. Returns false if the program must exit, or Redis is lost, first.
  */
 static bool
 Try(Consumer *consumer, const Message *message)
@@ -121,8 +120,8 @@ Try(Consumer *consumer, const Message *message)
 	bool first = true;
 	int attempts = 0;
 
-	/* A message in hand is tried once, even if the program is to leave. */
-	while ((first || !Stopping()) && PostgresReady(&consumer->postgres) &&
+	/* The current message is tried once, even if the program must exit. */
+	while ((first || !ExitRequested()) && PostgresReady(&consumer->postgres) &&
 		   consumer->redis.context != NULL)
 	{
 		first = false;
@@ -135,7 +134,7 @@ Try(Consumer *consumer, const Message *message)
 					return true;
 				break;
 			case ANSWER_AGAIN:
-				Say("%s %s: %s", message->stream, message->entry, consumer->postgres.error);
+				LogInfo("%s %s: %s", message->stream, message->entry, consumer->postgres.error);
 				(void) PostgresPause(&consumer->postgres);
 				break;
 			case ANSWER_LOST:
@@ -147,25 +146,25 @@ Try(Consumer *consumer, const Message *message)
 }
 
 /*
- * Handle handles one message.  Returns whether it is done with.
+ * Handle handles one message. Returns whether it is finished.
  */
 static bool
 Handle(Consumer *consumer, const Message *message)
 {
 	if (message->fields->type != REDIS_REPLY_ARRAY)
 	{
-		Say("%s %s: LOST, the stream was trimmed before it was handled", message->stream,
-			message->entry);
+		LogInfo("%s %s: LOST, the stream was trimmed before it was handled", message->stream,
+				message->entry);
 		return true;
 	}
 	if (MessageField(message, "id") == NULL || MessageField(message, "payload") == NULL)
-		return BuryMessage(consumer, message, "no id, or no payload");
+		return MoveToDeadStream(consumer, message, "no id, or no payload");
 	return Try(consumer, message);
 }
 
 /*
- * HandleMessages handles the messages of a read, in their order.  Returns how many of
- * them, from the first on, are done with and want to be acknowledged.
+ * HandleMessages handles the messages of a read in order. Returns the number of
+ * messages, from the first on, that are finished and must be acknowledged.
  */
 int
 HandleMessages(Consumer *consumer, const redisReply *reply)

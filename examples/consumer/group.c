@@ -1,12 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * group.c
- *	  The consumer group: whose message is whose, and which are done with.
+ *	  The consumer group: pending messages of each consumer, and acknowledgements.
  *
- * Redis remembers what it has delivered to whom until that is acknowledged.  What
- * was delivered to our name, and not acknowledged, is read before anything new; what
- * was delivered to others who have been silent for long is taken over, and is then
- * read in the same way.
+ * Redis stores a message as pending for its consumer until it is acknowledged. This
+ * consumer reads its own pending messages before new ones. It also claims the messages
+ * of consumers that have been idle for long, and then reads them in the same way.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,14 +15,14 @@
 
 #include "consumer.h"
 
-/* Messages to take over in one go. */
+/* Messages to claim in one command. */
 #define CLAIM_COUNT "1000"
 
-/* What is buried goes to a stream of this name behind that of its own. */
+/* Suffix of the stream for messages that failed for the last time. */
 #define BURIED ":dead"
 
 /*
- * Refused ends a connection on which Redis refused something, and forgets the reply.
+ * Refused ends a connection on which Redis refused a command, and frees the reply.
  * Always returns false.
  */
 static bool
@@ -44,7 +43,7 @@ Refused(Consumer *consumer, redisReply *reply)
  */
 
 /*
- * CreateGroup sees to it that the group is there.
+ * CreateGroup creates the group unless it exists.
  */
 static bool
 CreateGroup(Consumer *consumer, const char *stream)
@@ -60,9 +59,9 @@ CreateGroup(Consumer *consumer, const char *stream)
 }
 
 /*
- * TakeOver makes the messages of others ours that nobody has touched for that long,
- * in milliseconds.  They need not be read here: they are pending now.  Returns false
- * if the connection is lost.
+ * TakeOver claims the messages of other consumers that have been idle for that long, in
+ * milliseconds. It does not need to read them, because they are pending now. Returns
+ * false if the connection is lost.
  */
 static bool
 TakeOver(Consumer *consumer, const char *stream, int64_t idle)
@@ -81,29 +80,29 @@ TakeOver(Consumer *consumer, const char *stream, int64_t idle)
 		if (reply == NULL || reply->type != REDIS_REPLY_ARRAY || reply->elements < 2)
 			return Refused(consumer, reply);
 		count += reply->element[1]->elements;
-		/* Redis 7 names those that it found trimmed away, and forgets them. */
+		/* Redis 7 returns the entries that were trimmed, and removes them from the
+		 * list. */
 		if (reply->elements > 2 && reply->element[2]->elements > 0)
-			Say("%s: LOST, %zu messages were trimmed before they were handled", stream,
-				reply->element[2]->elements);
+			LogInfo("%s: LOST, %zu messages were trimmed before they were handled", stream,
+					reply->element[2]->elements);
 		snprintf(cursor, sizeof(cursor), "%s", reply->element[0]->str);
 		freeReplyObject(reply);
 	} while (strcmp(cursor, "0-0") != 0);
 
 	if (count > 0)
 	{
-		Note("%s: %zu messages of other consumers, or of our own, to do again", stream, count);
+		LogDebug("%s: %zu pending messages claimed", stream, count);
 		consumer->pending = true;
 	}
 	return true;
 }
 
 /*
- * PrepareGroup does what a new connection needs, and, from time to time, looks for
- * what other consumers have left.  Returns false if the connection is lost.
+ * PrepareGroup prepares a new connection and, at intervals, claims the messages of
+ * other consumers. Returns false if the connection is lost.
  *
- * A sole consumer waits for nobody: whatever is pending was delivered to one of its
- * own former names.  What it has not acknowledged is older than all that is new, so
- * that order holds.
+ * A sole consumer claims at once: all pending messages were delivered to one of its own
+ * former names. They are older than all new ones, so the order is kept.
  */
 bool
 PrepareGroup(Consumer *consumer)
@@ -134,8 +133,8 @@ PrepareGroup(Consumer *consumer)
  */
 
 /*
- * ReadMessages reads what is pending for us, from the oldest on, or else waits for
- * what is new.  Returns NULL if the connection is lost.  The caller frees the reply.
+ * ReadMessages reads this consumer's pending messages, the oldest first, or else waits
+ * for new ones. Returns NULL if the connection is lost. The caller frees the reply.
  */
 redisReply *
 ReadMessages(Consumer *consumer)
@@ -174,7 +173,7 @@ ReadMessages(Consumer *consumer)
 }
 
 /*
- * CountMessages returns how many messages a read has, of all streams.
+ * CountMessages returns the number of messages in a read, over all streams.
  */
 int
 CountMessages(const redisReply *reply)
@@ -187,8 +186,8 @@ CountMessages(const redisReply *reply)
 }
 
 /*
- * NextMessage finds the message of that number, from 0 on.  Returns false if there
- * are not so many.  It lives as long as the reply.
+ * NextMessage finds the message with that number, from 0 on. Returns false if there are
+ * fewer. The message is valid until the reply is freed.
  */
 bool
 NextMessage(const redisReply *reply, int number, Message *message)
@@ -211,7 +210,7 @@ NextMessage(const redisReply *reply, int number, Message *message)
 }
 
 /*
- * MessageField returns a field of a message, NULL if it has none of that name.
+ * MessageField returns a field of a message, or NULL without a field of that name.
  */
 const char *
 MessageField(const Message *message, const char *name)
@@ -223,13 +222,13 @@ MessageField(const Message *message, const char *name)
 }
 
 /* ----------------------------------------------------------------
- * Done with
+ * Acknowledging
  * ----------------------------------------------------------------
  */
 
 /*
- * Expect takes so many replies.  Returns false if the connection is lost, or one of
- * them is an error.
+ * Expect reads that many replies. Returns false if the connection is lost, or a reply
+ * is an error.
  */
 static bool
 Expect(Consumer *consumer, int count)
@@ -246,9 +245,9 @@ Expect(Consumer *consumer, int count)
 }
 
 /*
- * AcknowledgeMessages acknowledges the first "count" messages of a read, by one
- * command for each stream.  Returns false if the connection is lost: they will come
- * again, and once() will know them.
+ * AcknowledgeMessages acknowledges the first "count" messages of a read, by one command
+ * per stream. Returns false if the connection is lost: Redis redelivers the messages,
+ * and once() recognises them.
  */
 bool
 AcknowledgeMessages(Consumer *consumer, const redisReply *reply, int count)
@@ -283,41 +282,41 @@ AcknowledgeMessages(Consumer *consumer, const redisReply *reply, int count)
 }
 
 /*
- * BuryMessage moves a message to the stream of the dead, with the reason: an operator
- * may look at it there, and add it to its stream again.  Returns false if the
- * connection is lost; it may have been buried all the same, and then is twice.
+ * MoveToDeadStream moves a message to the dead stream, with the reason: an operator can
+ * inspect it there, and add it to its stream again. Returns false if the connection is
+ * lost; then the message can be in the dead stream twice.
  */
 bool
-BuryMessage(Consumer *consumer, const Message *message, const char *error)
+MoveToDeadStream(Consumer *consumer, const Message *message, const char *error)
 {
-	char *grave = malloc(strlen(message->stream) + sizeof(BURIED));
+	char *deadStream = malloc(strlen(message->stream) + sizeof(BURIED));
 	Words words;
-	bool buried;
+	bool moved;
 
-	if (grave == NULL)
+	if (deadStream == NULL)
 		return false;
-	strcat(strcpy(grave, message->stream), BURIED);
+	strcat(strcpy(deadStream, message->stream), BURIED);
 	WordsBegin(&words);
 	WordsAdd(&words, "XADD");
-	WordsAdd(&words, grave);
+	WordsAdd(&words, deadStream);
 	WordsAdd(&words, "*");
 	for (size_t at = 0; at < message->fields->elements; at++)
 		WordsAddBytes(&words, message->fields->element[at]->str, message->fields->element[at]->len);
-	WordsAdd(&words, "buried-entry");
+	WordsAdd(&words, "dead-entry");
 	WordsAdd(&words, message->entry);
-	WordsAdd(&words, "buried-group");
+	WordsAdd(&words, "dead-group");
 	WordsAdd(&words, consumer->group);
-	WordsAdd(&words, "buried-error");
+	WordsAdd(&words, "dead-error");
 	WordsAdd(&words, error);
 	RedisAppend(&consumer->redis, &words);
 	WordsFree(&words);
 
-	buried = RedisFlush(&consumer->redis) ? Expect(consumer, 1) : Refused(consumer, NULL);
-	if (buried)
+	moved = RedisFlush(&consumer->redis) ? Expect(consumer, 1) : Refused(consumer, NULL);
+	if (moved)
 	{
 		consumer->dead++;
-		Say("%s %s: buried in %s", message->stream, message->entry, grave);
+		LogInfo("%s %s: moved to %s", message->stream, message->entry, deadStream);
 	}
-	free(grave);
-	return buried;
+	free(deadStream);
+	return moved;
 }

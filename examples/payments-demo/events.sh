@@ -1,7 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Scenes 14 to 18: what was charged is told to others, who send receipts and keep
-# books.
+# Scenes 14 to 18: consumers of the events send receipts and keep accounts.
 #
 # Sourced by run.
 
@@ -14,8 +13,8 @@ receipts() {
 	sql "SELECT count(*) FROM payments.receipt WHERE customer = $1"
 }
 
-# send_receipts sends those of one batch and acknowledges it, in one
-# transaction, until there is nothing to do.
+# send_receipts sends the receipts of one batch and acknowledges it, in one transaction,
+# until no event is left.
 send_receipts() {
 	local batch
 	while
@@ -26,19 +25,19 @@ send_receipts() {
 }
 
 one_event_each() {
-	scene "An event is there if its charge is, and not otherwise"
+	scene "An event exists exactly if its charge does"
 	tell "charge_create() calls idempotency.publish('charge.created', ...)"
-	check "events of order-1, asked for by fifty at once" 1 "$(events order-1)"
+	check "events of order-1, requested by fifty sessions" 1 "$(events order-1)"
 	check "events of order-3, whose card was declined" 0 "$(events order-3)"
 	check "events of order-4, which failed before its retry" 1 "$(events order-4)"
 	send_receipts
 	check "receipts to customer 1" 1 "$(receipts 1)"
-	check "receipts, of as many charges" "$(sql "SELECT count(*) FROM payments.charge")" \
+	check "receipts, as many as charges" "$(sql "SELECT count(*) FROM payments.charge")" \
 		"$(sql "SELECT count(*) FROM payments.receipt")"
 }
 
 late_committer() {
-	scene "Who commits late is not passed over"
+	scene "A transaction that commits late loses no event"
 	connect late
 	ask late "BEGIN" >/dev/null
 	ask late "SELECT payments.charge_create('order-15', 8, 1.00)" >/dev/null
@@ -46,42 +45,42 @@ late_committer() {
 	sql "SELECT payments.charge_create('order-16', 9, 2.00)" >/dev/null
 	tell "another one charges customer 9 after it, and commits"
 	send_receipts
-	check "receipts to customer 9, who waits for nobody" 1 "$(receipts 9)"
+	check "receipts to customer 9, which need not wait" 1 "$(receipts 9)"
 	check "receipts to customer 8" 0 "$(receipts 8)"
 	ask late "COMMIT" >/dev/null
-	hang_up late
-	tell "the first one commits; its event has the smaller number"
+	disconnect late
+	tell "the first session commits; its event has the smaller number"
 	send_receipts
 	check "receipts to customer 8" 1 "$(receipts 8)"
 }
 
 lost_acknowledgement() {
 	local before
-	scene "A consumer dies after its work and before it says so"
+	scene "A consumer dies after its work, before the acknowledgement"
 	sql "SELECT payments.charge_create('order-17', 9, 3.00)" >/dev/null
 	connect consumer
 	before=$(ask consumer "SELECT payments.send_receipts(p_lease => '1 second')")
 	tell "the receipt is written and committed; the batch is $before"
 	kill_backend consumer
-	check "batches that nobody acknowledged" 1 \
+	check "batches without an acknowledgement" 1 \
 		"$(sql "SELECT count(*) FROM idempotency.position WHERE batch IS NOT NULL")"
 	check "receipts to customer 9" 2 "$(receipts 9)"
-	check "its acknowledgement, a second later, is refused with" IK408 "$(
+	check "its late acknowledgement is refused with" IK408 "$(
 		sql "SELECT count(*) FROM idempotency.fetch('receipts', wait => '5 s', lease => '1 ms')" >"$work/again"
 		sqlstate "SELECT idempotency.ack('receipts', $before)"
 	)"
 	explain
-	check "events that another consumer is given again" 1 "$(cat "$work/again")"
+	check "events redelivered to another consumer" 1 "$(cat "$work/again")"
 	sleep 0.1
 	send_receipts
 	check "receipts to customer 9: once() knows the event" 2 "$(receipts 9)"
 }
 
 dead_letter() {
-	scene "An event that cannot be handled stands in nobody's way"
+	scene "An event that cannot be handled blocks no other event"
 	sql "SELECT payments.charge_create('order-18', 10, 95.00)" >/dev/null
 	sql "SELECT payments.charge_create('order-19', 9, 4.00)" >/dev/null
-	tell "no receipt may be over 90.00, says a constraint; that is somebody's mistake"
+	tell "a wrong constraint refuses receipts over 90.00"
 	send_receipts
 	check "receipts to customer 9" 3 "$(receipts 9)"
 	await "SELECT idempotency.ack('receipts', batch) IS NOT NULL AND EXISTS (SELECT FROM idempotency.dead_letters)
@@ -90,7 +89,7 @@ dead_letter() {
 		"$(sql "SELECT count(*), max(attempts) FROM idempotency.dead_letters")"
 	tell "$(sql "SELECT error FROM idempotency.dead_letters")"
 	sql "ALTER TABLE payments.receipt DROP CONSTRAINT receipt_amount_check"
-	check "the mistake is mended; events given once more" 1 "$(sql "SELECT idempotency.redrive('receipts')")"
+	check "after the fix: events redriven" 1 "$(sql "SELECT idempotency.redrive('receipts')")"
 	send_receipts
 	check "receipts to customer 10" 1 "$(receipts 10)"
 	check "dead letters" 0 "$(sql "SELECT count(*) FROM idempotency.dead_letters")"
@@ -98,7 +97,7 @@ dead_letter() {
 
 handled() {
 	local began ms
-	scene "A handler keeps the books, called by the server itself"
+	scene "A handler, called by the server, keeps the accounts"
 	tell "SET ROLE bookkeeper; SELECT idempotency.subscribe('books', '{charge.*}',"
 	tell "    'books.book(idempotency.event)', start_at => 'beginning')"
 	psql -X -q -A -t -v ON_ERROR_STOP=1 -o /dev/null -c "SET ROLE bookkeeper" \
@@ -107,7 +106,7 @@ handled() {
 	check "booked, since the beginning" "$(sql "SELECT count(*), sum(amount) FROM payments.charge")" \
 		"$(sql "SELECT sum(charges), sum(amount) FROM books.revenue")"
 	await "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency relay')" || true
-	check "workers, when there is nothing to do" 0 \
+	check "workers, when idle" 0 \
 		"$(sql "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency relay'")"
 	began=$(date +%s%N)
 	sql "SELECT payments.charge_create('order-20', 8, 5.00)" >/dev/null

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Scenes 8 to 13, and the last one: operations whose effect lies outside of the database, and
-# which therefore are claimed with a lease.
+# Scenes 8 to 13, and the last one: operations with an effect outside the database,
+# which need a claim with a lease.
 #
 # Sourced by run.
 
@@ -14,16 +14,16 @@ card_key() {
 	sql "SELECT idempotency.derive_key('order.place', '$1', 'charge')"
 }
 
-# charge_card asks the provider to charge for an order, and prints the number of
-# the charge.  Nothing that happens in our database can take that back.
+# charge_card asks the provider to charge for an order, and prints the number of the
+# charge. A rollback in the shop's database does not undo the charge.
 charge_card() {
 	local key
 	key=$(card_key "$1")
 	PGDATABASE=card_provider sql "SELECT provider.charge_card('$key', $2)"
 }
 
-# go_on does what is left to do of an order, and prints the answer.
-go_on() {
+# finish_order does the remaining steps of an order, and prints the answer.
+finish_order() {
 	local key=$1 customer=$2 amount=$3 token=$4 card_charge=$5
 	if [ -z "$card_charge" ]; then
 		card_charge=$(charge_card "$key" "$amount")
@@ -32,8 +32,8 @@ go_on() {
 	sql "SELECT payments.order_finish('$key', $token, $customer, $amount, $card_charge)"
 }
 
-# place_order is a whole client: it begins an order and does it, or is answered
-# what was stored.  What its claim came to is left in $work/claim.
+# place_order is a complete client: it begins an order and executes it, or gets the
+# stored answer. The result of its claim is in $work/claim.
 place_order() {
 	local key=$1 customer=$2 amount=$3 outcome token card_charge response
 	sql "SELECT outcome, token, attempt, recovery_point, state ->> 'card_charge', response
@@ -42,17 +42,17 @@ place_order() {
 	if [ "$outcome" = replayed ]; then
 		echo "$response"
 	else
-		go_on "$key" "$customer" "$amount" "$token" "$card_charge"
+		finish_order "$key" "$customer" "$amount" "$token" "$card_charge"
 	fi
 }
 
-# claimed prints one thing about the claim of the last place_order: 1 is the
-# outcome, 3 the attempt, 4 the recovery point.
+# claimed prints one field of the claim of the last place_order: 1 is the outcome, 3 the
+# attempt, 4 the recovery point.
 claimed() {
 	cut -d'|' -f"$1" "$work/claim"
 }
 
-# orders, card_charges and card_requests read back what became of an order.
+# orders, card_charges and card_requests read back the results of an order.
 orders() {
 	sql "SELECT count(*) FROM payments.orders WHERE request = '$1'"
 }
@@ -82,29 +82,29 @@ one_of_each() {
 paid_by_card() {
 	local outcome token card_charge answer
 	local call="SELECT payments.order_begin('order-8', 8, 30.00, p_wait => '0')"
-	scene "An order whose card is charged outside of this database"
-	tell "claim with a lease | charge the card | checkpoint | write the order and complete"
+	scene "An order whose card is charged outside this database"
+	tell "claim with a lease | charge the card | checkpoint | store the order and complete"
 	connect worker
 	tell "SELECT payments.order_begin('order-8', 8, 30.00)"
 	IFS='|' read -r outcome token < <(ask worker "SELECT outcome, token
 		FROM payments.order_begin('order-8', 8, 30.00)")
 	check "the worker's claim" claimed "$outcome"
-	check "committed, so that all others see" in_progress "$(order_state order-8)"
-	check "another request in the meantime is refused with" IK409 "$(sqlstate "$call")"
+	check "committed and visible to other sessions" in_progress "$(order_state order-8)"
+	check "a concurrent request is refused with" IK409 "$(sqlstate "$call")"
 	explain
 	card_charge=$(charge_card order-8 30.00)
 	tell "the provider charges the card: charge $card_charge, under key $(card_key order-8)"
 	ask worker "SELECT payments.order_charged('order-8', $token, $card_charge)" >/dev/null
 	answer=$(ask worker "SELECT payments.order_finish('order-8', $token, 8, 30.00, $card_charge)")
-	hang_up worker
+	disconnect worker
 	tell "the answer: $answer"
-	check "a retry is answered the same, byte by byte" yes \
+	check "a retry gets the same answer, byte for byte" yes \
 		"$([ "$(place_order order-8 8 30.00)" = "$answer" ] && echo yes || echo no)"
 	one_of_each order-8
 }
 
-# kill_backend kills the backend of a session with SIGKILL, and waits until the
-# server is there again: it throws everybody out, and recovers.
+# kill_backend kills the backend of a session with SIGKILL, and waits until the server
+# accepts connections again: it ends all sessions, and recovers.
 kill_backend() {
 	local name=$1 pid started
 	started=$(sql "SELECT backend_start FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
@@ -112,9 +112,9 @@ kill_backend() {
 	tell "kill -9 $pid"
 	kill -9 "$pid"
 	check "the worker's connection" lost "$(ask "$name" "SELECT 'alive'" | grep . || echo lost)"
-	hang_up "$name"
+	disconnect "$name"
 	await "SELECT backend_start > '$started' FROM pg_stat_activity WHERE backend_type = 'checkpointer'" ||
-		tell "the server does not come back"
+		tell "the server does not accept connections"
 }
 
 killed_worker() {
@@ -126,52 +126,52 @@ killed_worker() {
 	check "the worker's claim, for a lease of 3 seconds" claimed "$outcome"
 	card_charge=$(charge_card order-9 45.00)
 	ask worker "SELECT payments.order_charged('order-9', $token, $card_charge)" >/dev/null
-	tell "the card is charged ($card_charge), the checkpoint noted, the order not yet written"
+	tell "the card is charged ($card_charge), the checkpoint stored, the order not yet"
 	kill_backend worker
 	check "charges at the provider" 1 "$(card_charges order-9)"
 	check "orders in payments.orders" 0 "$(orders order-9)"
-	tell "the client asks once more, and waits for the end of the lease:"
+	tell "the client retries, and waits for the end of the lease:"
 	answer=$(place_order order-9 9 45.00)
 	check "its claim" taken_over "$(claimed 1)"
 	check "attempt" 2 "$(claimed 3)"
-	check "recovery point that it goes on from" charged "$(claimed 4)"
+	check "recovery point at which it continues" charged "$(claimed 4)"
 	tell "the answer: $answer"
-	check "requests to the provider: nobody asked again" 1 "$(card_requests order-9)"
+	check "requests to the provider: no second one" 1 "$(card_requests order-9)"
 	one_of_each order-9
 }
 
-zombie() {
+stalled_worker() {
 	local outcome token card_charge answer
-	scene "A worker that only stalled: the zombie is fenced out"
-	connect zombie
-	IFS='|' read -r outcome token < <(ask zombie "SELECT outcome, token
+	scene "A worker that only stalled is fenced off"
+	connect former
+	IFS='|' read -r outcome token < <(ask former "SELECT outcome, token
 		FROM payments.order_begin('order-10', 10, 60.00, p_lease => '1 s')")
 	check "the worker's claim, for a lease of 1 second" claimed "$outcome"
 	card_charge=$(charge_card order-10 60.00)
-	tell "the card is charged ($card_charge), and the worker stalls before it can note that"
+	tell "the card is charged ($card_charge), and the worker stalls before the checkpoint"
 	answer=$(place_order order-10 10 60.00)
 	check "the claim of the next request, after the lease" taken_over "$(claimed 1)"
 	check "requests to the provider, under the same key" 2 "$(card_requests order-10)"
 	tell "the answer: $answer"
-	tell "the zombie wakes up and writes its order, with the token of old:"
-	ask zombie "BEGIN"
-	ask zombie "INSERT INTO payments.orders (request, customer, amount, card_charge)
+	tell "the former owner continues and writes its order, with the old token:"
+	ask former "BEGIN"
+	ask former "INSERT INTO payments.orders (request, customer, amount, card_charge)
 		VALUES ('order-10', 10, 60.00, $card_charge)"
-	check "orders, as the zombie sees them" 2 \
-		"$(ask zombie "SELECT count(*) FROM payments.orders WHERE request = 'order-10'")"
-	check "its completion is refused with SQLSTATE" IK410 "$(refusal zombie \
+	check "orders, in the snapshot of the former owner" 2 \
+		"$(ask former "SELECT count(*) FROM payments.orders WHERE request = 'order-10'")"
+	check "its completion is refused with SQLSTATE" IK410 "$(refusal former \
 		"SELECT idempotency.complete('order.place', 'order-10', '{}', token => $token)")"
 	explain
-	ask zombie "COMMIT"
-	hang_up zombie
-	check "orders that the zombie has placed" 0 \
-		"$(sql "SELECT count(*) FROM payments.orders WHERE placed_by = 'zombie'")"
+	ask former "COMMIT"
+	disconnect former
+	check "orders placed by the former owner" 0 \
+		"$(sql "SELECT count(*) FROM payments.orders WHERE placed_by = 'former'")"
 	one_of_each order-10
 }
 
 waiting_duplicate() {
 	local outcome token card_charge answer committed replayed milliseconds
-	scene "A duplicate waits, and is answered when the owner commits"
+	scene "A duplicate waits, and gets its answer when the owner commits"
 	connect owner
 	IFS='|' read -r outcome token < <(ask owner "SELECT outcome, token
 		FROM payments.order_begin('order-11', 11, 75.00, p_lease => '1 min')")
@@ -181,7 +181,7 @@ waiting_duplicate() {
 		-c "SELECT extract(epoch FROM clock_timestamp())" >"$work/duplicate" &
 	await "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE application_name = 'duplicate'" ||
 		tell "the duplicate does not wait"
-	check "sessions that sleep until it is done" 1 \
+	check "sessions that sleep until then" 1 \
 		"$(sql "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Extension'
 			AND application_name = 'duplicate'")"
 	card_charge=$(charge_card order-11 75.00)
@@ -191,17 +191,17 @@ waiting_duplicate() {
 	committed=$(ask owner "SELECT extract(epoch FROM clock_timestamp())")
 	ask owner "COMMIT"
 	wait $!
-	hang_up owner
+	disconnect owner
 	{ read -r replayed && read -r milliseconds; } <"$work/duplicate"
 	milliseconds=$(sql "SELECT round(($milliseconds - $committed) * 1000)")
-	tell "the duplicate is answered $milliseconds ms after the owner began to commit"
-	check "that is not the end of the lease, nor of the wait" yes \
+	tell "the duplicate gets its answer $milliseconds ms after the owner's COMMIT"
+	check "before the end of the lease and of the wait" yes \
 		"$([ "$milliseconds" -lt 5000 ] && echo yes || echo no)"
-	check "it got the owner's answer, byte by byte" yes "$([ "$replayed" = "t|$answer" ] && echo yes || echo no)"
+	check "the owner's answer, byte for byte" yes "$([ "$replayed" = "t|$answer" ] && echo yes || echo no)"
 	one_of_each order-11
 }
 
-# completer takes over what it gets, finishes it, and prints the keys.
+# completer takes over abandoned operations, finishes them, and prints the keys.
 completer() {
 	local key customer amount token card_charge
 	psql -X -q -A -t -v ON_ERROR_STOP=1 -c "$(at_the_gate)" -c "
@@ -209,22 +209,22 @@ completer() {
 			(operation).state ->> 'card_charge'
 		FROM idempotency.claim_abandoned('order.place', '30 s', 2)" >"$work/taken.$1"
 	while IFS='|' read -r key customer amount token card_charge; do
-		go_on "$key" "$customer" "$amount" "$token" "$card_charge" >/dev/null
+		finish_order "$key" "$customer" "$amount" "$token" "$card_charge" >/dev/null
 		echo "$key"
 	done <"$work/taken.$1" >"$work/completed.$1"
 }
 
 completers() {
 	local number token card_charge pids=()
-	scene "Three orders that nobody comes back for, and two completers"
+	scene "Three abandoned orders, and two completers"
 	for number in 1 2 3; do
 		token=$(sql "SELECT token FROM payments.order_begin('order-12-$number', 12, $number.50, p_lease => '1 s')")
 		card_charge=$(charge_card "order-12-$number" "$number.50")
-		# The first worker dies before it can note the charge.
+		# The first worker dies before it stores the checkpoint.
 		[ "$number" = 1 ] ||
 			sql "SELECT payments.order_charged('order-12-$number', $token, $card_charge)" >/dev/null
 	done
-	tell "three workers charge their cards, and are gone, and so are their clients"
+	tell "three workers charge their cards and die, and their clients do not retry"
 	await "SELECT count(*) = 3 FROM idempotency.zombies" || true
 	check "operations in the view idempotency.zombies" 3 "$(sql "SELECT count(*) FROM idempotency.zombies")"
 	tell "both completers: SELECT * FROM idempotency.claim_abandoned('order.place', '30 s', 2)"
@@ -243,9 +243,9 @@ completers() {
 	check "operations in the view idempotency.zombies" 0 "$(sql "SELECT count(*) FROM idempotency.zombies")"
 }
 
-# card_books compares what was charged with what was ordered.
+# card_books compares the charges with the orders.
 card_books() {
-	scene "The books of both sides"
+	scene "The accounts of both sides"
 	sql "SELECT card_charge, amount FROM payments.orders ORDER BY 1" >"$work/ordered"
 	PGDATABASE=card_provider sql "SELECT id, amount FROM provider.charge ORDER BY 1" >"$work/charged"
 	check "orders in payments.orders" 7 "$(wc -l <"$work/ordered")"
@@ -254,7 +254,7 @@ card_books() {
 	check "operations still in progress" 0 \
 		"$(sql "SELECT count(*) FROM idempotency.keys WHERE state NOT IN ('completed', 'failed', 'seen')")"
 	if preloaded; then
-		tell "counted by the server since it was killed, in the view idempotency.stats:"
+		tell "counted since the crash, in the view idempotency.stats:"
 		check "takeovers" 5 "$(sql "SELECT takeovers FROM idempotency.stats WHERE datname = current_database()")"
 		check "stale tokens that were refused" 1 \
 			"$(sql "SELECT stale_tokens FROM idempotency.stats WHERE datname = current_database()")"
@@ -263,9 +263,9 @@ card_books() {
 
 reaped() {
 	local kept
-	scene "What has run out is removed, and nobody need ask for it"
+	scene "Background workers delete expired keys"
 	kept=$(sql "SELECT count(*) FROM idempotency.keys")
-	check "a thousand messages remembered for one second" 1000 "$(sql "SELECT count(*) FROM
+	check "messages stored with a retention of one second" 1000 "$(sql "SELECT count(*) FROM
 		idempotency.once_many('readings', ARRAY(SELECT i::text FROM generate_series(1, 1000) AS i), '1 s')")"
 	await "SELECT NOT EXISTS (SELECT FROM idempotency.keys WHERE scope = 'readings')" || true
 	check "messages left, a little later" 0 \

@@ -1,6 +1,6 @@
--- The provider that charges cards, in a database of its own: it stands for a
--- service on the other side of the world.  As such services do, it takes an
--- idempotency key with each request, and charges once for each key.
+-- The provider that charges cards, in a separate database: it stands for an external
+-- service. Like such services, it takes an idempotency key with each request, and
+-- charges once for each key.
 
 CREATE SCHEMA provider;
 

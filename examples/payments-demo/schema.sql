@@ -1,8 +1,8 @@
 -- A small payments service, whose clients retry.
 --
--- Everything a client calls is one function: it claims the idempotency key,
--- does its work and completes the key, and all of that is one transaction.
--- The key and the charge commit together or not at all.
+-- Each client call is one function: it claims the idempotency key, does its work and
+-- completes the key, in one transaction. The key and the charge commit together or not
+-- at all.
 
 CREATE EXTENSION IF NOT EXISTS idempotency;
 
@@ -13,8 +13,8 @@ CREATE TABLE payments.account (
 	balance numeric(12, 2) NOT NULL
 );
 
--- idempotency_key fills itself in: each charge can be traced to the request
--- that made it.
+-- idempotency_key has a default: each charge stores the key of the request that made
+-- it.
 CREATE TABLE payments.charge (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	customer integer NOT NULL REFERENCES payments.account,
@@ -23,14 +23,14 @@ CREATE TABLE payments.charge (
 	idempotency_key text NOT NULL DEFAULT idempotency.current_key('charge.create')
 );
 
--- No charge without a claimed key: whoever writes here, and by whatever way,
--- gets IK403 unless this transaction has claimed a key in scope charge.create.
+-- No charge without a claimed key: every write to this table fails with IK403 unless
+-- this transaction has claimed a key in scope charge.create.
 CREATE TRIGGER charge_needs_a_claim
 	BEFORE INSERT OR UPDATE OR DELETE ON payments.charge
 	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('charge.create');
 
--- The books are kept by currency.  A currency without a partition cannot be
--- booked, and whoever tries gets an error from PostgreSQL.
+-- The ledger is partitioned by currency. A charge in a currency without a partition
+-- fails with an error of PostgreSQL.
 CREATE TABLE payments.ledger (
 	charge bigint NOT NULL,
 	currency text NOT NULL,
@@ -39,8 +39,8 @@ CREATE TABLE payments.ledger (
 
 CREATE TABLE payments.ledger_eur PARTITION OF payments.ledger FOR VALUES IN ('EUR');
 
--- Takes money off an account.  An account that has not enough is a final
--- answer, not an accident, so it has an SQLSTATE of its own.
+-- Debits an account. Insufficient funds are a final answer and not an unexpected error,
+-- so the error has its own SQLSTATE.
 CREATE FUNCTION payments.debit(p_customer integer, p_amount numeric) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -55,13 +55,14 @@ END $$;
 -- Charges a customer, once, however often it is called with the same key.
 --
 --	* A retry of a finished request gets the stored answer, byte for byte.
---	* The same key with another customer, amount or currency is IK422.
---	* A declined card is an answer too, and is stored.  The work stands in an
---	  inner block, so that it is rolled back while the claim stays.  That block
---	  catches the one condition it knows to be final, and never OTHERS.
---	* Any other error ends the transaction: nothing is stored, and the next
---	  retry does the work.
---	* The event is published when all of that commits, and only then.
+--	* The same key with another customer, amount or currency raises IK422.
+--	* A declined card is a final answer too, and is stored. The work is in an inner
+--	block,
+--	  so that it is rolled back while the claim stays. That block catches the one error
+--	  that is known to be final, and never OTHERS.
+--	* Any other error aborts the transaction: nothing is stored, and the next retry does
+--	  the work.
+--	* The event is published exactly if the transaction commits.
 CREATE FUNCTION payments.charge_create(p_key text, p_customer integer, p_amount numeric,
 	p_currency text DEFAULT 'EUR') RETURNS json
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -98,9 +99,8 @@ BEGIN
 			'at', clock_timestamp()), 201);
 END $$;
 
--- The same in a hurry: its author forgot to complete the key.  The transaction
--- that calls it cannot commit (IK428), so the mistake is found by the first
--- test and not by the first retry.
+-- The same, without the call of complete(). The calling transaction cannot commit
+-- (IK428), so the first test finds the bug, and not the first retry.
 CREATE FUNCTION payments.charge_create_hastily(p_key text, p_customer integer, p_amount numeric)
 	RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -119,9 +119,9 @@ BEGIN
 	RETURN new_id;
 END $$;
 
--- The other side: a consumer of a queue that delivers every message at least
--- once, here to hand out a loyalty point for each.  Nothing has to be
--- answered, so once() is enough: it is true the first time only.
+-- A consumer of a queue that delivers every message at least once; it adds a loyalty
+-- point for each. No answer is needed, so once() is enough: it returns true only the
+-- first time.
 CREATE TABLE payments.loyalty_point (
 	message integer NOT NULL
 );
@@ -141,17 +141,17 @@ END $$;
 -- Orders that are paid by card
 -- ---------------------------------------------------------------------------
 
--- The card is charged by a provider, whom no transaction of this database
--- reaches, and no rollback.  So the key is claimed with a lease, and the order
--- takes three transactions, between which its worker may die at any moment:
+-- The provider charges the card. No transaction or rollback of this database affects
+-- the provider. Therefore the claim has a lease, and the order takes three
+-- transactions, between which its worker can die at any moment:
 --
---	order_begin		claims the key; others wait, or go on when the lease is over
+--	order_begin		claims the key; others wait, or take over when the lease has expired
 --	(the provider charges the card, once for the key that is derived from ours)
---	order_charged	notes that it did, so that the next worker goes on from there
+--	order_charged	stores the charge, so that the next worker continues from there
 --	order_finish	writes the order and completes the key, in one transaction
 --
--- Each shows the token of its claim.  A worker that was overtaken shows one
--- that is out of date, and what it wrote does not commit.
+-- Each call passes the token of its claim. After a takeover the token is stale, and the
+-- writes of that worker cannot commit.
 CREATE TABLE payments.orders (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	request text NOT NULL,
@@ -189,8 +189,8 @@ BEGIN
 			'at', clock_timestamp()), 201, token => p_token);
 END $$;
 
--- Receipts are sent by somebody who reads the events.  Each event comes at least
--- once, and has its effect exactly once: once() and the receipt commit together.
+-- A consumer of the events sends receipts. Each event is delivered at least once, and
+-- has its effect exactly once: once() and the receipt commit together.
 CREATE TABLE payments.receipt (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	charge bigint NOT NULL,
@@ -208,8 +208,8 @@ BEGIN
 	END IF;
 END $$;
 
--- Sends the receipts of one batch, and returns its number; NULL if there is
--- nothing to do.  An event that fails is reported, and the others go on.
+-- Sends the receipts of one batch, and returns its number; NULL without events. A
+-- failed event is reported with nack(), and the other events are handled.
 CREATE FUNCTION payments.send_receipts(p_wait interval DEFAULT '0', p_lease interval DEFAULT '30 seconds')
 RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -229,9 +229,9 @@ BEGIN
 	RETURN event.batch;
 END $$;
 
--- The books of the month are kept by a handler: background workers call it, as the
--- role that owns the subscription.  What it writes is written once: it commits with
--- the position behind the event.
+-- A handler keeps the monthly accounts: background workers call it as the owner of the
+-- subscription. Its writes happen once, because they commit together with the position
+-- after the event.
 CREATE ROLE bookkeeper LOGIN;
 CREATE SCHEMA books AUTHORIZATION bookkeeper;
 SELECT idempotency.grant_consumer('bookkeeper');

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Scenes 1 to 7: operations that are one transaction of one database.
+# Scenes 1 to 7: operations in one transaction of one database.
 #
 # Sourced by run.
 
@@ -21,7 +21,7 @@ fifty_at_once() {
 	done
 	cat "$work"/error.*
 	check "sessions that got an answer" 50 "$answered"
-	check "different answers, compared byte by byte" 1 \
+	check "different answers, compared byte for byte" 1 \
 		"$(sha256sum "$work"/answer.* | cut -d' ' -f1 | sort -u | wc -l)"
 	check "rows in payments.charge" 1 "$(charges 1)"
 	check "rows in payments.ledger" 1 "$(ledger 1)"
@@ -41,15 +41,15 @@ another_amount() {
 declined_card() {
 	local first retry
 	scene "A declined card: the failure is stored, and replayed"
-	tell "SELECT payments.charge_create('order-3', 3, 500.00), twice; the account gets money in between"
+	tell "SELECT payments.charge_create('order-3', 3, 500.00), twice; a deposit in between"
 	first=$(sql "SELECT payments.charge_create('order-3', 3, 500.00)")
 	tell "the answer: $first"
-	check "status that is stored" 402 "$(peek order-3)"
+	check "stored status" 402 "$(peek order-3)"
 	sql "UPDATE payments.account SET balance = 1000 WHERE customer = 3"
 	retry=$(sql "SELECT payments.charge_create('order-3', 3, 500.00)")
-	check "the retry gets the very same answer" yes "$([ "$retry" = "$first" ] && echo yes || echo no)"
-	check "rows in payments.charge (the inner block undid it)" 0 "$(charges 3)"
-	check "balance, untouched by the retry" 1000.00 "$(balance 3)"
+	check "the retry gets the same answer" yes "$([ "$retry" = "$first" ] && echo yes || echo no)"
+	check "rows in payments.charge (rolled back)" 0 "$(charges 3)"
+	check "balance, not changed by the retry" 1000.00 "$(balance 3)"
 }
 
 database_error() {
@@ -61,10 +61,10 @@ database_error() {
 	explain
 	check "rows in payments.charge" 0 "$(charges 4)"
 	check "stored under the key" nothing "$(peek order-4)"
-	tell "somebody makes the partition, and the client retries with the same key:"
+	tell "after CREATE TABLE ... PARTITION, the client retries with the same key:"
 	sql "CREATE TABLE payments.ledger_sek PARTITION OF payments.ledger FOR VALUES IN ('SEK')"
 	tell "the answer: $(sql "$call")"
-	check "status that is stored" 201 "$(peek order-4)"
+	check "stored status" 201 "$(peek order-4)"
 	check "rows in payments.charge" 1 "$(charges 4)"
 	check "rows in payments.ledger" 1 "$(ledger 4)"
 	check "balance, which was 100.00" 60.00 "$(balance 4)"
@@ -72,7 +72,7 @@ database_error() {
 
 forgotten_completion() {
 	local call="SELECT payments.charge_create_hastily('order-5', 5, 10.00)"
-	scene "A procedure that forgets to complete its key"
+	scene "A procedure that does not complete its key"
 	tell "$call"
 	check "refused at commit with SQLSTATE" IK428 "$(sqlstate "$call")"
 	explain
@@ -89,8 +89,8 @@ no_claim() {
 	check "rows in payments.charge" 0 "$(charges 6)"
 }
 
-# redelivered sends each of a thousand messages to two of four consumers, in
-# the same order, so that the two meet.
+# redelivered sends each of a thousand messages to two of four consumers, in the same
+# order, so that the two handle it at the same time.
 redelivered() {
 	local consumer pids=() finished=0
 	scene "A thousand messages, each delivered twice"
@@ -108,9 +108,9 @@ redelivered() {
 	for consumer in "${pids[@]}"; do
 		if wait "$consumer"; then finished=$((finished + 1)); fi
 	done
-	check "consumers that worked off their queue" 4 "$finished"
+	check "consumers that emptied their queue" 4 "$finished"
 	check "deliveries answered" 2000 "$(cat "$work"/consumer.* | grep -c '^[tf]$')"
-	check "deliveries told that they were the first" 1000 "$(cat "$work"/consumer.* | grep -c '^t$')"
+	check "deliveries for which once() returned true" 1000 "$(cat "$work"/consumer.* | grep -c '^t$')"
 	check "effects: rows in payments.loyalty_point" 1000 \
 		"$(sql 'SELECT count(*) FROM payments.loyalty_point')"
 	check "different messages among them" 1000 \

@@ -1,26 +1,27 @@
-// Orders: carried out by whoever has the turn, a request or the completer.
+// Orders: executed by the holder of the lease, a request or the completer.
 //
-// No transaction is open while the provider works.  What holds the order meanwhile is a
-// lease; if this process dies, the lease runs out, and the next one goes on.
+// No transaction is open while the provider works. A lease protects the order
+// meanwhile; if this process dies, the lease expires, and the next one takes over.
 
 "use strict";
 
 const { query, Unavailable } = require("./database");
 
-const heartbeat = 3000; // ms; a third of payments.lease()
+const heartbeat = 3000; // ms; a third of payments.lease_time()
 const completion = 2000;
 
-// charge asks the provider to charge, under the key that is the same in every turn.
-// Returns the number of the charge, or why it is refused for ever, which only 402 says.  400
-// and 422 (our key with another request) are faults of ours: to store them would refuse what
-// may be charged.  They are reported, and the order waits until they are mended.
-async function charge(turn) {
+// charge asks the provider to charge, under a key that is the same for every attempt.
+// Returns the number of the charge, or the reason of a final refusal, which only 402
+// means. 400 and 422 (this key with another request) are errors of this service:
+// storing them would refuse a valid charge. They are reported, and the order waits for
+// the fix.
+async function charge(order) {
 	let response, body;
 	try {
 		response = await fetch(`${process.env.PROVIDER_URL}/charges`, {
 			method: "POST",
-			headers: { "Content-Type": "application/json", "Idempotency-Key": `"${turn.provider_key}"` },
-			body: JSON.stringify({ amount: Number(turn.amount), currency: turn.currency }),
+			headers: { "Content-Type": "application/json", "Idempotency-Key": `"${order.provider_key}"` },
+			body: JSON.stringify({ amount: Number(order.amount), currency: order.currency }),
 			signal: AbortSignal.timeout(30000),
 		});
 		body = await response.json();
@@ -34,12 +35,12 @@ async function charge(turn) {
 	throw new Unavailable(`the provider: status ${response.status}, ${JSON.stringify(body).slice(0, 200)}`);
 }
 
-// startHeartbeat renews a turn again and again, and returns what ends that.  A renewal that
-// fails changes nothing: the last call finds out whose turn it is.
-function startHeartbeat(turn) {
+// startHeartbeat renews a lease at intervals, and returns the function that stops it. A
+// failed renewal has no effect here: the last call checks the token.
+function startHeartbeat(lease) {
 	let renewal = null;
 	const timer = setInterval(() => {
-		renewal ??= query("SELECT payments.order_renew($1)", turn).catch(() => {}).finally(() => { renewal = null; });
+		renewal ??= query("SELECT payments.order_renew($1)", lease).catch(() => {}).finally(() => { renewal = null; });
 	}, heartbeat);
 	return async () => {
 		clearInterval(timer);
@@ -47,53 +48,52 @@ function startHeartbeat(turn) {
 	};
 }
 
-// carryOut does what is left to do of an order, and returns the answer.  On an error the
-// order is left as it is: with a turn that is given away, or one that runs out.  The heartbeat
-// ends before the call that ends the turn: a renewal after it would show a token that is over.
-async function carryOut(turn) {
-	const stopHeartbeat = startHeartbeat(turn.turn);
+// carryOut does the remaining steps of an order, and returns the answer. After an
+// error, the lease is released or expires. The heartbeat stops before the call that
+// ends the lease: a later renewal would pass a stale token.
+async function carryOut(order) {
+	const stopHeartbeat = startHeartbeat(order.lease);
 	try {
-		let id = turn.provider_charge;
+		let id = order.provider_charge;
 		if (id === null) {
-			const charged = await charge(turn);
+			const charged = await charge(order);
 			if (charged.refused) {
 				await stopHeartbeat();
-				return (await query("SELECT * FROM payments.order_refuse($1, $2)", turn.turn, charged.refused))[0];
+				return (await query("SELECT * FROM payments.order_refuse($1, $2)", order.lease, charged.refused))[0];
 			}
 			id = charged.id;
-			await query("SELECT payments.order_charged($1, $2)", turn.turn, id);
+			await query("SELECT payments.order_charged($1, $2)", order.lease, id);
 		}
 		await stopHeartbeat();
-		return (await query("SELECT * FROM payments.order_finish($1, $2)", turn.turn, id))[0];
+		return (await query("SELECT * FROM payments.order_finish($1, $2)", order.lease, id))[0];
 	} catch (error) {
 		await stopHeartbeat();
-		await query("SELECT payments.order_yield($1)", turn.turn).catch(() => {});
+		await query("SELECT payments.order_yield($1)", order.lease).catch(() => {});
 		throw error;
 	}
 }
 
-// place begins an order, and carries it out if that is for us to do.
+// place begins an order, and executes it if the claim was granted.
 async function place(bearer, header, { amount, currency, item }) {
 	const [begun] = await query(
-		`SELECT (answer).*, (turn).*, turn::text AS turn
+		`SELECT (answer).*, (lease).*, lease::text AS lease
 		 FROM payments.order_begin($1, $2, $3, $4, $5)`,
 		bearer, header, amount, currency, item);
-	return begun.turn === null ? begun : carryOut(begun);
+	return begun.lease === null ? begun : carryOut(begun);
 }
 
-// complete carries out what nobody has come back for, until there is none, or one is not
-// to be had now.
+// complete executes abandoned orders, until none is left or one fails.
 async function complete() {
-	let turns, results;
+	let found, results;
 	do {
-		turns = await query("SELECT turn.*, turn::text AS turn FROM payments.orders_abandoned() AS turn");
-		results = await Promise.allSettled(turns.map(carryOut));
+		found = await query("SELECT lease.*, lease::text AS lease FROM payments.orders_abandoned() AS lease");
+		results = await Promise.allSettled(found.map(carryOut));
 		for (const { reason } of results.filter((result) => result.status === "rejected"))
 			console.error(`completer: ${reason.message}`);
-	} while (turns.length > 0 && results.every((result) => result.status === "fulfilled"));
+	} while (found.length > 0 && results.every((result) => result.status === "fulfilled"));
 }
 
-// startCompleter lets it look every now and then, and returns what ends that.
+// startCompleter runs complete at intervals, and returns the function that stops it.
 function startCompleter() {
 	let busy = null;
 	const timer = setInterval(() => {

@@ -1,8 +1,8 @@
-// A card provider, which stands for one outside: it has charged long before it says so.
+// A card provider, which stands for an external one: it charges long before it answers.
 //
-// It remembers each charge under the key that came with it, in a file that is on the disk
-// before the answer leaves: a charge with a key that it knows is the one from before.
-// README.md lists the environment.
+// It stores each charge under its key, in a file that is synced before the answer: a
+// request with a known key returns the existing charge. README.md lists the
+// environment.
 
 "use strict";
 
@@ -17,7 +17,7 @@ const file = openSync(state, "a");
 const charges = new Map(readFileSync(state, "utf8").split("\n").filter(Boolean)
 	.map(JSON.parse).map((charge) => [charge.key, charge]));
 
-// charge makes a charge, which takes its time.
+// charge makes a charge, after a delay.
 async function charge(key, amount, currency) {
 	const made = { id: `ch_${charges.size + 1}`, key, amount, currency };
 	writeSync(file, `${JSON.stringify(made)}\n`);

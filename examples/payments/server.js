@@ -1,5 +1,5 @@
-// The service: HTTP in front, one call of a stored function behind each request.  It has no
-// state of its own, so it may die at any moment, and there may be many of it.
+// The service: HTTP, and one call of a stored function for each request. It has no
+// state, so it can die at any moment, and several instances can run.
 //
 // README.md lists the environment.
 
@@ -16,13 +16,13 @@ const orders = require("./orders");
 const { query, Unavailable } = database;
 const maxBody = 16 * 1024;
 const timeout = 30000; // ms, for a request to arrive
-const tokenForm = "[\\w.~+/-]+=*"; // RFC 6750: it needs no escape, wherever it stands
+const tokenPattern = "[\\w.~+/-]+=*"; // RFC 6750: no character needs an escape
 
 // ---------------------------------------------------------------------------
 // Answers: { status, headers, body, replayed }
 // ---------------------------------------------------------------------------
 
-// A Problem is an answer that is no success (RFC 9457), and that no function has made.
+// A Problem is an error answer (RFC 9457) that does not come from a stored function.
 class Problem extends Error {
 	constructor(status, detail, headers = {}) {
 		super(detail);
@@ -34,13 +34,13 @@ class Problem extends Error {
 
 const unauthorized = (detail, challenge) => new Problem(401, detail, { "WWW-Authenticate": challenge });
 
-// badKey is the answer to a key that the database refuses.  The parser says where a header is
-// malformed; all else that it says is for those who call functions.
+// badKey is the answer to a key that the database refuses. For a malformed header it
+// quotes the parser's position; the parser's other texts are for callers of functions.
 const badKey = (detail = "") => new Problem(400, detail.startsWith("At character")
 	? `The header Idempotency-Key is malformed. ${detail}`
-	: "The header Idempotency-Key is needed: a string of 1 to 255 characters, in double quotes.");
+	: "The header Idempotency-Key is required: a string of 1 to 255 characters, in double quotes.");
 
-// problemOf turns whatever went wrong into an answer.
+// problemOf converts an error into an answer.
 function problemOf(error) {
 	if (error instanceof Problem)
 		return error;
@@ -51,36 +51,36 @@ function problemOf(error) {
 	console.error(error instanceof Unavailable ? error.message : error);
 	if (error instanceof Unavailable)
 		return new Problem(503, "Try again with the same key.", { "Retry-After": "1" });
-	return new Problem(500, "Something is wrong here.");
+	return new Problem(500, "Internal error.");
 }
 
-// json is an answer that was read, and is not to be remembered by anybody.
+// json is an answer to a read request, which is not stored.
 const json = (body) => ({ status: 200, headers: { "Content-Type": "application/json" }, body });
 
 // ---------------------------------------------------------------------------
 // Requests
 // ---------------------------------------------------------------------------
 
-// bearerOf returns the hash of the token, which is all that the database sees of it.
+// bearerOf returns the hash of the token; the database gets only the hash.
 function bearerOf(request) {
-	const match = new RegExp(`^Bearer +(${tokenForm})$`, "i").exec(request.headers.authorization || "");
+	const match = new RegExp(`^Bearer +(${tokenPattern})$`, "i").exec(request.headers.authorization || "");
 	if (!match)
-		throw unauthorized("A bearer token is needed.", "Bearer");
+		throw unauthorized("A bearer token is required.", "Bearer");
 	return createHash("sha256").update(match[1]).digest();
 }
 
-// keyOf returns the Idempotency-Key header as it came: the database parses it.
+// keyOf returns the unparsed Idempotency-Key header: the database parses it.
 const keyOf = (request) => request.headers["idempotency-key"];
 
 // bodyOf reads a JSON object.
 async function bodyOf(request) {
 	if (!/^application\/json *(;|$)/i.test(request.headers["content-type"] || ""))
-		throw new Problem(415, "The body has to be application/json.");
+		throw new Problem(415, "The body must be application/json.");
 	const chunks = [];
 	let size = 0;
 	try {
 		for await (const chunk of request)
-			if ((size += chunk.length) <= maxBody) // what is too much is read, so that the answer is, too
+			if ((size += chunk.length) <= maxBody) // read the rest, so that the client reads the answer
 				chunks.push(chunk);
 	} catch {
 		throw new Problem(400, "The body is incomplete.");
@@ -102,19 +102,19 @@ const isAmount = (value) => Number.isSafeInteger(value) && value > 0;
 const isCurrency = (value) => typeof value === "string" && /^[A-Z]{3}$/.test(value);
 const isText = (value) => typeof value === "string" && /^[^\p{Cc}\p{Cs}]{1,200}$/u.test(value);
 
-// check compares a body with what each member of it should be.  What a client has misspelt
-// is refused, and not charged without.
+// check checks each member of a body. Misspelt members are refused, because ignoring
+// them could charge wrongly.
 function check(body, members) {
 	for (const name of Object.keys(body))
 		if (!Object.hasOwn(members, name))
 			throw new Problem(400, `There is no member "${name.slice(0, 50)}".`);
 	for (const [name, isRight] of Object.entries(members))
 		if (!isRight(body[name]))
-			throw new Problem(400, `The member "${name}" is missing or is not what it should be.`);
+			throw new Problem(400, `The member "${name}" is missing or invalid.`);
 }
 
 // ---------------------------------------------------------------------------
-// What can be asked for
+// Resources
 // ---------------------------------------------------------------------------
 
 async function createCharge(request) {
@@ -140,7 +140,7 @@ async function createOrder(request) {
 async function listCharges(request, url) {
 	const limit = url.searchParams.get("limit") ?? "20";
 	if (!/^([1-9]\d?|100)$/.test(limit))
-		throw new Problem(400, "limit is a number from 1 to 100.");
+		throw new Problem(400, "limit must be a number from 1 to 100.");
 	const [found] = await query("SELECT payments.charges($1, $2)::text AS body", bearerOf(request), limit);
 	return json(found.body);
 }
@@ -153,7 +153,7 @@ async function showCharge(request, url) {
 	return json(found.body);
 }
 
-// file is an answer that does not change.  Nothing comes from, or goes to, another place.
+// file is a constant answer. Its policy allows no other origin.
 function file(name, type, change = (text) => text) {
 	const headers = {
 		"Content-Type": type,
@@ -172,19 +172,19 @@ const routes = [
 	[/^\/openapi\.json$/, { GET: description }],
 ];
 
-// The page pays in the name of one tenant, until its keys are forgotten.
+// The page pays on behalf of one tenant, until its keys expire.
 if (process.env.PAYMENTS_TOKEN) {
-	if (!new RegExp(`^${tokenForm}$`).test(process.env.PAYMENTS_TOKEN))
-		throw new Error("PAYMENTS_TOKEN is no bearer token");
-	const remembered = JSON.parse(description().body)["x-idempotency-retention"];
+	if (!new RegExp(`^${tokenPattern}$`).test(process.env.PAYMENTS_TOKEN))
+		throw new Error("PAYMENTS_TOKEN is not a bearer token");
+	const retention = JSON.parse(description().body)["x-idempotency-retention"];
 	routes.push(
 		[/^\/$/, { GET: file("page/index.html", "text/html; charset=utf-8", (text) => text
-			.replace("{token}", process.env.PAYMENTS_TOKEN).replace("{remembered}", remembered)) }],
+			.replace("{token}", process.env.PAYMENTS_TOKEN).replace("{retention}", retention)) }],
 		[/^\/pay\.js$/, { GET: file("page/pay.js", "text/javascript; charset=utf-8") }],
 		[/^\/pay\.css$/, { GET: file("page/pay.css", "text/css; charset=utf-8") }]);
 }
 
-// answer finds out what is asked for, and returns the answer to it.
+// answer routes a request, and returns the answer.
 async function answer(request) {
 	let url;
 	try {
@@ -194,15 +194,16 @@ async function answer(request) {
 	}
 	const [, methods] = routes.find(([pattern]) => pattern.test(url.pathname)) || [];
 	if (!methods)
-		throw new Problem(404, "There is nothing here.");
+		throw new Problem(404, "There is no such resource.");
 	const method = request.method === "HEAD" ? "GET" : request.method;
 	if (!Object.hasOwn(methods, method))
-		throw new Problem(405, `${request.method} is not possible here.`,
+		throw new Problem(405, `${request.method} is not allowed here.`,
 			{ Allow: Object.keys(methods).join(", ").replace("GET", "GET, HEAD") });
 	return methods[method](request, url);
 }
 
-// send sends an answer: stored ones byte for byte, and marked as such.
+// send sends an answer: a stored one byte for byte, with a header that marks the
+// replay.
 function send(request, response, { status, headers, body, replayed }) {
 	response.writeHead(status, {
 		...headers,
@@ -218,26 +219,26 @@ function send(request, response, { status, headers, body, replayed }) {
 // The server
 // ---------------------------------------------------------------------------
 
-const atWork = new WeakMap(); // connection: how many of its requests, since they may come one behind the other
-const count = (socket, change) => atWork.set(socket, (atWork.get(socket) ?? 0) + change);
-const patience = { headersTimeout: timeout, requestTimeout: timeout, connectionsCheckingInterval: 1000 };
-const server = http.createServer(patience, async (request, response) => {
+const pending = new WeakMap(); // number of requests of a connection, because requests can be pipelined
+const count = (socket, change) => pending.set(socket, (pending.get(socket) ?? 0) + change);
+const timeouts = { headersTimeout: timeout, requestTimeout: timeout, connectionsCheckingInterval: 1000 };
+const server = http.createServer(timeouts, async (request, response) => {
 	count(request.socket, 1);
 	response.once("close", () => count(request.socket, -1));
 	const given = await answer(request).catch(problemOf);
 	try {
 		send(request, response, given);
-	} catch (error) { // what is stored is no answer: that may not end the service, and all that it is at
+	} catch (error) { // an invalid stored answer must not end the service and its other requests
 		send(request, response, problemOf(error));
 	}
 });
 
-// What is no HTTP at all gets a problem, too: unless it comes behind a request that is at work,
-// whose answer it would be taken for.
+// A request that is not HTTP gets a problem too, except after a pending request, whose
+// client would take the problem as its answer.
 server.on("clientError", (error, socket) => {
 	const { status, headers, body } = new Problem({ HPE_HEADER_OVERFLOW: 431, ERR_HTTP_REQUEST_TIMEOUT: 408 }[error.code] || 400,
-		"This is no request.");
-	if (atWork.get(socket) > 0 || !socket.writable)
+		"This is not an HTTP request.");
+	if (pending.get(socket) > 0 || !socket.writable)
 		socket.destroy();
 	else
 		socket.end(`HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\nContent-Type: ${headers["Content-Type"]}\r\n` +

@@ -3,13 +3,13 @@
  * add.c
  *	  Adds the batch to Redis Streams.
  *
- * The batch goes in chunks, each one MULTI and one EXEC sent in one go, and the next
- * one when the answer is there.  Were the commands of a chunk on their own, one that
- * Redis refuses (out of memory, say) might be overtaken by a later one of its
- * aggregate, and be late for ever.
+ * The batch is sent in chunks, each with one MULTI and one EXEC; the next chunk follows
+ * after the reply. Without MULTI, a command that Redis refuses (out of memory, say)
+ * could be overtaken by a later one of its aggregate, and then stay out of order.
  *
- * Events may be added more than once, whole batches of them, but the first copies
- * stand in order: every sender begins where all before is in the stream.
+ * Events can be added more than once, whole batches of them, but the first copies are
+ * in order: every sender starts with the first event that is not known to be in the
+ * stream.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,7 +19,7 @@
 
 #include "relay.h"
 
-/* A chunk ends when it has so many bytes: Redis keeps it in memory until EXEC. */
+/* A chunk ends when it has that many bytes: Redis keeps it in memory until EXEC. */
 #define CHUNK_BYTES (4 * 1024 * 1024)
 
 /* The fields of an entry; those that are NULL are left out. */
@@ -42,7 +42,7 @@ StreamOf(const Relay *relay, const char *topic)
 
 	if (name == NULL)
 	{
-		Say("out of memory");
+		LogInfo("out of memory");
 		exit(EXIT_REFUSED);
 	}
 	for (const char *from = relay->stream; *from != '\0'; from++)
@@ -74,7 +74,7 @@ AppendCommand(Relay *relay, const char *word)
 }
 
 /*
- * AppendEvent appends the XADD of one event.  Returns its bytes, more or less.
+ * AppendEvent appends the XADD of one event. Returns its approximate size in bytes.
  */
 static size_t
 AppendEvent(Relay *relay, int row)
@@ -110,8 +110,8 @@ AppendEvent(Relay *relay, int row)
 }
 
 /*
- * SendChunk sends the next events from the row "from".  Returns the row after them;
- * whether they arrived, the replies tell.
+ * SendChunk sends the next events from the row "from". Returns the row after them; the
+ * replies tell whether they arrived.
  */
 static int
 SendChunk(Relay *relay, int from)
@@ -133,9 +133,9 @@ SendChunk(Relay *relay, int from)
  */
 
 /*
- * NextReply waits for the next reply, and extends the lease meanwhile.  The caller
- * frees it.  Returns NULL, and the connection is lost, if none comes in time, or the
- * batch is not ours any more.
+ * NextReply waits for the next reply, and extends the lease meanwhile. The caller frees
+ * the reply. Returns NULL, and the connection is lost, if no reply comes in time, or
+ * the batch was lost.
  */
 static redisReply *
 NextReply(Relay *relay)
@@ -157,23 +157,24 @@ NextReply(Relay *relay)
 }
 
 /*
- * ParkRefused parks the events that EXEC could not add: those whose stream's name is
- * that of something else, say.  "executed" has a reply for each event from "from" on.
- * Returns false if that did not work.
+ * NackRefused calls nack for the events that EXEC could not add: for example, because
+ * the key of the stream has another type. "executed" has a reply for each event from
+ * "from" on. Returns false if that failed.
  */
 static bool
-ParkRefused(Relay *relay, int from, const redisReply *executed)
+NackRefused(Relay *relay, int from, const redisReply *executed)
 {
 	for (size_t at = 0; at < executed->elements; at++)
 		if (executed->element[at]->type == REDIS_REPLY_ERROR &&
-			!ParkEvent(relay, from + (int) at, executed->element[at]->str))
+			!NackEvent(relay, from + (int) at, executed->element[at]->str))
 			return false;
 	return true;
 }
 
 /*
- * Refuse ends a connection on which Redis refused a whole chunk: it is full, or a
- * replica now, or has no rights for us.  Another connection, or another time, may do.
+ * Refuse ends a connection on which Redis refused a whole chunk: Redis is full, or a
+ * replica, or the user has no permission. Another connection, or a later attempt, can
+ * succeed.
  */
 static void
 Refuse(Relay *relay, const char *first, const redisReply *executed)
@@ -184,8 +185,8 @@ Refuse(Relay *relay, const char *first, const redisReply *executed)
 }
 
 /*
- * ReceiveChunk reads the replies to the events from "from" to "next".  Returns
- * whether each of them is in its stream now, or parked.
+ * ReceiveChunk reads the replies to the events from "from" to "next". Returns whether
+ * each of them is now in its stream or was returned with nack.
  */
 static bool
 ReceiveChunk(Relay *relay, int from, int next)
@@ -194,7 +195,7 @@ ReceiveChunk(Relay *relay, int from, int next)
 	redisReply *reply;
 	bool added;
 
-	/* MULTI, and the commands: what is wrong with one of them spoils EXEC. */
+	/* MULTI, and the commands: an error in one of them makes EXEC fail. */
 	for (int at = 0; at < 1 + next - from; at++)
 	{
 		reply = NextReply(relay);
@@ -213,15 +214,15 @@ ReceiveChunk(Relay *relay, int from, int next)
 	else
 	{
 		RedisWorked(&relay->redis);
-		added = ParkRefused(relay, from, reply);
+		added = NackRefused(relay, from, reply);
 	}
 	freeReplyObject(reply);
 	return added;
 }
 
 /*
- * AddBatch adds the batch in hand.  Returns whether each event is in its stream now,
- * or parked; if not, some may be.
+ * AddBatch adds the current batch. Returns whether each event is now in its stream or
+ * was returned with nack; if not, some can be.
  */
 bool
 AddBatch(Relay *relay)
@@ -235,7 +236,7 @@ AddBatch(Relay *relay)
 		next = SendChunk(relay, from);
 		if (!ReceiveChunk(relay, from, next))
 			return false;
-		Note("batch %s: %d of %d added", relay->batch, next, relay->count);
+		LogDebug("batch %s: %d of %d added", relay->batch, next, relay->count);
 	}
 	return true;
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * arguments.c
- *	  What both programs read from their command line.
+ *	  The common command-line options of both programs.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,11 +12,11 @@
 
 #include "arguments.h"
 
-/* Longer waits than this are mistakes. */
+/* Longer waits than this are errors. */
 #define MOST_SECONDS 1000000
 
 /*
- * Usage says what is wrong with the command line, and leaves.
+ * Usage prints the error in the command line, and exits.
  */
 void
 Usage(const char *format, ...)
@@ -40,12 +40,12 @@ ParseCount(const char *option, const char *text, long most)
 	long count = strtol(text, &end, 10);
 
 	if (end == text || *end != '\0' || count < 1 || count > most)
-		Usage("--%s takes a number from 1 to %ld, not \"%s\"", option, most, text);
+		Usage("--%s must be a number from 1 to %ld, not \"%s\"", option, most, text);
 	return (int) count;
 }
 
 /*
- * ParseSeconds reads seconds, which may have a fraction, and returns milliseconds.
+ * ParseSeconds reads seconds, which can have a fraction, and returns milliseconds.
  */
 int64_t
 ParseSeconds(const char *option, const char *text)
@@ -54,13 +54,13 @@ ParseSeconds(const char *option, const char *text)
 	double seconds = strtod(text, &end);
 
 	if (end == text || *end != '\0' || !(seconds >= 0.001 && seconds <= MOST_SECONDS))
-		Usage("--%s takes seconds, more than 0, not \"%s\"", option, text);
+		Usage("--%s must be a positive number of seconds, not \"%s\"", option, text);
 	return (int64_t) (seconds * 1000);
 }
 
 /*
- * CommonOption takes one of the options that both programs have.  Returns false if
- * it is none of them.
+ * CommonOption reads one of the options that both programs have. Returns false for any
+ * other option.
  */
 bool
 CommonOption(Common *common, Postgres *postgres, int option, const char *value)
@@ -80,13 +80,13 @@ CommonOption(Common *common, Postgres *postgres, int option, const char *value)
 			common->timeout = ParseSeconds("timeout", value);
 			return true;
 		case 'g':
-			PatienceGiveUpAfter(ParseSeconds("give-up", value));
+			ProcessGiveUpAfter(ParseSeconds("give-up", value));
 			return true;
 		case 'D':
 			common->drain = true;
 			return true;
 		case 'v':
-			PatienceVerbose();
+			ProcessVerbose();
 			return true;
 		default:
 			return false;
@@ -94,7 +94,7 @@ CommonOption(Common *common, Postgres *postgres, int option, const char *value)
 }
 
 /*
- * CommonEnd makes what the common options say ready for use.
+ * CommonEnd prepares the values of the common options for use.
  */
 void
 CommonEnd(const Common *common, Postgres *postgres, Redis *redis, const char *name)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * arguments.h
- *	  What both programs read from their command line.
+ *	  The common command-line options of both programs.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,7 +36,7 @@ typedef struct Common
 		.redis = "redis://localhost", .batch = 100, .timeout = 10000                               \
 	}
 
-/* What --help says about them. */
+/* The text of --help for them. */
 #define COMMON_HELP                                                                                \
 	"  -d, --dbname=CONNINFO     PostgreSQL, as for psql; missing parts come from PGHOST and so\n" \
 	"                            on, or the service file\n"                                        \

@@ -1,13 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * batch.c
- *	  The batch in hand, and what PostgreSQL is told about it.
+ *	  The current batch, and the calls to PostgreSQL for it.
  *
- * A batch is fetched, and then is ours until its lease ends, whatever becomes of
- * the connection: its number says so, on any connection.  It is acknowledged, or
- * given back, or its lease runs out and somebody gets it again, whole.  An answer
- * "not current" (IK408) means that it is not ours any more, and does no harm: what
- * was added to Redis will be added once more.
+ * A fetched batch belongs to this program until its lease ends, on any connection,
+ * because the calls pass its number. It is acknowledged or returned, or its lease
+ * expires and it is redelivered as a whole. The error IK408 means that the batch was
+ * lost, which does no harm: its events are added to Redis again.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,13 +15,13 @@
 
 #include "relay.h"
 
-/* So many extensions fall into one lease: one or two may fail. */
+/* Number of extensions in one lease: one or two can fail. */
 #define EXTENSIONS_PER_LEASE 3
 
-/* How long to sleep when a fetch had nothing, and said so at once. */
+/* The sleep after a fetch that returned nothing at once. */
 #define NOTHING_MS 200
 
-/* Redis' readers need UTC, and no session's DateStyle. */
+/* Readers of the stream need UTC, whatever the session's DateStyle. */
 static const char *const fetchSql =
 	"SELECT batch, id, seq, aggregatetype, aggregateid, type, payload, headers,"
 	" pg_catalog.to_char(published_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
@@ -39,23 +38,23 @@ Interval(int64_t milliseconds, IntervalText text)
 }
 
 /*
- * Leased notes that the lease begins now, or a moment ago.
+ * LeaseStarted records that the lease starts now, or a moment ago.
  */
 static void
-Leased(Relay *relay, int64_t asked)
+LeaseStarted(Relay *relay, int64_t asked)
 {
 	relay->extendAt = asked + relay->lease / EXTENSIONS_PER_LEASE;
 }
 
 /*
- * Refused says why the server refuses, and lets the program leave: a subscription
- * that is not there, or not ours, will be so at the next try.
+ * Refused prints why the server refuses, and makes the program exit: a retry would not
+ * find a missing subscription, or one of another owner.
  */
 static void
 Refused(Relay *relay, const char *what)
 {
-	Say("%s: %s", what, relay->postgres.error);
-	Leave(EXIT_REFUSED);
+	LogInfo("%s: %s", what, relay->postgres.error);
+	RequestExit(EXIT_REFUSED);
 }
 
 /* ----------------------------------------------------------------
@@ -64,26 +63,26 @@ Refused(Relay *relay, const char *what)
  */
 
 /*
- * Keep takes the rows of a fetch as the batch in hand.
+ * StoreBatch stores the rows of a fetch as the current batch.
  */
 static void
-Keep(Relay *relay, int64_t asked)
+StoreBatch(Relay *relay, int64_t asked)
 {
 	relay->count = PQntuples(relay->postgres.result);
 	if (relay->count == 0)
 		return;
 	relay->events = relay->postgres.result;
 	relay->postgres.result = NULL;
-	relay->ours = true;
+	relay->owned = true;
 	snprintf(relay->batch, sizeof(relay->batch), "%s", EventField(relay, 0, "batch"));
-	Leased(relay, asked);
-	Note("batch %s: %d events", relay->batch, relay->count);
+	LeaseStarted(relay, asked);
+	LogDebug("batch %s: %d events", relay->batch, relay->count);
 }
 
 /*
- * FetchBatch waits for a batch.  Needs none in hand.  Returns true if relay->count
- * says what came, be it nothing; false if PostgreSQL did not answer, or if the
- * program is to leave.
+ * FetchBatch waits for a batch. Needs that there is no current batch. Returns true, and
+ * the number of events in relay->count, which can be 0; false if PostgreSQL did not
+ * answer, or if the program must exit.
  */
 bool
 FetchBatch(Relay *relay)
@@ -99,14 +98,14 @@ FetchBatch(Relay *relay)
 	switch (PostgresAskFor(&relay->postgres, relay->wait, fetchSql, 4, parameters))
 	{
 		case ANSWER_OK:
-			/* The lease begins when the fetch ends, which is hardly before now. */
-			Keep(relay, Milliseconds());
-			/* Somebody else's batch is out, or the server does not wait. */
+			/* The lease starts when the fetch ends, which is not before now. */
+			StoreBatch(relay, Milliseconds());
+			/* Another relay's batch is in flight, or the server does not wait. */
 			if (relay->count == 0 && !relay->common.drain && Milliseconds() - asked < NOTHING_MS)
 				(void) Await(-1, 0, asked + NOTHING_MS, true);
 			return true;
 		case ANSWER_AGAIN:
-			Say("fetch: %s", relay->postgres.error);
+			LogInfo("fetch: %s", relay->postgres.error);
 			(void) PostgresPause(&relay->postgres);
 			return false;
 		case ANSWER_REFUSED:
@@ -131,28 +130,28 @@ EventField(const Relay *relay, int row, const char *column)
 }
 
 /* ----------------------------------------------------------------
- * While it is ours
+ * Extending and failing
  * ----------------------------------------------------------------
  */
 
 /*
- * NotOurs tells whether the last answer says that the batch is not ours any more, and
- * remembers it.
+ * BatchLost returns whether the last error says that the batch was lost, and records
+ * that.
  */
 static bool
-NotOurs(Relay *relay)
+BatchLost(Relay *relay)
 {
 	if (strcmp(relay->postgres.state, "IK408") != 0)
 		return false;
-	Say("batch %s: %s", relay->batch, relay->postgres.error);
-	relay->ours = false;
+	LogInfo("batch %s: %s", relay->batch, relay->postgres.error);
+	relay->owned = false;
 	return true;
 }
 
 /*
- * ExtendBatch lets the lease begin anew.  Where PostgreSQL does not answer it
- * reconnects for the next time: the lease may last longer than the trouble.  Returns
- * false if the batch is not ours any more, or if the program is to leave for that.
+ * ExtendBatch restarts the lease. If PostgreSQL does not answer, it reconnects for the
+ * next attempt: the lease can outlast the outage. Returns false if the batch was lost,
+ * or if the program must exit because of that.
  */
 bool
 ExtendBatch(Relay *relay)
@@ -167,32 +166,32 @@ ExtendBatch(Relay *relay)
 						parameters))
 	{
 		case ANSWER_OK:
-			Leased(relay, asked);
-			Note("batch %s: extended", relay->batch);
+			LeaseStarted(relay, asked);
+			LogDebug("batch %s: extended", relay->batch);
 			return true;
 		case ANSWER_REFUSED:
-			if (!NotOurs(relay))
+			if (!BatchLost(relay))
 				Refused(relay, "extend");
 			return false;
 		case ANSWER_AGAIN:
-			Say("extend: %s", relay->postgres.error);
+			LogInfo("extend: %s", relay->postgres.error);
 			break;
 		case ANSWER_LOST:
 		case ANSWER_STOPPED:
 			(void) PostgresReady(&relay->postgres);
 			break;
 	}
-	Leased(relay, Milliseconds());
+	LeaseStarted(relay, Milliseconds());
 	return true;
 }
 
 /*
- * ParkEvent hands one event back that Redis will not take.  PostgreSQL gives it again
- * later, and those of its aggregate after it.  Returns false if the batch is not ours
- * any more, or if PostgreSQL did not answer.
+ * NackEvent calls nack for one event that Redis refuses. PostgreSQL redelivers the
+ * event later, and the later events of its aggregate after it. Returns false if the
+ * batch was lost, or if PostgreSQL did not answer.
  */
 bool
-ParkEvent(Relay *relay, int row, const char *error)
+NackEvent(Relay *relay, int row, const char *error)
 {
 	const char *const parameters[] = {relay->subscription, relay->batch,
 									  EventField(relay, row, "id"), error};
@@ -205,22 +204,22 @@ ParkEvent(Relay *relay, int row, const char *error)
 	if (answer == ANSWER_OK)
 	{
 		when = PostgresValue(&relay->postgres, 0, "retry_at");
-		Say("event %s: %s; %s%s", parameters[2], error, when ? "again at " : "a dead letter now",
-			when ? when : "");
+		LogInfo("event %s: %s; %s%s", parameters[2], error,
+				when ? "again at " : "a dead letter now", when ? when : "");
 	}
-	else if (answer == ANSWER_REFUSED && !NotOurs(relay))
+	else if (answer == ANSWER_REFUSED && !BatchLost(relay))
 		Refused(relay, "nack");
 	return answer == ANSWER_OK;
 }
 
 /* ----------------------------------------------------------------
- * The end of it
+ * Acknowledging and returning
  * ----------------------------------------------------------------
  */
 
 /*
- * AcknowledgeBatch says that the whole batch is in Redis, and asks until it is
- * answered.  Returns false if it is not known to be.
+ * AcknowledgeBatch acknowledges the whole batch, and repeats the call until it is
+ * answered. Returns false if the result is not known.
  */
 bool
 AcknowledgeBatch(Relay *relay)
@@ -233,14 +232,14 @@ AcknowledgeBatch(Relay *relay)
 							parameters))
 		{
 			case ANSWER_OK:
-				Note("batch %s: acknowledged", relay->batch);
+				LogDebug("batch %s: acknowledged", relay->batch);
 				return true;
 			case ANSWER_REFUSED:
-				if (!NotOurs(relay))
+				if (!BatchLost(relay))
 					Refused(relay, "ack");
 				return false;
 			case ANSWER_AGAIN:
-				Say("ack: %s", relay->postgres.error);
+				LogInfo("ack: %s", relay->postgres.error);
 				if (!PostgresPause(&relay->postgres))
 					return false;
 				break;
@@ -253,28 +252,28 @@ AcknowledgeBatch(Relay *relay)
 }
 
 /*
- * GiveBackBatch hands the whole batch back, so that somebody gets it before the lease
- * ends.  Where PostgreSQL does not answer, the lease must do.
+ * ReturnBatch returns the whole batch, so that it is redelivered before the lease
+ * ends. If PostgreSQL does not answer, the batch is redelivered after the lease.
  */
 void
-GiveBackBatch(Relay *relay)
+ReturnBatch(Relay *relay)
 {
 	const char *const parameters[] = {relay->subscription, relay->batch, "not delivered"};
 
-	if (!relay->ours)
+	if (!relay->owned)
 		return;
 	if (PostgresAsk(&relay->postgres, "SELECT idempotency.nack($1, $2::pg_catalog.int8, NULL, $3)",
 					3, parameters) == ANSWER_OK)
-		Say("batch %s: given back", relay->batch);
-	else if (!NotOurs(relay))
-		Say("batch %s: not given back, its lease has to run out", relay->batch);
+		LogInfo("batch %s: returned", relay->batch);
+	else if (!BatchLost(relay))
+		LogInfo("batch %s: not returned, redelivered after its lease", relay->batch);
 }
 
 /*
- * ForgetBatch ends the batch in hand here.
+ * DiscardBatch discards the current batch in this program.
  */
 void
-ForgetBatch(Relay *relay)
+DiscardBatch(Relay *relay)
 {
 	PQclear(relay->events);
 	relay->events = NULL;

@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * postgres.c
- *	  A connection to PostgreSQL that comes back.
+ *	  A connection to PostgreSQL that reconnects.
  *
- * No statement is tried a second time here: whoever asks must know what it means
- * that an answer was lost.  A statement that gets no answer in time counts as
- * lost, and so does the connection.
+ * This file never repeats a statement: the caller must decide what a lost answer means.
+ * A statement without an answer in time counts as lost, and so does the connection.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,8 +20,7 @@
  */
 
 /*
- * PostgresCheck tells whether the connection string can be understood, and says
- * why not.
+ * PostgresCheck returns whether the connection string is valid, and prints the error.
  */
 bool
 PostgresCheck(const Postgres *postgres)
@@ -34,7 +32,7 @@ PostgresCheck(const Postgres *postgres)
 		return true;
 	options = PQconninfoParse(postgres->conninfo, &error);
 	if (options == NULL)
-		Say("%s", error ? error : "out of memory");
+		LogInfo("%s", error ? error : "out of memory");
 	PQfreemem(error);
 	PQconninfoFree(options);
 	return options != NULL;
@@ -53,12 +51,12 @@ PostgresClose(Postgres *postgres)
 }
 
 /*
- * Lose ends a connection that is of no use any more.  Always returns false.
+ * Lose ends a connection that is unusable. Always returns false.
  */
 static bool
 Lose(Postgres *postgres, const char *why)
 {
-	Say("PostgreSQL: %s", why);
+	LogInfo("PostgreSQL: %s", why);
 	BackoffFailed(&postgres->backoff);
 	PostgresClose(postgres);
 	return false;
@@ -68,12 +66,12 @@ static void
 NoteNotice(void *argument, const char *message)
 {
 	(void) argument;
-	Note("PostgreSQL: %s", message);
+	LogDebug("PostgreSQL: %s", message);
 }
 
 /*
- * Connect tries to connect, once.  Returns false, and says why, if it cannot, or if
- * the program is to leave.
+ * Connect tries to connect once. Returns false, and prints the error, if that fails, or
+ * if the program must exit.
  */
 static bool
 Connect(Postgres *postgres)
@@ -109,13 +107,13 @@ Connect(Postgres *postgres)
 
 	PQsetNoticeProcessor(postgres->connection, NoteNotice, NULL);
 	if (postgres->backoff.failures > 0)
-		Say("PostgreSQL: connected again");
+		LogInfo("PostgreSQL: connected again");
 	return true;
 }
 
 /*
- * PostgresReady connects, if need be, and tries until it has.  Returns false if the
- * program is to leave instead.
+ * PostgresReady connects if needed, and retries until it succeeds. Returns false if the
+ * program must exit.
  */
 bool
 PostgresReady(Postgres *postgres)
@@ -130,8 +128,7 @@ PostgresReady(Postgres *postgres)
 }
 
 /*
- * PostgresPause sleeps after an ANSWER_AGAIN.  Returns false if the program is to
- * leave.
+ * PostgresPause sleeps after an ANSWER_AGAIN. Returns false if the program must exit.
  */
 bool
 PostgresPause(const Postgres *postgres)
@@ -140,7 +137,7 @@ PostgresPause(const Postgres *postgres)
 }
 
 /* ----------------------------------------------------------------
- * Asking
+ * Statements
  * ----------------------------------------------------------------
  */
 
@@ -151,14 +148,14 @@ Cancel(Postgres *postgres)
 	PGcancel *cancel = PQgetCancel(postgres->connection);
 
 	if (cancel != NULL && !PQcancel(cancel, error, sizeof(error)))
-		Note("PostgreSQL: %s", error);
+		LogDebug("PostgreSQL: %s", error);
 	PQfreeCancel(cancel);
 }
 
 /*
- * Collect reads what the server answers, and keeps the last result.  Where heedStop,
- * the statement is cancelled when the program is to leave; its answer comes all the
- * same.  Returns false if the connection is lost.
+ * Collect reads the server's answer, and keeps the last result. With heedStop, the
+ * statement is cancelled when the program must exit; its answer is still read. Returns
+ * false if the connection is lost.
  */
 static bool
 Collect(Postgres *postgres, int64_t until, bool heedStop)
@@ -193,13 +190,13 @@ Collect(Postgres *postgres, int64_t until, bool heedStop)
 }
 
 /*
- * Judge tells what an error means.
+ * ClassifyError classifies an error.
  *
- * A server that shuts down, or that has become a standby, answers, but is no use to
- * anyone: the next connection may find a better one.
+ * A server that shuts down, or that has become a standby, answers but cannot be used:
+ * the next connection can find a better one.
  */
 static Answer
-Judge(Postgres *postgres)
+ClassifyError(Postgres *postgres)
 {
 	static const char *const gone[] = {"08", "57P0", "25006", NULL};
 	static const char *const passing[] = {"40", "53", "55P03", "57014", "IK409", NULL};
@@ -228,8 +225,8 @@ Judge(Postgres *postgres)
 }
 
 /*
- * Ask sends a statement and waits for its answer.  The result, or the error, is
- * there until the next statement.
+ * Ask sends a statement and waits for its answer. The result, or the error, is valid
+ * until the next statement.
  */
 static Answer
 Ask(Postgres *postgres, int64_t within, bool heedStop, const char *sql, int count,
@@ -257,12 +254,12 @@ Ask(Postgres *postgres, int64_t within, bool heedStop, const char *sql, int coun
 		BackoffWorked(&postgres->backoff);
 		return ANSWER_OK;
 	}
-	return Judge(postgres);
+	return ClassifyError(postgres);
 }
 
 /*
- * PostgresAsk asks what is answered at once.  Needs no connection: without one the
- * answer is lost.
+ * PostgresAsk runs a statement that is answered at once. It works without a connection:
+ * then the answer is lost.
  */
 Answer
 PostgresAsk(Postgres *postgres, const char *sql, int count, const char *const *parameters)
@@ -271,8 +268,8 @@ PostgresAsk(Postgres *postgres, const char *sql, int count, const char *const *p
 }
 
 /*
- * PostgresAskFor asks what may keep the server waiting for "wait" milliseconds, and
- * is cancelled when the program is to leave.
+ * PostgresAskFor runs a statement that can wait in the server for "wait" milliseconds,
+ * and is cancelled when the program must exit.
  */
 Answer
 PostgresAskFor(Postgres *postgres, int64_t wait, const char *sql, int count,
@@ -280,14 +277,14 @@ PostgresAskFor(Postgres *postgres, int64_t wait, const char *sql, int count,
 {
 	Answer answer = Ask(postgres, postgres->timeout + wait, true, sql, count, parameters);
 
-	if (answer == ANSWER_AGAIN && Stopping() && strcmp(postgres->state, "57014") == 0)
+	if (answer == ANSWER_AGAIN && ExitRequested() && strcmp(postgres->state, "57014") == 0)
 		return ANSWER_STOPPED;
 	return answer;
 }
 
 /*
- * PostgresValue returns a field of the last result, NULL for NULL.  It lives as long
- * as the result.
+ * PostgresValue returns a field of the last result, NULL for NULL. The field is valid
+ * as long as the result.
  */
 const char *
 PostgresValue(const Postgres *postgres, int row, const char *column)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * postgres.h
- *	  A connection to PostgreSQL that comes back.
+ *	  A connection to PostgreSQL that reconnects.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,23 +12,23 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "patience.h"
+#include "process.h"
 
-/* What became of a statement. */
+/* The result of a statement. */
 typedef enum Answer
 {
 	ANSWER_OK,
-	ANSWER_AGAIN,	/* refused for now: nothing was done; PostgresPause(), then try again */
-	ANSWER_REFUSED, /* refused: nothing was done, and another try changes nothing */
-	ANSWER_LOST,	/* no answer: nobody knows whether it was done */
-	ANSWER_STOPPED	/* cancelled, since the program is to leave: nothing was done */
+	ANSWER_AGAIN,	/* refused for now, no effect: PostgresPause(), then try again */
+	ANSWER_REFUSED, /* refused, no effect: another attempt would be refused too */
+	ANSWER_LOST,	/* no answer: the effect is unknown */
+	ANSWER_STOPPED	/* cancelled because the program must exit, no effect */
 } Answer;
 
 typedef struct Postgres
 {
-	const char *conninfo; /* NULL: the environment says it all */
+	const char *conninfo; /* NULL: the environment has all parameters */
 	const char *name;	  /* application_name, unless conninfo has one */
-	int64_t timeout;	  /* how long an answer may take, in milliseconds */
+	int64_t timeout;	  /* of an answer, in milliseconds */
 	PGconn *connection;	  /* NULL: not connected */
 	PGresult *result;	  /* of the last statement, or NULL */
 	Backoff backoff;

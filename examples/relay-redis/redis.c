@@ -1,10 +1,9 @@
 /*-------------------------------------------------------------------------
  *
  * redis.c
- *	  A connection to Redis that comes back.
+ *	  A connection to Redis that reconnects.
  *
- * Nothing is tried a second time here: whoever asks must know what it means that a
- * reply was lost.
+ * This file never repeats a command: the caller must decide what a lost reply means.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,7 +21,7 @@
  */
 
 /*
- * IsNumber tells whether the text is a number from least to most.
+ * IsNumber returns whether the text is a number from least to most.
  */
 static bool
 IsNumber(const char *text, long least, long most)
@@ -34,9 +33,9 @@ IsNumber(const char *text, long least, long most)
 }
 
 /*
- * RedisParse takes unix:///path or redis://[user@]host[:port][/database] apart.  An
- * IPv6 address stands in brackets.  The password is in the environment, where ps
- * does not show it.  Returns false if the text is neither.
+ * RedisParse parses unix:///path or redis://[user@]host[:port][/database]. An IPv6
+ * address is in brackets. The password comes from the environment, where ps does not
+ * show it. Returns false if the text is neither.
  */
 bool
 RedisParse(Redis *redis, const char *url)
@@ -103,19 +102,19 @@ RedisClose(Redis *redis)
 }
 
 /*
- * RedisLose ends a connection that is of no use any more.
+ * RedisLose ends a connection that is unusable.
  */
 void
 RedisLose(Redis *redis, const char *why)
 {
-	Say("Redis: %s", why);
+	LogInfo("Redis: %s", why);
 	BackoffFailed(&redis->backoff);
 	RedisClose(redis);
 }
 
 /*
- * RedisWorked says that Redis does what it is for, which is more than to accept
- * connections: the next failure is the first one again.
+ * RedisWorked records that a command succeeded, which is more than an accepted
+ * connection: the next failure counts as the first again.
  */
 void
 RedisWorked(Redis *redis)
@@ -124,11 +123,11 @@ RedisWorked(Redis *redis)
 }
 
 /*
- * Agrees takes the reply to a question that a new connection is asked, and frees it.
- * Returns false, and ends the connection, if there is none, or it is an error.
+ * HandshakeReply reads the reply to a command on a new connection, and frees it. Returns false,
+ * and ends the connection, if there is no reply, or it is an error.
  */
 static bool
-Agrees(Redis *redis, redisReply *reply)
+HandshakeReply(Redis *redis, redisReply *reply)
 {
 	bool agrees = reply != NULL && reply->type != REDIS_REPLY_ERROR;
 
@@ -140,27 +139,27 @@ Agrees(Redis *redis, redisReply *reply)
 }
 
 /*
- * Introduce says who we are, and asks whether Redis is ready: one that loads its
- * data accepts connections already.
+ * Handshake authenticates, and checks whether Redis is ready: while it loads its data,
+ * it already accepts connections.
  */
 static bool
-Introduce(Redis *redis)
+Handshake(Redis *redis)
 {
 	const char *password = getenv("REDISCLI_AUTH");
 	const char *database = redis->database != NULL ? redis->database : "0";
 
 	if (password != NULL &&
-		!Agrees(redis, redis->user != NULL
-						   ? RedisAskWords(redis, "AUTH", redis->user, password, NULL)
-						   : RedisAskWords(redis, "AUTH", password, NULL)))
+		!HandshakeReply(redis, redis->user != NULL
+								   ? RedisAskWords(redis, "AUTH", redis->user, password, NULL)
+								   : RedisAskWords(redis, "AUTH", password, NULL)))
 		return false;
-	return Agrees(redis, RedisAskWords(redis, "CLIENT", "SETNAME", redis->name, NULL)) &&
-		   Agrees(redis, RedisAskWords(redis, "SELECT", database, NULL)) &&
-		   Agrees(redis, RedisAskWords(redis, "PING", NULL));
+	return HandshakeReply(redis, RedisAskWords(redis, "CLIENT", "SETNAME", redis->name, NULL)) &&
+		   HandshakeReply(redis, RedisAskWords(redis, "SELECT", database, NULL)) &&
+		   HandshakeReply(redis, RedisAskWords(redis, "PING", NULL));
 }
 
 /*
- * Connect tries to connect, once, and says why if it cannot.
+ * Connect tries to connect once, and prints the error.
  */
 static void
 Connect(Redis *redis)
@@ -177,13 +176,13 @@ Connect(Redis *redis)
 	(void) redisSetTimeout(redis->context, limit);
 	if (redis->path == NULL)
 		(void) redisEnableKeepAlive(redis->context);
-	if (Introduce(redis) && redis->backoff.failures > 0)
-		Say("Redis: connected again");
+	if (Handshake(redis) && redis->backoff.failures > 0)
+		LogInfo("Redis: connected again");
 }
 
 /*
- * RedisReady connects, if need be, and tries until it has.  Returns false if the
- * program is to leave instead.
+ * RedisReady connects if needed, and retries until it succeeds. Returns false if the
+ * program must exit.
  */
 bool
 RedisReady(Redis *redis)
@@ -209,19 +208,20 @@ WordsBegin(Words *words)
 }
 
 /*
- * WordsAddBytes adds a word, which must live until the command was appended.
+ * WordsAddBytes adds a word, which must stay valid until the command was appended.
  */
 void
 WordsAddBytes(Words *words, const char *word, size_t length)
 {
-	if (words->count == words->room)
+	if (words->count == words->capacity)
 	{
-		words->room = words->room * 2 + 32;
-		words->words = realloc(words->words, (size_t) words->room * sizeof(*words->words));
-		words->lengths = realloc(words->lengths, (size_t) words->room * sizeof(*words->lengths));
+		words->capacity = words->capacity * 2 + 32;
+		words->words = realloc(words->words, (size_t) words->capacity * sizeof(*words->words));
+		words->lengths =
+			realloc(words->lengths, (size_t) words->capacity * sizeof(*words->lengths));
 		if (words->words == NULL || words->lengths == NULL)
 		{
-			Say("out of memory");
+			LogInfo("out of memory");
 			exit(EXIT_REFUSED);
 		}
 	}
@@ -244,7 +244,7 @@ WordsFree(Words *words)
 }
 
 /*
- * RedisAppend adds a command to what RedisFlush sends.
+ * RedisAppend adds a command to those that RedisFlush sends.
  */
 void
 RedisAppend(Redis *redis, const Words *words)
@@ -255,7 +255,7 @@ RedisAppend(Redis *redis, const Words *words)
 }
 
 /*
- * RedisFlush sends what was appended.  Returns false if the connection is lost.
+ * RedisFlush sends the appended commands. Returns false if the connection is lost.
  */
 bool
 RedisFlush(Redis *redis)
@@ -295,8 +295,8 @@ RedisReceive(Redis *redis, int64_t until, redisReply **reply)
 }
 
 /*
- * Wait waits for the next reply for that long, and then no more: the connection is
- * lost.  Returns NULL if it is.
+ * Wait waits that long for the next reply; after that the connection counts as lost.
+ * Returns NULL if it is lost.
  */
 static redisReply *
 Wait(Redis *redis, int64_t within)
@@ -309,7 +309,7 @@ Wait(Redis *redis, int64_t within)
 }
 
 /*
- * RedisReply returns the next reply, which the caller frees; NULL: the connection is
+ * RedisReply returns the next reply, which the caller frees; NULL if the connection is
  * lost.
  */
 redisReply *
@@ -319,8 +319,8 @@ RedisReply(Redis *redis)
 }
 
 /*
- * RedisAsk sends a command and waits for its reply, which the caller frees.  "wait"
- * is how long Redis may let it block.  Returns NULL if the connection is lost.
+ * RedisAsk sends a command and waits for its reply, which the caller frees. "wait" is
+ * how long Redis can block. Returns NULL if the connection is lost.
  */
 redisReply *
 RedisAsk(Redis *redis, const Words *words, int64_t wait)
@@ -330,8 +330,8 @@ RedisAsk(Redis *redis, const Words *words, int64_t wait)
 }
 
 /*
- * RedisAskWords is RedisAsk for a command whose words are the arguments, after
- * which comes a NULL.
+ * RedisAskWords is RedisAsk for a command whose words are the arguments, followed by
+ * NULL.
  */
 redisReply *
 RedisAskWords(Redis *redis, ...)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * redis.h
- *	  A connection to Redis that comes back.
+ *	  A connection to Redis that reconnects.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,17 +13,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "patience.h"
+#include "process.h"
 
 typedef struct Redis
 {
-	char *path; /* of a Unix socket; NULL: host and port count */
+	char *path; /* of a Unix socket; NULL: host and port apply */
 	char *host;
 	int port;
 	char *user;		/* NULL: the default user */
-	char *database; /* its number; NULL: 0 */
+	char *database; /* number; NULL: 0 */
 	const char *name;
-	int64_t timeout;	   /* how long an answer may take, in milliseconds */
+	int64_t timeout;	   /* of an answer, in milliseconds */
 	redisContext *context; /* NULL: not connected */
 	Backoff backoff;
 } Redis;
@@ -34,15 +34,15 @@ typedef struct Words
 	const char **words;
 	size_t *lengths;
 	int count;
-	int room;
+	int capacity;
 } Words;
 
-/* What became of a wait for a reply. */
+/* The result of a wait for a reply. */
 typedef enum Received
 {
 	RECEIVED_REPLY,
 	RECEIVED_NOTHING, /* not yet */
-	RECEIVED_LOST	  /* and nothing will come: the connection is gone */
+	RECEIVED_LOST	  /* the connection is lost */
 } Received;
 
 extern bool RedisParse(Redis *redis, const char *url);

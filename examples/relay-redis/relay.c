@@ -1,16 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * relay.c
- *	  Carries events from the outbox of PostgreSQL to Redis Streams.
+ *	  Copies events from the outbox of PostgreSQL to Redis Streams.
  *
  *		fetch  ->  XADD, XADD, ...  ->  ack
  *
- * A batch is acknowledged when Redis has taken all of it, and not before: whatever
- * ends this program, or a connection, in between makes that batch come again.  So
- * each event is in its stream at least once, in order, and whoever reads the stream
- * asks idempotency.once() about the event's id.
+ * A batch is acknowledged only after Redis has accepted all of it. If this program or a
+ * connection ends before that, the batch is redelivered. Therefore each event is in its
+ * stream at least once, in order, and a consumer of the stream calls idempotency.once()
+ * with the event's id.
  *
- * Several relays may serve one subscription: one works, the others stand by.
+ * Several relays can serve one subscription: one works, the others are standbys.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,32 +21,32 @@
 #include "relay.h"
 
 static const char *const help =
-	"relay-redis carries events from the outbox of PostgreSQL to Redis Streams.\n"
+	"relay-redis copies events from the outbox of PostgreSQL to Redis Streams.\n"
 	"\n"
 	"Usage: relay-redis --subscription=NAME [option ...]\n"
 	"\n"
-	"  -s, --subscription=NAME   the subscription to serve; it must exist, have no handler, and\n"
-	"                            belong to the role that connects\n" COMMON_HELP
-	"  -o, --stream=NAME         the stream to add to; %t stands for the topic (default\n"
+	"  -s, --subscription=NAME   the subscription; it must exist, have no handler, and belong to\n"
+	"                            the role that connects\n" COMMON_HELP
+	"  -o, --stream=NAME         the target stream; %t is replaced by the topic (default\n"
 	"                            events:%t)\n"
-	"  -m, --maxlen=N            let Redis trim each stream to some N entries, read or not\n"
-	"  -b, --batch=N             events in one batch, at most (default 100)\n"
-	"  -p, --pipeline=N          of those, so many in one MULTI (default 100)\n"
-	"  -l, --lease=SECONDS       how long a batch is ours unless it is extended, and how long\n"
-	"                            the next relay waits if this one dies (default 30)\n"
+	"  -m, --maxlen=N            let Redis trim each stream to about N entries, read or not\n"
+	"  -b, --batch=N             maximum number of events in one batch (default 100)\n"
+	"  -p, --pipeline=N          maximum number of events in one MULTI (default 100)\n"
+	"  -l, --lease=SECONDS       lease of a batch unless it is extended; if this relay dies, the\n"
+	"                            next one waits that long (default 30)\n"
 	"  -w, --wait=SECONDS        how long one fetch waits for events (default 30)\n"
-	"  -t, --timeout=SECONDS     how long an answer may take (default 10)\n"
-	"  -g, --give-up=SECONDS     leave when PostgreSQL or Redis has failed for so long (default:\n"
-	"                            never)\n"
-	"  -D, --drain               leave when a fetch has waited in vain\n"
+	"  -t, --timeout=SECONDS     timeout of an answer (default 10)\n"
+	"  -g, --give-up=SECONDS     exit after PostgreSQL or Redis has failed for this long\n"
+	"                            (default: never)\n"
+	"  -D, --drain               exit when a fetch returns no event\n"
 	"  -v, --verbose             log every batch\n"
 	"  -h, --help                print this\n"
 	"\n"
-	"Log lines go to stderr.  SIGTERM or SIGINT: finishes the batch, or gives it back, and\n"
-	"leaves; a second one kills.\n"
+	"Log lines go to stderr.  SIGTERM or SIGINT: finishes the batch, or returns it, and\n"
+	"exits; a second one kills.\n"
 	"\n"
-	"Exit codes: 0 asked to leave, or drained; 1 PostgreSQL refuses (no such subscription, no\n"
-	"right to it); 2 the command line; 3 gave up.\n";
+	"Exit codes: 0 stopped by a signal, or drained; 1 PostgreSQL refuses (no such subscription,\n"
+	"or a missing privilege); 2 invalid command line; 3 gave up.\n";
 
 static const struct option options[] = {{"subscription", required_argument, NULL, 's'},
 										{"stream", required_argument, NULL, 'o'},
@@ -89,14 +89,14 @@ ReadOption(Relay *relay, int option, const char *value)
 			fputs(help, stdout);
 			exit(EXIT_STOPPED);
 		default:
-			/* getopt has said what is wrong */
+			/* getopt has printed the error. */
 			fputs("Try --help.\n", stderr);
 			exit(EXIT_USAGE);
 	}
 }
 
 /*
- * ReadArguments reads the command line.  Leaves if it is wrong.
+ * ReadArguments reads the command line. Exits if it is invalid.
  */
 static void
 ReadArguments(Relay *relay, int argc, char **argv)
@@ -106,22 +106,23 @@ ReadArguments(Relay *relay, int argc, char **argv)
 	while ((option = getopt_long(argc, argv, "s:d:r:o:m:b:p:l:w:t:g:Dvh", options, NULL)) != -1)
 		ReadOption(relay, option, optarg);
 	if (optind < argc)
-		Usage("\"%s\" is one word too many", argv[optind]);
+		Usage("unexpected argument \"%s\"", argv[optind]);
 	if (relay->subscription == NULL)
-		Usage("which subscription?");
+		Usage("--subscription is required");
 	if (relay->stream[0] == '\0')
-		Usage("--stream takes a name");
+		Usage("--stream must not be empty");
 	CommonEnd(&relay->common, &relay->postgres, &relay->redis, "relay-redis");
 }
 
 /*
- * Serve delivers batches until the program is to leave, or, with --drain, nothing is
- * left.  Fetches only while Redis is there: a batch out of reach helps nobody.
+ * Serve delivers batches until the program must exit, or, with --drain, until none is
+ * left. It fetches only while Redis is reachable, because otherwise it would only hold
+ * a batch.
  */
 static void
 Serve(Relay *relay)
 {
-	while (!Stopping() && RedisReady(&relay->redis) && PostgresReady(&relay->postgres))
+	while (!ExitRequested() && RedisReady(&relay->redis) && PostgresReady(&relay->postgres))
 	{
 		if (!FetchBatch(relay))
 			continue;
@@ -134,8 +135,8 @@ Serve(Relay *relay)
 		if (AddBatch(relay) && AcknowledgeBatch(relay))
 			relay->delivered += relay->count;
 		else
-			GiveBackBatch(relay);
-		ForgetBatch(relay);
+			ReturnBatch(relay);
+		DiscardBatch(relay);
 	}
 }
 
@@ -148,12 +149,12 @@ main(int argc, char **argv)
 				   .wait = 30000,
 				   .lease = 30000};
 
-	PatienceBegin("relay-redis");
+	ProcessBegin("relay-redis");
 	ReadArguments(&relay, argc, argv);
-	Say("serving %s", relay.subscription);
+	LogInfo("serving %s", relay.subscription);
 	Serve(&relay);
 	PostgresClose(&relay.postgres);
 	RedisClose(&relay.redis);
-	Say("leaving, %lld events delivered", relay.delivered);
+	LogInfo("exiting, %lld events delivered", relay.delivered);
 	return ExitCode();
 }

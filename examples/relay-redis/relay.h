@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * relay.h
- *	  What the rooms of the relay share.
+ *	  Shared declarations of the relay.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,32 +19,32 @@ typedef struct Relay
 	Redis redis;
 
 	const char *subscription;
-	const char *stream; /* %t in it stands for the topic */
+	const char *stream; /* %t is replaced by the topic */
 	int pipeline;		/* XADDs in one MULTI */
 	const char *maxlen; /* of a stream, NULL: no limit */
 	int64_t wait;		/* of a fetch, in milliseconds */
 	int64_t lease;		/* of a batch, in milliseconds */
 
-	/* The batch in hand. */
+	/* The current batch. */
 	PGresult *events; /* NULL: none */
 	int count;
-	char batch[24];	  /* its number */
-	bool ours;		  /* as far as is known */
-	int64_t extendAt; /* when its lease wants to be extended */
+	char batch[24];	  /* batch number */
+	bool owned;		  /* false after an error IK408 */
+	int64_t extendAt; /* time of the next extension */
 
 	long long delivered;
 } Relay;
 
-/* batch.c: the side of PostgreSQL */
+/* batch.c: the PostgreSQL side */
 extern bool FetchBatch(Relay *relay);
 extern bool ExtendBatch(Relay *relay);
-extern bool ParkEvent(Relay *relay, int row, const char *error);
+extern bool NackEvent(Relay *relay, int row, const char *error);
 extern bool AcknowledgeBatch(Relay *relay);
-extern void GiveBackBatch(Relay *relay);
-extern void ForgetBatch(Relay *relay);
+extern void ReturnBatch(Relay *relay);
+extern void DiscardBatch(Relay *relay);
 extern const char *EventField(const Relay *relay, int row, const char *column);
 
-/* add.c: the side of Redis */
+/* add.c: the Redis side */
 extern bool AddBatch(Relay *relay);
 
 #endif /* RELAY_H */

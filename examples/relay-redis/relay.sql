@@ -1,9 +1,9 @@
--- The publisher's side: a bank that books, and says so.
+-- The publisher's side: a bank that publishes its bookings.
 --
--- Run it with psql as a superuser, in a database that has the extension.  Each
--- booking changes the account and publishes an event in the same transaction, so
--- that both commit or neither does.  The relay needs a role that may serve one
--- subscription, and no right to any table.
+-- Run it with psql as a superuser, in a database that has the extension. Each booking
+-- changes the account and publishes an event in the same transaction, so that both
+-- commit or neither does. The relay needs a role that can use one subscription, and no
+-- privilege on any table.
 
 SELECT 'CREATE ROLE relay LOGIN' WHERE pg_catalog.to_regrole('relay') IS NULL \gexec
 
@@ -22,9 +22,9 @@ CREATE TABLE bank.entry (
 	amount bigint NOT NULL
 );
 
--- Books an amount, and publishes that.  The account is the aggregate: its row lock
--- makes the bookings of one account wait for each other, so that its events are
--- published in the order in which they commit.
+-- Books an amount, and publishes the booking. The account is the aggregate: its row
+-- lock makes the bookings of one account wait for each other, so that its events are
+-- published in commit order.
 CREATE FUNCTION bank.book(p_account integer, p_amount bigint) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

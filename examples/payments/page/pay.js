@@ -1,18 +1,19 @@
 // The Pay button.
 //
-// One intent, one key: the key is made when the user confirms, and stored with the request
-// before anything is sent.  Whatever happens from then on, a lost answer, a reload, a server
-// that is away, the same request goes out with the same key, until an answer is final.  Only
-// a new payment makes a new key.
+// One intent, one key: the page makes the key when the user confirms, and stores it
+// with the request before sending. After a lost answer, a reload, or while the server
+// is down, the page sends the same request with the same key until an answer is final.
+// Only a new payment makes a new key.
 
 "use strict";
 
 const element = (id) => document.getElementById(id);
-const { token, remembered } = document.documentElement.dataset;
+const { token, retention } = document.documentElement.dataset;
 const pauses = { first: 250, longest: 8000, answer: 15000 }; // ms
-const final = [201, 400, 402, 413, 415, 422]; // what the next try would get as well; all else may pass
+const final = [201, 400, 402, 413, 415, 422]; // a retry would get the same; other answers are retried
 
-// The intent: { key, body, begun, answer }, or null.  The answer is there once it is final.
+// The intent: { key, body, begun, answer }, or null. The answer exists once it is
+// final.
 const intent = {
 	load: () => JSON.parse(localStorage.getItem("payment")),
 	store: (value) => localStorage.setItem("payment", JSON.stringify(value)),
@@ -20,13 +21,13 @@ const intent = {
 };
 let sending = false;
 
-// isCurrent tells whether an intent is the one that is stored: another tab may have finished
+// isCurrent returns whether an intent is the stored one: another tab can have finished
 // it, and begun the next.
 const isCurrent = ({ key }) => intent.load()?.key === key;
 
-// isForgotten tells whether the server may have forgotten the key when a request arrives.
-// To send it then would be to charge again.
-const isForgotten = ({ begun }) => Date.now() - begun > 1000 * remembered - pauses.answer;
+// isExpired returns whether the key can have expired when a request arrives. Sending
+// the request then would charge again.
+const isExpired = ({ begun }) => Date.now() - begun > 1000 * retention - pauses.answer;
 
 // show sets the page to a state.
 function show(state, text, charge = "") {
@@ -41,7 +42,8 @@ function show(state, text, charge = "") {
 	element("again").hidden = !over;
 }
 
-// fill has the fields say what is being paid, which a reload makes them forget, or begin anew.
+// fill restores the fields of the current payment, which a reload clears, or resets
+// them.
 function fill(value) {
 	element("form").reset();
 	if (value === null)
@@ -51,7 +53,7 @@ function fill(value) {
 	element("card").value = description;
 }
 
-// showAnswer shows an answer that is final.
+// showAnswer shows a final answer.
 function showAnswer({ status, body }) {
 	if (status === 201)
 		show("paid", `Paid: ${(body.amount / 100).toFixed(2)} ${body.currency}.`, String(body.id));
@@ -59,8 +61,8 @@ function showAnswer({ status, body }) {
 		show("refused", body.detail || body.title || `Refused (${status}).`);
 }
 
-// attempt sends the request once.  Returns an answer that is final, or how long to wait at
-// least; an answer that does not arrive whole is none.
+// attempt sends the request once. Returns a final answer, or the minimal wait; an
+// incomplete answer does not count.
 async function attempt({ key, body }) {
 	try {
 		const response = await fetch("/charges", {
@@ -81,13 +83,13 @@ async function attempt({ key, body }) {
 	}
 }
 
-// send sends the intent until there is an answer, or no use in asking for one.
+// send sends the intent until there is a final answer, or the key has expired.
 async function send(value) {
 	if (sending)
 		return;
 	sending = true;
 	show("sending", "Paying\u2026");
-	for (let pause = pauses.first; isCurrent(value) && !isForgotten(value); pause = Math.min(2 * pause, pauses.longest)) {
+	for (let pause = pauses.first; isCurrent(value) && !isExpired(value); pause = Math.min(2 * pause, pauses.longest)) {
 		const { answer, wait } = await attempt(value);
 		if (answer) {
 			if (isCurrent(value))
@@ -101,9 +103,9 @@ async function send(value) {
 	resume();
 }
 
-// newKey makes a UUID of version 7, which begins with the time: the server's index likes such
-// ones side by side.  crypto.randomUUID() makes version 4, and is not there on a page that came
-// by plain HTTP.
+// newKey makes a UUID of version 7, which begins with the time: adjacent keys suit the
+// server's index. crypto.randomUUID() makes version 4, and is missing on pages over
+// plain HTTP.
 function newKey() {
 	const bytes = crypto.getRandomValues(new Uint8Array(10));
 	bytes[0] = 0x70 | bytes[0] & 0x0f;
@@ -113,7 +115,8 @@ function newKey() {
 		.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
 }
 
-// resume goes on with what is stored: after a reload, an answer, or what another tab has done.
+// resume continues with the stored intent: after a reload, an answer, or a change by
+// another tab.
 function resume() {
 	const value = intent.load();
 	fill(value);
@@ -121,8 +124,8 @@ function resume() {
 		show("ready", "");
 	else if (value.answer)
 		showAnswer(value.answer);
-	else if (isForgotten(value))
-		show("refused", "Nobody knows any more whether this was paid. Please look at your charges before you try again.");
+	else if (isExpired(value))
+		show("refused", "The key of this payment has expired. Check your charges before you pay again.");
 	else
 		send(value);
 }
@@ -158,7 +161,7 @@ element("again").addEventListener("click", () => {
 	element("amount").focus();
 });
 
-// another tab has begun, finished or cleared a payment
+// Another tab has begun, finished or cleared a payment.
 addEventListener("storage", () => {
 	if (!sending)
 		resume();

@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
- * patience.c
- *	  Log lines, signals, waiting, and when to give up.
+ * process.c
+ *	  Log lines, signals, waits, and when to give up.
  *
- * Nothing here knows what the program does.  The first SIGTERM or SIGINT asks it
- * to leave: it ends the waits that heed a stop, and the loops that ask Stopping().
- * A second one kills it, which costs nothing but a delivery more.
+ * This file is independent of the program's task. The first SIGTERM or SIGINT asks the
+ * program to exit: it ends the waits with heedStop, and the loops that call ExitRequested().
+ * A second signal kills it, which costs only a redelivery.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,9 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "patience.h"
+#include "process.h"
 
-/* The pause after the first failure, and the longest. */
+/* The pause after the first failure, and the maximum. */
 #define BACKOFF_FIRST_MS 100
 #define BACKOFF_LONGEST_MS 10000
 
@@ -34,7 +34,7 @@ static unsigned int dice;
 static volatile sig_atomic_t stopping = 0;
 static int exitCode = EXIT_STOPPED;
 
-/* The signal handler writes here, so that a wait which has just begun ends. */
+/* The signal handler writes to this pipe, so that a wait that has just begun ends. */
 static int stopPipe[2];
 
 /* ----------------------------------------------------------------
@@ -43,8 +43,8 @@ static int stopPipe[2];
  */
 
 /*
- * Write writes one line to stderr, by one system call: what was logged before a
- * kill -9 is there.
+ * Write writes one line to stderr by one system call, so that lines logged before a
+ * kill -9 are complete.
  */
 static void
 Write(const char *format, va_list arguments)
@@ -71,10 +71,10 @@ Write(const char *format, va_list arguments)
 }
 
 /*
- * Say logs what an operator wants to know.
+ * LogInfo logs a message for operators.
  */
 void
-Say(const char *format, ...)
+LogInfo(const char *format, ...)
 {
 	va_list arguments;
 
@@ -84,10 +84,10 @@ Say(const char *format, ...)
 }
 
 /*
- * Note logs what is wanted with --verbose only.
+ * LogDebug logs a message only with --verbose.
  */
 void
-Note(const char *format, ...)
+LogDebug(const char *format, ...)
 {
 	va_list arguments;
 
@@ -99,7 +99,7 @@ Note(const char *format, ...)
 }
 
 /* ----------------------------------------------------------------
- * Leaving
+ * Exiting
  * ----------------------------------------------------------------
  */
 
@@ -115,20 +115,20 @@ StopHandler(int signal)
 }
 
 /*
- * PatienceBegin installs the signal handlers; call it first.  "program" is the
+ * ProcessBegin installs the signal handlers; call it first.  "program" is the
  * name in the log.
  */
 void
-PatienceBegin(const char *program)
+ProcessBegin(const char *program)
 {
-	/* A second signal finds the default again. */
+	/* A second signal gets the default action again. */
 	struct sigaction stop = {.sa_handler = StopHandler, .sa_flags = (int) SA_RESETHAND};
 
 	programName = program;
 	dice = (unsigned int) getpid() ^ (unsigned int) time(NULL);
 	if (pipe2(stopPipe, O_NONBLOCK | O_CLOEXEC) != 0)
 	{
-		Say("pipe: %s", strerror(errno));
+		LogInfo("pipe: %s", strerror(errno));
 		exit(EXIT_REFUSED);
 	}
 	sigaction(SIGTERM, &stop, NULL);
@@ -137,39 +137,39 @@ PatienceBegin(const char *program)
 }
 
 /*
- * PatienceVerbose lets Note() speak.
+ * ProcessVerbose enables LogDebug().
  */
 void
-PatienceVerbose(void)
+ProcessVerbose(void)
 {
 	verbose = true;
 }
 
 /*
- * PatienceGiveUpAfter sets how long something may fail before the program leaves
- * with EXIT_UNREACHABLE; without it, never.
+ * ProcessGiveUpAfter sets how long an operation can fail before the program exits with
+ * EXIT_UNREACHABLE; without it, never.
  */
 void
-PatienceGiveUpAfter(int64_t milliseconds)
+ProcessGiveUpAfter(int64_t milliseconds)
 {
 	giveUpAfter = milliseconds;
 }
 
 /*
- * Stopping tells whether the program has been asked to leave.
+ * ExitRequested returns whether the program was asked to exit.
  */
 bool
-Stopping(void)
+ExitRequested(void)
 {
 	return stopping != 0;
 }
 
 /*
- * Leave asks the program to leave, as a signal does, with that exit code.  The
- * first reason counts.
+ * RequestExit asks the program to exit, like a signal, with that exit code. The first reason
+ * counts.
  */
 void
-Leave(int code)
+RequestExit(int code)
 {
 	if (exitCode == EXIT_STOPPED)
 		exitCode = code;
@@ -177,7 +177,7 @@ Leave(int code)
 }
 
 /*
- * ExitCode returns what main() is to return.
+ * ExitCode returns the exit code for main().
  */
 int
 ExitCode(void)
@@ -191,7 +191,7 @@ ExitCode(void)
  */
 
 /*
- * Milliseconds returns a clock that nobody sets.
+ * Milliseconds returns a monotonic clock.
  */
 int64_t
 Milliseconds(void)
@@ -203,8 +203,8 @@ Milliseconds(void)
 }
 
 /*
- * Await waits until the file descriptor (-1: none) is ready, "until" has come, or,
- * if heedStop, the program is asked to leave.
+ * Await waits until the file descriptor (-1: none) is ready, the time "until" has come,
+ * or, if heedStop, the program is asked to exit.
  */
 Awaited
 Await(int fd, short events, int64_t until, bool heedStop)
@@ -216,7 +216,7 @@ Await(int fd, short events, int64_t until, bool heedStop)
 		int64_t left = until - Milliseconds();
 		int ready;
 
-		if (heedStop && Stopping())
+		if (heedStop && ExitRequested())
 			return AWAITED_STOP;
 		if (left < 0)
 			left = 0;
@@ -239,7 +239,7 @@ BackoffFailed(Backoff *backoff)
 }
 
 /*
- * BackoffWorked forgets the failures.
+ * BackoffWorked resets the failures.
  */
 void
 BackoffWorked(Backoff *backoff)
@@ -248,9 +248,9 @@ BackoffWorked(Backoff *backoff)
 }
 
 /*
- * Pause sleeps after that many failures: twice as long each time, with a random part,
- * so that many do not come back at the same moment.  Returns false if the program is
- * to leave.
+ * Pause sleeps after that many failures: twice as long each time, with random jitter,
+ * so that clients do not reconnect at the same moment. Returns false if the program
+ * must exit.
  */
 bool
 Pause(int failures)
@@ -266,18 +266,18 @@ Pause(int failures)
 }
 
 /*
- * BackoffSleep sleeps after a failure; without one it does not.  Returns false if the
- * program is to leave, which it also is when this has failed for too long.
+ * BackoffSleep sleeps after a failure; without one it does not. Returns false if the
+ * program must exit, also because the failures have lasted too long.
  */
 bool
 BackoffSleep(const Backoff *backoff)
 {
 	if (backoff->failures == 0)
-		return !Stopping();
+		return !ExitRequested();
 	if (giveUpAfter > 0 && Milliseconds() - backoff->since >= giveUpAfter)
 	{
-		Say("giving up after %d failures", backoff->failures);
-		Leave(EXIT_UNREACHABLE);
+		LogInfo("giving up after %d failures", backoff->failures);
+		RequestExit(EXIT_UNREACHABLE);
 		return false;
 	}
 	return Pause(backoff->failures);

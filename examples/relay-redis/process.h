@@ -1,23 +1,23 @@
 /*-------------------------------------------------------------------------
  *
- * patience.h
- *	  Log lines, signals, waiting, and when to give up.
+ * process.h
+ *	  Log lines, signals, waits, and when to give up.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef PATIENCE_H
-#define PATIENCE_H
+#ifndef PROCESS_H
+#define PROCESS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 /* The exit codes. */
-#define EXIT_STOPPED 0	   /* by a signal, or because nothing was left to do */
-#define EXIT_REFUSED 1	   /* what another try would not change */
-#define EXIT_USAGE 2	   /* the command line */
+#define EXIT_STOPPED 0	   /* by a signal, or drained */
+#define EXIT_REFUSED 1	   /* another attempt would be refused too */
+#define EXIT_USAGE 2	   /* invalid command line */
 #define EXIT_UNREACHABLE 3 /* PostgreSQL or Redis, for longer than --give-up */
 
-/* How a wait ended. */
+/* The end of a wait. */
 typedef enum Awaited
 {
 	AWAITED_READY,
@@ -25,22 +25,22 @@ typedef enum Awaited
 	AWAITED_STOP
 } Awaited;
 
-/* The failures of one kind since it worked last. */
+/* The failures of one kind since its last success. */
 typedef struct Backoff
 {
 	int failures;
 	int64_t since; /* when the first of them was, in milliseconds */
 } Backoff;
 
-extern void PatienceBegin(const char *program);
-extern void PatienceVerbose(void);
-extern void PatienceGiveUpAfter(int64_t milliseconds);
+extern void ProcessBegin(const char *program);
+extern void ProcessVerbose(void);
+extern void ProcessGiveUpAfter(int64_t milliseconds);
 
-extern void Say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-extern void Note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+extern void LogInfo(const char *format, ...) __attribute__((format(printf, 1, 2)));
+extern void LogDebug(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-extern bool Stopping(void);
-extern void Leave(int code);
+extern bool ExitRequested(void);
+extern void RequestExit(int code);
 extern int ExitCode(void);
 
 extern int64_t Milliseconds(void);
@@ -51,4 +51,4 @@ extern void BackoffFailed(Backoff *backoff);
 extern void BackoffWorked(Backoff *backoff);
 extern bool BackoffSleep(const Backoff *backoff);
 
-#endif /* PATIENCE_H */
+#endif /* PROCESS_H */
