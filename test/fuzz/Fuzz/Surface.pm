@@ -220,6 +220,11 @@ sub function
 sub trigger
 {
 	my ($self, $name) = @_;
+
+	# The server compiles a PL/pgSQL trigger function once per trigger, and keeps the
+	# result when the trigger is dropped.
+	return 'UPDATE idempotency.outbox SET type = ' . literal(hostile_bytes()) if $name =~ /refuse_update/;
+
 	my $when = pick('BEFORE', 'AFTER');
 	my $what = pick('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE');
 	my $each = $what eq 'TRUNCATE' ? 'STATEMENT' : pick('ROW', 'STATEMENT');
