@@ -91,6 +91,14 @@ static ExtensionQuery writeQuery = {
 	.types = POSITION_TYPES,
 };
 
+static ExtensionQuery lockQuery = {
+	.table = "position",
+	.text = "SELECT FROM idempotency.position WHERE subscription OPERATOR(pg_catalog.=) $1"
+			" FOR UPDATE SKIP LOCKED",
+	.parameters = 1,
+	.types = {TEXTOID},
+};
+
 static ExtensionQuery deleteQuery = {
 	.table = "position",
 	.text = "DELETE FROM idempotency.position WHERE subscription OPERATOR(pg_catalog.=) $1",
@@ -343,6 +351,18 @@ PositionWrite(const text *subscription, Position *position)
 	if (ExtensionQueryDo(&writeQuery, values, isnull) != 1)
 		ErrorPositionChanged(subscription);
 	position->version++;
+}
+
+/*
+ * PositionLock locks the row of a position, to the end of the transaction.  Returns false,
+ * without waiting, if an administrator's session has locked it, or there is none.
+ */
+bool
+PositionLock(const text *subscription)
+{
+	Datum values[] = {PointerGetDatum(subscription)};
+
+	return ExtensionQueryDo(&lockQuery, values, NULL) > 0;
 }
 
 /*

@@ -43,6 +43,12 @@
 /* How often there is a survey, if nothing is reaped, in milliseconds. */
 #define SURVEY_MS 10000
 
+/*
+ * After how many milliseconds a visit that got no slot is tried again.  The end of a
+ * worker of another extension does not set the latch.
+ */
+#define SLOT_MS 500
+
 /* DATABASE_RARE: visited every so many cycles. */
 #define RARE_CYCLES 10
 
@@ -228,8 +234,8 @@ CycleReport(Oid database, VisitResult result)
 }
 
 /*
- * StartVisit starts a worker for a database.  Returns whether it has: the database may
- * be locked, have a late worker, or there may be no slot.
+ * StartVisit starts a worker for a database, and sets cycle.worker: NULL if there is no
+ * slot for one.  Returns false if the database is locked or has a late worker.
  */
 static bool
 StartVisit(Database *database)
@@ -254,14 +260,16 @@ StartVisit(Database *database)
 
 	cycle.worker = WorkerStart(&reaper, database->oid, &job, sizeof(job));
 	cycle.visited = database;
+	database->due = cycle.worker == NULL;
 	INSTR_TIME_SET_CURRENT(cycle.since);
-	return cycle.worker != NULL;
+	return true;
 }
 
 /*
  * EndVisit reads the report of a worker that has ended.  A database with more to do
- * stays due.  A survey does not open the tables that a reaper was refused: what is known of
- * them stays.
+ * stays due.  What is known of a database stays where the visit says nothing about it: a
+ * survey does not open the tables that a reaper was refused, and a worker that was
+ * terminated may have had no connection yet.
  */
 static void
 EndVisit(void)
@@ -277,7 +285,8 @@ EndVisit(void)
 	pfree(cycle.worker);
 	worked = result == VISIT_UNFINISHED || result == VISIT_ENDED;
 	database->due = result == VISIT_UNFINISHED;
-	if (worked && !cycle.reap && database->refused)
+	if ((worked && !cycle.reap && database->refused) ||
+		(result == VISIT_FAILED && cycle.state == CYCLE_TERMINATING))
 		return;
 	database->refused = result == VISIT_REFUSED;
 	database->state = worked ? DATABASE_REAPED : DATABASE_RARE;
@@ -351,7 +360,7 @@ BeginCycle(void)
 
 /*
  * StartNextVisit starts the next visit of the list, again and again until nothing is due or the
- * next cycle must begin.  Returns whether it has started one.
+ * next cycle must begin.  Returns false then, and otherwise as StartVisit().
  */
 static bool
 StartNextVisit(void)
@@ -389,6 +398,7 @@ CycleRun(void)
 {
 	for (;;)
 	{
+		bool chosen;
 		long left;
 
 		switch (cycle.state)
@@ -400,7 +410,14 @@ CycleRun(void)
 				break;
 
 			case CYCLE_CHOOSING:
-				cycle.state = StartNextVisit() ? CYCLE_VISITING : CYCLE_RESTING;
+				chosen = StartNextVisit();
+				SchedulerWantSlot(chosen && cycle.worker == NULL);
+				if (chosen && cycle.worker == NULL)
+				{
+					cycle.next--;
+					return SLOT_MS;
+				}
+				cycle.state = chosen ? CYCLE_VISITING : CYCLE_RESTING;
 				break;
 
 			case CYCLE_VISITING:

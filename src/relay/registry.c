@@ -563,6 +563,7 @@ InitializeRegistry(void *memory, LWLock *lock)
 	pg_atomic_init_u32(&registry->generation, 0);
 	pg_atomic_init_u32(&registry->waiting, 0);
 	pg_atomic_init_u32(&registry->working, 0);
+	pg_atomic_init_u32(&registry->slotWanted, 0);
 	registry->size = RelaySubscriptions;
 	registry->subscriptions = (RelaySubscription *) slots;
 	registry->databases =

@@ -93,6 +93,7 @@ typedef struct RelayRegistry
 	pg_atomic_uint32 generation; /* grows when a database slot is taken or freed */
 	pg_atomic_uint32 waiting;	 /* subscriptions that need a worker */
 	pg_atomic_uint32 working;	 /* subscriptions that have one */
+	pg_atomic_uint32 slotWanted; /* a visit waits for the slot of a worker */
 	uint64 clock;
 	int count;			   /* of subscriptions */
 	int used;			   /* no slot from this one on was ever taken */
@@ -149,6 +150,7 @@ extern void SchedulerReset(void);
 extern bool SchedulerChoose(int workers, RelayJob *job);
 extern TimestampTz SchedulerNextTime(void);
 extern void SchedulerRetryAll(void);
+extern void SchedulerWantSlot(bool wanted);
 extern void SchedulerStartFailed(const RelayJob *job, RelayEnd end);
 extern List *SchedulerDatabases(void);
 extern void SchedulerSetBlocked(Oid database, bool blocked);

@@ -147,9 +147,9 @@ Best(int *ready, int *working)
 }
 
 /*
- * Take chooses the next subscription, if fewer than "workers" are at work, and gives it
- * that state.  Unless "like" is NULL, it must be of that one's database and owner.
- * Returns NULL if there is none.  Needs the lock.
+ * Take chooses the next subscription, if fewer than "workers" are at work and no visit
+ * waits for a slot, and gives it that state.  Unless "like" is NULL, it must be of that
+ * one's database and owner.  Returns NULL if there is none.  Needs the lock.
  */
 static RelaySubscription *
 Take(int workers, RelayState state, const RelayJob *like, RelayJob *job)
@@ -160,8 +160,9 @@ Take(int workers, RelayState state, const RelayJob *like, RelayJob *job)
 	int working;
 
 	best = Best(&ready, &working);
-	if (best != NULL && (working >= workers || (like != NULL && (best->database != like->database ||
-																 best->owner != like->owner))))
+	if (best != NULL &&
+		(working >= workers || pg_atomic_read_u32(&registry->slotWanted) != 0 ||
+		 (like != NULL && (best->database != like->database || best->owner != like->owner))))
 		best = NULL;
 	if (best != NULL)
 	{
@@ -229,12 +230,23 @@ SchedulerRetryAll(void)
 }
 
 /*
+ * SchedulerWantSlot records whether a visit waits for the slot of a worker: then no
+ * subscription is chosen, and workers leave as if others waited for theirs.
+ */
+void
+SchedulerWantSlot(bool wanted)
+{
+	pg_atomic_write_u32(&Registry->slotWanted, wanted);
+}
+
+/*
  * SchedulerReset prepares for a new launcher: workers that the previous one has
- * requested may never start.
+ * requested may never start, and it has no visit.
  */
 void
 SchedulerReset(void)
 {
+	SchedulerWantSlot(false);
 	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
 	for (int slot = 0; slot < Registry->used; slot++)
 	{
@@ -364,13 +376,14 @@ SchedulerSetBlocked(Oid database, bool blocked)
 }
 
 /*
- * SchedulerIsCrowded tells whether a subscription waits for a worker, or there are more
- * workers than may be.  Takes no lock.
+ * SchedulerIsCrowded tells whether a subscription or a visit waits for a worker, or there
+ * are more workers than may be.  Takes no lock.
  */
 bool
 SchedulerIsCrowded(void)
 {
 	return pg_atomic_read_u32(&Registry->waiting) > 0 ||
+		   pg_atomic_read_u32(&Registry->slotWanted) != 0 ||
 		   pg_atomic_read_u32(&Registry->working) > (uint32) RelayWorkers;
 }
 

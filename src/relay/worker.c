@@ -254,7 +254,7 @@ LockTables(void)
 
 /*
  * GiveBack gives the batch back, in a transaction of its own.  Returns false if another
- * session has locked the subscription, or a table.
+ * session has locked the subscription, its position, or a table.
  */
 static bool
 GiveBack(void)
@@ -270,7 +270,8 @@ GiveBack(void)
 	}
 	PushActiveSnapshot(GetTransactionSnapshot());
 	subscription = SubscriptionFindNumber(job.number);
-	done = subscription == NULL || SubscriptionLock(subscription->name, 0);
+	done = subscription == NULL ||
+		   (SubscriptionLock(subscription->name, 0) && PositionLock(subscription->name));
 	if (done && subscription != NULL)
 	{
 		/* See what the previous owner of the lock has committed */

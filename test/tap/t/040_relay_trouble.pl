@@ -220,6 +220,21 @@ becomes_true(q{SELECT count(*) = 2 FROM done WHERE topic = 'locked'}, 'another w
 is($node->safe_psql('postgres', q{SELECT max(attempt) FROM done}), '1', 'no event has failed');
 idle();
 $node->safe_psql('postgres', 'DELETE FROM flag');
+
+# The same while another session has locked the row of the position.
+publish('row', [ 'await', 'x' ]);
+$locked = waits_in_handler();
+$session = open_session($node);
+$session->query_safe(q{BEGIN; SELECT FROM idempotency.position WHERE subscription = 'all' FOR UPDATE});
+$node->safe_psql('postgres', "SELECT pg_terminate_backend($locked)");
+becomes_true("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $locked)", 'a terminated worker does not wait for the lock of a row');
+$node->safe_psql('postgres', q{INSERT INTO flag VALUES ('go')});
+$session->query_safe('COMMIT');
+$session->quit;
+becomes_true(q{SELECT count(*) = 2 FROM done WHERE topic = 'row'}, 'another worker handles the events after the row is unlocked');
+is($node->safe_psql('postgres', q{SELECT max(attempt) FROM done}), '1', 'no event has failed while the row was locked');
+idle();
+$node->safe_psql('postgres', 'DELETE FROM flag');
 is_quiet('terminated workers', qr/exited with exit code 1|terminating background worker/);
 $node->safe_psql('postgres', 'DELETE FROM done');
 
@@ -322,34 +337,57 @@ $lock->quit;
 idle();
 $node->safe_psql('postgres', 'DELETE FROM done');
 
-# This server has space for 40 subscriptions. A client that creates one more gets a
-# warning; the log reports it once, and the subscription shows it. Subscriptions without
-# space get it when others are deleted.
-as_app(q{SELECT count(idempotency.subscribe('space ' || i, ARRAY['space'], 'other(idempotency.event)')) FROM generate_series(1, 46) AS i});
-log_comes(qr/LOG:  idempotency relay does not serve further subscriptions/, 'the log reports that no space is left');
+# One slot is left beside this launcher and the server's own. Visits and relays alternate:
+# a relay that always has more to do leaves the slot to a visit, and visits that follow
+# each other leave it to a relay.
+my $slots = $node->safe_psql('postgres', 'SHOW max_worker_processes');
+$node->safe_psql('postgres', $_) foreach q{ALTER SYSTEM SET max_worker_processes = 3}, q{ALTER SYSTEM SET idempotency.reaper_naptime = '100ms'};
+$node->restart;
+log_since();
+as_app(q{SELECT count(idempotency.publish('nap', '{"do": "nap 0.05"}')) FROM generate_series(1, 400)});
+expire_keys($node, 10, 'k', 'postgres');
+becomes_true(q{SELECT count(*) = 0 FROM idempotency.key}, 'a visit gets the slot of a relay');
+my $handled = $node->safe_psql('postgres', 'SELECT count(*) FROM done');
+cmp_ok($handled, '<', 400, 'the relay has more to do');
+becomes_true("SELECT count(*) > $handled FROM done", 'the relay gets the slot of a visit');
+expire_keys($node, 10, 'k', 'postgres');
+becomes_true(q{SELECT count(*) = 0 FROM idempotency.key}, 'the next visit gets it back');
+cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM done'), '<', 400, 'the relay still has more to do');
+becomes_true('SELECT count(*) = 400 FROM done', 'the relay handles all events');
+$node->safe_psql('postgres', $_) foreach qq{ALTER SYSTEM SET max_worker_processes = $slots}, q{ALTER SYSTEM SET idempotency.reaper_naptime = '1h'};
+$node->restart;
+idle();
+is_quiet('one slot', qr/no background worker slot is free|exited with exit code 1|terminating background worker/);
+$node->safe_psql('postgres', 'DELETE FROM done');
+
+# This server has 40 slots for subscriptions. A client that creates one more gets a
+# warning; the log reports it once, and the subscription shows it. Subscriptions without a
+# slot get one when others are deleted.
+as_app(q{SELECT count(idempotency.subscribe('slot ' || i, ARRAY['slot'], 'other(idempotency.event)')) FROM generate_series(1, 46) AS i});
+log_comes(qr/LOG:  idempotency relay does not serve further subscriptions/, 'the log reports that no slot of the relay is free');
 like(fails_with_app(qq{SELECT idempotency.subscribe('late $_', ARRAY['late'], 'other(idempotency.event)')}),
-	qr/WARNING:  the server has no place left for a subscription with a handler\n.*DETAIL:  .* 40 places/, 'subscribe warns') foreach 1 .. 3;
-becomes_true(q{SELECT count(*) = 3 FROM idempotency.subscription WHERE subscription LIKE 'late %' AND last_error = 'no place: idempotency.relay_subscriptions is 40'},
+	qr/WARNING:  no slot is free for another subscription with a handler\n.*DETAIL:  All 40 slots/, 'subscribe warns') foreach 1 .. 3;
+becomes_true(q{SELECT count(*) = 3 FROM idempotency.subscription WHERE subscription LIKE 'late %' AND last_error = 'no slot is free: idempotency.relay_subscriptions is 40'},
 	'the subscription shows why it is not served');
 idle();
 publish('late', 'late');
 idle();
-is(done(q{topic = 'other'}), '', 'a subscription without space is not delivered');
+is(done(q{topic = 'other'}), '', 'a subscription without a slot is not delivered');
 
 # Another database still gets its own share, and no more.
 unlike(($node->psql('second', q{SELECT idempotency.subscribe('share ' || i, ARRAY['share'], 'handle(idempotency.event)') FROM generate_series(1, 10) AS i},
 	extra_params => [ '--username', 'app' ]))[2], qr/WARNING/, 'another database gets its share');
 publish('share', 'x', dbname => 'second');
 becomes_true(q{SELECT count(*) = 10 FROM done WHERE topic = 'share'}, 'the other database is delivered', 'second');
-becomes_true(q{SELECT count(*) >= 14 FROM idempotency.subscription WHERE last_error LIKE 'no place: %'}, 'subscriptions that lost their space show it');
-is($node->safe_psql('second', q{SELECT count(*) FROM idempotency.subscription WHERE last_error LIKE 'no place: %'}), '0', 'the other database keeps its space');
-is(scalar(() = log_since() =~ /does not serve further/g), 1, 'the lack of space is logged once');
+becomes_true(q{SELECT count(*) >= 14 FROM idempotency.subscription WHERE last_error LIKE 'no slot is free: %'}, 'subscriptions that lost their slot show it');
+is($node->safe_psql('second', q{SELECT count(*) FROM idempotency.subscription WHERE last_error LIKE 'no slot is free: %'}), '0', 'the other database keeps its slots');
+is(scalar(() = log_since() =~ /does not serve further/g), 1, 'the lack of slots of the relay is logged once');
 as_app(q{SELECT count(idempotency.unsubscribe('share ' || i)) FROM generate_series(1, 10) AS i}, 'second');
-as_app(q{SELECT count(idempotency.unsubscribe('space ' || i)) FROM generate_series(1, 46) AS i});
-becomes_true(q{SELECT count(*) = 3 FROM done WHERE topic = 'other'}, 'subscriptions that get space are delivered');
+as_app(q{SELECT count(idempotency.unsubscribe('slot ' || i)) FROM generate_series(1, 46) AS i});
+becomes_true(q{SELECT count(*) = 3 FROM done WHERE topic = 'other'}, 'subscriptions that get a slot are delivered');
 as_app(qq{SELECT idempotency.unsubscribe('late $_')}) foreach 1 .. 3;
 idle();
-is_quiet('space');
+is_quiet('slots');
 $node->safe_psql('postgres', 'DELETE FROM done');
 
 # ----------------------------------------------------------------
