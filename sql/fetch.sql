@@ -541,4 +541,15 @@ SELECT pg_temp.error_of($$SELECT * FROM idempotency.fetch('fetch')$$);
 ROLLBACK;
 SELECT pg_temp.fetch('fetch');
 
+-- A number that a consumer has met without an event is given up: an event that a restore
+-- inserts under it again is not delivered to that consumer.
+SELECT pg_temp.ack('fetch'), pg_temp.publish('{121, 122}');
+CREATE TEMPORARY TABLE deleted AS SELECT * FROM idempotency.outbox WHERE payload::text = '121';
+DELETE FROM idempotency.outbox WHERE payload::text = '121';
+SELECT pg_temp.drain('fetch');
+SELECT pg_temp.publish('{123}');
+SELECT pg_temp.drain('fetch');
+INSERT INTO idempotency.outbox SELECT * FROM deleted;
+SELECT pg_temp.drain('fetch');
+
 SELECT idempotency.unsubscribe('fetch');

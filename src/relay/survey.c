@@ -47,8 +47,8 @@ static ExtensionQuery surveyQuery = {
 	.table = "subscription",
 	.text =
 		"SELECT s.number, s.owner, p.batch IS NOT NULL"
-		" OR EXISTS (SELECT FROM pg_catalog.unnest(p.inflight) WITH ORDINALITY AS f (txid, place)"
-		" WHERE f.place OPERATOR(pg_catalog.%) 3 OPERATOR(pg_catalog.=) 1"
+		" OR EXISTS (SELECT FROM pg_catalog.unnest(p.inflight) WITH ORDINALITY AS f (txid, position)"
+		" WHERE f.position OPERATOR(pg_catalog.%) 3 OPERATOR(pg_catalog.=) 1"
 		" AND (f.txid OPERATOR(pg_catalog.<=) 0"
 		" OR f.txid OPERATOR(pg_catalog.>=) 4611686018427387904"
 		" OR pg_catalog.pg_visible_in_snapshot(f.txid::pg_catalog.text::pg_catalog.xid8,"
@@ -212,9 +212,10 @@ WriteMissing(uint64 row, const RelayFound *found)
 	int64 number = DatumGetInt64(ExtensionQueryValue(&surveyQuery, row, 1, NULL));
 	const char *owner = NameStr(*DatumGetName(ExtensionQueryValue(&surveyQuery, row, 2, NULL)));
 	Datum error = ExtensionQueryValue(&surveyQuery, row, 5, &noError);
-	char *problem = found == NULL ? psprintf("role \"%s\" does not exist", owner)
-								  : psprintf("no place: idempotency.relay_subscriptions is %d",
-											 RelaySubscriptions);
+	char *problem = found == NULL
+						? psprintf("role \"%s\" does not exist", owner)
+						: psprintf("no slot is free: idempotency.relay_subscriptions is %d",
+								   RelaySubscriptions);
 
 	if (noError || strcmp(TextDatumGetCString(error), problem) != 0)
 		(void) WriteProblem(number, problem);

@@ -188,8 +188,9 @@ static void
 WarnNoSlot(void)
 {
 	ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-					  errmsg("the server has no place left for a subscription with a handler"),
-					  errdetail("Its handler is called when one of %d places is given up.",
+					  errmsg("no slot is free for another subscription with a handler"),
+					  errdetail("All %d slots of idempotency.relay_subscriptions are in use. The "
+								"handler is called when one becomes free.",
 								RelaySubscriptions),
 					  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
 }
