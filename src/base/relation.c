@@ -25,6 +25,7 @@
 #include "catalog/pg_sequence.h"
 #include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_trigger.h"
+#include "commands/trigger.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -106,11 +107,11 @@ IsDistributed(Oid relid)
 }
 
 /*
- * HasTrigger tells whether the table has the trigger that the extension created.  Rows are
- * written without it: it refuses UPDATE, and the library never updates the table.
+ * OwnTrigger returns the trigger that the extension created, or NULL.  Rows are written
+ * without it: it refuses UPDATE, and the library never updates the table.
  */
-static bool
-HasTrigger(const ExtensionTable *own, const TriggerDesc *triggers)
+static const Trigger *
+OwnTrigger(const ExtensionTable *own, const TriggerDesc *triggers)
 {
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
@@ -118,26 +119,32 @@ HasTrigger(const ExtensionTable *own, const TriggerDesc *triggers)
 
 		if (strcmp(trigger->tgname, own->trigger) == 0 &&
 			trigger->tgtype == (TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE))
-			return true;
+			return trigger;
 	}
-	return false;
+	return NULL;
 }
 
 /*
- * CheckTriggers throws 55000 if the table has rules, lacks the extension's trigger, or has
- * any other trigger.
+ * CheckTriggers throws 55000 if the table has rules, lacks the extension's trigger, has it
+ * disabled, or has any other trigger.
  */
 static void
 CheckTriggers(const ExtensionTable *own, Relation table)
 {
 	const TriggerDesc *triggers = table->trigdesc;
+	const Trigger *trigger = own->trigger != NULL ? OwnTrigger(own, triggers) : NULL;
 	int expected = own->trigger != NULL ? 1 : 0;
 
-	if (own->trigger != NULL && !HasTrigger(own, triggers))
+	if (own->trigger != NULL && trigger == NULL)
 		ErrorStoreAltered(own->name, psprintf("Its trigger %s is missing.", own->trigger),
 						  psprintf("Use CREATE TRIGGER %s BEFORE UPDATE ON idempotency.%s "
 								   "EXECUTE FUNCTION idempotency.%s().",
 								   own->trigger, own->name, own->trigger));
+	if (trigger != NULL && trigger->tgenabled != TRIGGER_FIRES_ON_ORIGIN &&
+		trigger->tgenabled != TRIGGER_FIRES_ALWAYS)
+		ErrorStoreAltered(
+			own->name, psprintf("Its trigger %s is disabled.", own->trigger),
+			psprintf("Use ALTER TABLE idempotency.%s ENABLE TRIGGER %s.", own->name, own->trigger));
 	if (table->rd_rules != NULL || (triggers != NULL ? triggers->numtriggers : 0) > expected)
 		ErrorStoreAltered(own->name, "It has added triggers, rules or foreign keys.",
 						  "Drop them; put triggers on your own tables.");
