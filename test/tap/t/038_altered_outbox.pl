@@ -115,7 +115,7 @@ foreach (
 	[ 'another trigger of that name', "DROP TRIGGER refuse_update ON $t; CREATE TRIGGER refuse_update BEFORE INSERT ON $t EXECUTE FUNCTION nothing()",
 		"DROP TRIGGER refuse_update ON $t; CREATE TRIGGER refuse_update BEFORE UPDATE ON $t EXECUTE FUNCTION idempotency.refuse_update()", 'CREATE TRIGGER refuse_update' ],
 	[ 'its own trigger disabled', "ALTER TABLE $t DISABLE TRIGGER refuse_update", "ALTER TABLE $t ENABLE TRIGGER refuse_update", 'ENABLE TRIGGER refuse_update' ],
-	[ 'its own trigger for replicas', "ALTER TABLE $t ENABLE REPLICA TRIGGER refuse_update", "ALTER TABLE $t ENABLE ALWAYS TRIGGER refuse_update", 'ENABLE TRIGGER refuse_update' ],
+	[ 'its own trigger for replicas', "ALTER TABLE $t ENABLE REPLICA TRIGGER refuse_update", "ALTER TABLE $t ENABLE TRIGGER refuse_update", 'ENABLE TRIGGER refuse_update' ],
 	[ 'a rule', "CREATE RULE r AS ON INSERT TO $t DO INSTEAD NOTHING", "DROP RULE r ON $t", 'Drop' ],
 	[ 'row security', "ALTER TABLE $t ENABLE ROW LEVEL SECURITY", "ALTER TABLE $t DISABLE ROW LEVEL SECURITY", 'ROW LEVEL SECURITY' ],
 	[ 'forced row security', "ALTER TABLE $t FORCE ROW LEVEL SECURITY", "ALTER TABLE $t NO FORCE ROW LEVEL SECURITY", 'ROW LEVEL SECURITY' ],
