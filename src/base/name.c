@@ -70,19 +70,6 @@ ControlCharacterAt(const char *s, int bytes)
 }
 
 /*
- * ErrorControlCharacter reports a control character in a name.  The message does not
- * contain the name, which would garble the log.
- */
-pg_noreturn static void
-ErrorControlCharacter(const char *what, int position)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
-					errmsg("idempotency %s contains a control character", what),
-					errdetail("It is at character %d.", position),
-					errhint("Reject the client's request.")));
-}
-
-/*
  * CheckName throws IK400 unless "value" is a valid name of 1 to 255 characters without
  * control characters; "what" is scope, key, topic or subscription.
  */
@@ -105,9 +92,13 @@ CheckName(const text *value, const char *what)
 			ErrorNameTooLong(what, chars);
 	}
 
+	/* The message does not contain the name, which would garble the log */
 	position = ControlCharacterAt(s, bytes);
 	if (position > 0)
-		ErrorControlCharacter(what, position);
+		ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+						errmsg("idempotency %s contains a control character", what),
+						errdetail("It is at character %d.", position),
+						errhint("Reject the client's request.")));
 }
 
 /*

@@ -351,34 +351,6 @@ CountsOneByOne(Relation sequence)
 }
 
 /*
- * ErrorSequenceMissing reports that there is no sequence of that name.
- */
-pg_noreturn static void
-ErrorSequenceMissing(const char *sequence)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("sequence idempotency.%s is missing", sequence),
-			 errdetail("It was dropped, renamed or moved."),
-			 errhint("Undo that, or create one that begins above every value it has returned.")));
-}
-
-/*
- * ErrorSequenceAltered reports that values could be cached, or come twice.
- */
-pg_noreturn static void
-ErrorSequenceAltered(const char *sequence, const char *purpose)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("sequence idempotency.%s was altered", sequence),
-			 errdetail("%s relies on values that come one by one and are never reused.", purpose),
-			 errhint("Use ALTER SEQUENCE idempotency.%s INCREMENT 1 CACHE 1 NO CYCLE, and SET "
-					 "LOGGED.",
-					 sequence)));
-}
-
-/*
  * ExtensionSequenceOpen opens a sequence of the extension for nextval(), under the lock of
  * that, which the caller keeps until the transaction ends: the sequence cannot be
  * altered.  Throws 55000, which names the "purpose" of the values, unless they are
@@ -391,9 +363,21 @@ ExtensionSequenceOpen(const char *name, const char *purpose)
 	Relation sequence = OidIsValid(relid) ? try_relation_open(relid, RowExclusiveLock) : NULL;
 
 	if (sequence == NULL || sequence->rd_rel->relkind != RELKIND_SEQUENCE)
-		ErrorSequenceMissing(name);
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.%s is missing", name),
+			 errdetail("It was dropped, renamed or moved."),
+			 errhint("Undo that, or create one that begins above every value it has returned.")));
 	if (!CountsOneByOne(sequence))
-		ErrorSequenceAltered(name, purpose);
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.%s was altered", name),
+			 errdetail("%s relies on values that come one by one and are never reused.", purpose),
+			 errhint("Use ALTER SEQUENCE idempotency.%s INCREMENT 1 CACHE 1 NO CYCLE, and SET "
+					 "LOGGED.",
+					 name)));
 	return sequence;
 }
 

@@ -107,19 +107,6 @@ ApplyPrefixOfLogin(void)
 }
 
 /*
- * ErrorScopeForbidden reports a scope outside the login role's prefix.
- */
-pg_noreturn static void
-ErrorScopeForbidden(const text *scope, const char *prefix)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),
-			 errdetail("Scopes of this role must begin with \"%s\".", prefix),
-			 errhint("A superuser sets idempotency.scope_prefix per role.")));
-}
-
-/*
  * CheckScopePrefix throws 42501 unless the scope begins with the login role's prefix, and
  * what RequireSetting() throws.  Needs a transaction.
  */
@@ -138,5 +125,9 @@ CheckScopePrefix(const text *scope)
 	if (bytes == 0)
 		return;
 	if (VARSIZE_ANY_EXHDR(scope) < bytes || memcmp(VARDATA_ANY(scope), prefix, bytes) != 0)
-		ErrorScopeForbidden(scope, prefix);
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),
+				 errdetail("Scopes of this role must begin with \"%s\".", prefix),
+				 errhint("A superuser sets idempotency.scope_prefix per role.")));
 }

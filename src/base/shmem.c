@@ -46,7 +46,7 @@ SharedBytes(void)
 	Size bytes = 0;
 
 	for (int i = 0; i < partCount; i++)
-		bytes = add_size(bytes, MAXALIGN(parts[i].bytes()));
+		bytes = add_size(bytes, MAXALIGN(parts[i].bytes));
 	return bytes;
 }
 
@@ -87,7 +87,7 @@ StartupSharedMemory(void)
 		*parts[i].address = memory;
 		if (!found)
 			parts[i].init(memory, &locks[i].lock);
-		memory += MAXALIGN(parts[i].bytes());
+		memory += MAXALIGN(parts[i].bytes);
 	}
 	LWLockRelease(AddinShmemInitLock);
 }

@@ -13,8 +13,8 @@
 /* A part.  Its pointer is NULL unless the library is preloaded. */
 typedef struct SharedPart
 {
-	void **address;					/* the pointer to set */
-	Size (*bytes)(void);			/* returns its size */
+	void **address; /* the pointer to set */
+	Size bytes;
 	void (*init)(void *, LWLock *); /* initializes zeroed memory; the lock is the part's own */
 } SharedPart;
 

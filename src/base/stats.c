@@ -87,19 +87,6 @@ ResetCounters(DatabaseCounters *counters)
 }
 
 /*
- * LogStatsFull reports, in the log only, that events of the current database are not
- * counted.
- */
-static void
-LogStatsFull(void)
-{
-	ereport(LOG_SERVER_ONLY, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-							  errmsg("idempotency cannot count the events of more databases"),
-							  errdetail("It has counters for %d databases.", STATS_DATABASES),
-							  errhint("Drop a database that is not needed to free its counters.")));
-}
-
-/*
  * FindOrAssignSlot returns the slot of a database, and assigns one if it has none; -1 if
  * no slot is free, which it logs the first time.
  */
@@ -132,7 +119,11 @@ FindOrAssignSlot(Oid database)
 	}
 
 	if (full && pg_atomic_test_set_flag(&stats->fullReported))
-		LogStatsFull();
+		ereport(LOG_SERVER_ONLY,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("idempotency cannot count the events of more databases"),
+				 errdetail("It has counters for %d databases.", STATS_DATABASES),
+				 errhint("Drop a database that is not needed to free its counters.")));
 	return slot;
 }
 
@@ -312,19 +303,6 @@ idempotency_stats(PG_FUNCTION_ARGS)
 }
 
 /*
- * ErrorNotPreloaded reports a call that needs shared memory.
- */
-pg_noreturn static void
-ErrorNotPreloaded(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("library \"idempotency\" is not preloaded"),
-					errdetail("Its counters are kept in shared memory."),
-					errhint("Add idempotency to shared_preload_libraries, and restart the "
-							"server.")));
-}
-
-/*
  * stats_reset() RETURNS void: sets the counters of this database to 0
  */
 Datum
@@ -333,7 +311,11 @@ idempotency_stats_reset(PG_FUNCTION_ARGS)
 	DatabaseCounters *counters = MyCounters();
 
 	if (stats == NULL)
-		ErrorNotPreloaded();
+		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						errmsg("library \"idempotency\" is not preloaded"),
+						errdetail("Its counters are kept in shared memory."),
+						errhint("Add idempotency to shared_preload_libraries, and restart the "
+								"server.")));
 	if (counters != NULL)
 		ResetCounters(counters);
 	PG_RETURN_VOID();
@@ -343,12 +325,6 @@ idempotency_stats_reset(PG_FUNCTION_ARGS)
  * Initialization
  * ----------------------------------------------------------------
  */
-
-static Size
-StatsBytes(void)
-{
-	return sizeof(StatsState);
-}
 
 /*
  * InitializeStats initializes the counters: every slot is free.
@@ -379,7 +355,7 @@ StatsInit(void)
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 
-	SharedMemoryRegister(&(SharedPart){(void **) &stats, StatsBytes, InitializeStats});
+	SharedMemoryRegister(&(SharedPart){(void **) &stats, sizeof(StatsState), InitializeStats});
 	previousAccessHook = object_access_hook;
 	object_access_hook = ForgetAtCreation;
 }

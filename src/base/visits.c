@@ -82,12 +82,6 @@ TakeVisitRequests(void)
 	return databases;
 }
 
-static Size
-RequestsBytes(void)
-{
-	return sizeof(VisitRequests);
-}
-
 static void
 InitializeRequests(void *memory, LWLock *lock)
 {
@@ -100,5 +94,6 @@ InitializeRequests(void *memory, LWLock *lock)
 void
 VisitRequestsInit(void)
 {
-	SharedMemoryRegister(&(SharedPart){(void **) &requests, RequestsBytes, InitializeRequests});
+	SharedMemoryRegister(
+		&(SharedPart){(void **) &requests, sizeof(VisitRequests), InitializeRequests});
 }

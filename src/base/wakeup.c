@@ -242,12 +242,6 @@ WakeupAtAbort(void)
  * ----------------------------------------------------------------
  */
 
-static Size
-VariablesBytes(void)
-{
-	return WAKEUP_VARIABLES * sizeof(ConditionVariable);
-}
-
 static void
 InitializeVariables(void *memory, LWLock *lock)
 {
@@ -263,5 +257,6 @@ InitializeVariables(void *memory, LWLock *lock)
 void
 WakeupInit(void)
 {
-	SharedMemoryRegister(&(SharedPart){(void **) &variables, VariablesBytes, InitializeVariables});
+	SharedMemoryRegister(&(SharedPart){
+		(void **) &variables, WAKEUP_VARIABLES * sizeof(ConditionVariable), InitializeVariables});
 }

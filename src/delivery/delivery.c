@@ -264,23 +264,6 @@ DeliveryOutstanding(const Subscription *subscription, Batch *batch)
  */
 
 /*
- * ErrorBatchLost reports a batch that is not, or no longer, the one that is out.  The
- * transaction can still commit: nothing was changed, and the events are redelivered to a
- * consumer that deduplicates.
- */
-pg_noreturn static void
-ErrorBatchLost(const text *subscription, int64 batch)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMPOTENCY_BATCH_LOST),
-			 errmsg("this batch is not the current one of its subscription"),
-			 errdetail("Subscription \"%s\", batch %lld.", text_to_cstring(subscription),
-					   (long long) batch),
-			 errhint("Call idempotency.fetch() for the next batch; to keep one longer, pass a "
-					 "longer lease or call idempotency.extend().")));
-}
-
-/*
  * LockBatch locks the subscription and reads its position.  Throws IK408 unless
  * "batch" is out, and 55P03 if the lock is not free in time.
  */
@@ -291,8 +274,16 @@ LockBatch(const Subscription *subscription, int64 batch, Position *position)
 	SubscriptionLockOrThrow(subscription->name);
 	InjectionPoint("batch-read");
 	DeliveryPosition(subscription, position);
+
+	/* The transaction can still commit: nothing was changed, and the events come again */
 	if (position->batch != batch || batch == 0)
-		ErrorBatchLost(subscription->name, batch);
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMPOTENCY_BATCH_LOST),
+				 errmsg("this batch is not the current one of its subscription"),
+				 errdetail("Subscription \"%s\", batch %lld.", text_to_cstring(subscription->name),
+						   (long long) batch),
+				 errhint("Call idempotency.fetch() for the next batch; to keep one longer, pass a "
+						 "longer lease or call idempotency.extend().")));
 }
 
 /*
@@ -511,20 +502,6 @@ HoldFollowers(const Subscription *subscription, Position *position, const List *
 }
 
 /*
- * ErrorEventNotInBatch reports a nack() of an event that the batch does not have, or no
- * longer has.
- */
-pg_noreturn static void
-ErrorEventNotInBatch(const text *subscription, int64 batch)
-{
-	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event is not in the batch"),
-					errdetail("Subscription \"%s\", batch %lld.", text_to_cstring(subscription),
-							  (long long) batch),
-					errhint("Pass the id of an event of the batch, once; an event that waits "
-							"behind a failed one has left the batch with it.")));
-}
-
-/*
  * FindEvent returns the cell of an event in the batch.  Throws 22023 if it is not there.
  */
 static ListCell *
@@ -537,7 +514,11 @@ FindEvent(const Subscription *subscription, const Batch *batch, const pg_uuid_t 
 		if (EventHasId(lfirst(cell), id))
 			return cell;
 	}
-	ErrorEventNotInBatch(subscription->name, batch->number);
+	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event is not in the batch"),
+					errdetail("Subscription \"%s\", batch %lld.",
+							  text_to_cstring(subscription->name), (long long) batch->number),
+					errhint("Pass the id of an event of the batch, once; an event that waits "
+							"behind a failed one has left the batch with it.")));
 }
 
 /*

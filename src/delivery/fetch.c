@@ -43,18 +43,6 @@ PG_FUNCTION_INFO_V1(idempotency_extend);
 PG_FUNCTION_INFO_V1(idempotency_redrive);
 
 /*
- * ErrorHasHandler reports a subscription whose events background workers handle.
- */
-pg_noreturn static void
-ErrorHasHandler(const text *subscription, const char *handler)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("subscription \"%s\" has a handler", text_to_cstring(subscription)),
-					errdetail("Background workers call %s with its events.", handler),
-					errhint("Subscribe again without a handler to fetch them.")));
-}
-
-/*
  * FetchedSubscription returns the subscription of that name.  Throws 42704, 42501 if the
  * caller has no right to it, and 55000 if it has a handler.
  */
@@ -64,7 +52,11 @@ FetchedSubscription(text *name)
 	Subscription *subscription = SubscriptionForCaller(name);
 
 	if (subscription->handler != NULL)
-		ErrorHasHandler(subscription->name, subscription->handler);
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("subscription \"%s\" has a handler", text_to_cstring(subscription->name)),
+				 errdetail("Background workers call %s with its events.", subscription->handler),
+				 errhint("Subscribe again without a handler to fetch them.")));
 	return subscription;
 }
 
@@ -224,18 +216,6 @@ FetchWithin(Oid function, text *name, FetchPlan *plan, int waitMs, Batch *batch)
 }
 
 /*
- * ErrorFetchSnapshot reports a fetch() in a transaction with a fixed snapshot.
- */
-pg_noreturn static void
-ErrorFetchSnapshot(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-					errmsg("events are delivered in READ COMMITTED only"),
-					errdetail("A fixed snapshot does not show what was published after it."),
-					errhint("Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.")));
-}
-
-/*
  * fetch(subscription, max_events, wait, lease) RETURNS SETOF event
  */
 Datum
@@ -254,7 +234,10 @@ idempotency_fetch(PG_FUNCTION_ARGS)
 	name = NameFromArg(fcinfo, 0, "subscription");
 	PreventCommandIfReadOnly("idempotency.fetch()");
 	if (IsolationUsesXactSnapshot())
-		ErrorFetchSnapshot();
+		ereport(ERROR, (errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+						errmsg("events are delivered in READ COMMITTED only"),
+						errdetail("A fixed snapshot does not show what was published after it."),
+						errhint("Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.")));
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	EventCheckRow(rsinfo->setDesc);

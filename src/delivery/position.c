@@ -325,19 +325,6 @@ PositionCreate(const text *subscription, const OutboxCursor *start)
 }
 
 /*
- * ErrorPositionChanged reports a position that was changed without the subscription's
- * lock.
- */
-pg_noreturn static void
-ErrorPositionChanged(const text *subscription)
-{
-	ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-					errmsg("position of a subscription was changed by a concurrent transaction"),
-					errdetail("Subscription \"%s\".", text_to_cstring(subscription)),
-					errhint("Retry the transaction.")));
-}
-
-/*
  * PositionWrite writes a position that was read, as its next version.  Throws 40001 if it
  * was changed since, which the subscription's lock prevents.
  */
@@ -349,7 +336,11 @@ PositionWrite(const text *subscription, Position *position)
 
 	ToValues(subscription, position, values, isnull);
 	if (ExtensionQueryDo(&writeQuery, values, isnull) != 1)
-		ErrorPositionChanged(subscription);
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("position of a subscription was changed by a concurrent transaction"),
+				 errdetail("Subscription \"%s\".", text_to_cstring(subscription)),
+				 errhint("Retry the transaction.")));
 	position->version++;
 }
 

@@ -55,20 +55,6 @@ LastNumber(Relation table)
 }
 
 /*
- * ErrorPublishersBusy reports a transaction that has been inserting an event, or has
- * deleted events by SQL, for too long.
- */
-pg_noreturn static void
-ErrorPublishersBusy(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-					errmsg("could not wait for the events that are just being published"),
-					errdetail("A transaction has held a lock on an index of idempotency.outbox for "
-							  "longer than idempotency.wait."),
-					errhint("Try again, or end that transaction; see pg_locks.")));
-}
-
-/*
  * AwaitPublishers waits until every transaction that is in publish() has inserted its
  * row: microseconds, as a rule.  A publisher can wait for this transaction in an index
  * that an administrator added, which no deadlock check detects: throws 55P03 after
@@ -84,7 +70,13 @@ AwaitPublishers(Relation table)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (GetCurrentTimestamp() >= end)
-			ErrorPublishersBusy();
+			ereport(
+				ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not wait for the events that are just being published"),
+				 errdetail("A transaction has held a lock on an index of idempotency.outbox for "
+						   "longer than idempotency.wait."),
+				 errhint("Try again, or end that transaction; see pg_locks.")));
 		pg_usleep(PUBLISHER_SLEEP_US);
 	}
 }

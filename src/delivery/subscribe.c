@@ -132,43 +132,6 @@ MayConnect(Oid role)
 }
 
 /*
- * ErrorOwnerForbidden reports an owner that the caller cannot SET ROLE to.
- */
-pg_noreturn static void
-ErrorOwnerForbidden(const char *owner)
-{
-	ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-					errmsg("must be a member of role \"%s\" to let it own a subscription", owner),
-					errhint("Leave out the owner, or let a member of that role subscribe.")));
-}
-
-/*
- * ErrorOwnerSuperuser reports that a handler would run as a superuser.
- */
-pg_noreturn static void
-ErrorOwnerSuperuser(const char *owner)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("a subscription with a handler must not be owned by a superuser"),
-			 errdetail("A background worker would run the handler as \"%s\".", owner),
-			 errhint("Pass an owner that has the rights that the handler needs, and no more.")));
-}
-
-/*
- * ErrorOwnerNoLogin reports an owner as which no worker can connect.
- */
-pg_noreturn static void
-ErrorOwnerNoLogin(const char *owner)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("role \"%s\" cannot own a subscription with a handler", owner),
-			 errdetail("The role cannot log in, and this server lets no worker connect as it."),
-			 errhint("Use ALTER ROLE ... LOGIN, without a password.")));
-}
-
-/*
  * OwnerFromArg returns the owner of the subscription: the caller, or a role of which the
  * caller is a member.  Throws 42501, and with a handler what EventHandlerCheck() does.
  */
@@ -179,15 +142,27 @@ OwnerFromArg(FunctionCallInfo fcinfo)
 	const char *name = GetUserNameFromId(owner, false);
 
 	if (!member_can_set_role(GetUserId(), owner))
-		ErrorOwnerForbidden(name);
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("must be a member of role \"%s\" to let it own a subscription", name),
+				 errhint("Leave out the owner, or let a member of that role subscribe.")));
 	if (PG_ARGISNULL(ARG_HANDLER))
 		return owner;
 
 	/* The code of another role must not run as a superuser. */
 	if (superuser_arg(owner))
-		ErrorOwnerSuperuser(name);
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("a subscription with a handler must not be owned by a superuser"),
+			 errdetail("A background worker would run the handler as \"%s\".", name),
+			 errhint("Pass an owner that has the rights that the handler needs, and no more.")));
 	if (!MayConnect(owner))
-		ErrorOwnerNoLogin(name);
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("role \"%s\" cannot own a subscription with a handler", name),
+				 errdetail("The role cannot log in, and this server lets no worker connect as it."),
+				 errhint("Use ALTER ROLE ... LOGIN, without a password.")));
 	EventHandlerCheck(PG_GETARG_OID(ARG_HANDLER), owner);
 	return owner;
 }

@@ -141,18 +141,6 @@ ErrorNoSubscription(const text *subscription)
 }
 
 /*
- * ErrorSubscriptionBusy reports that another transaction holds the subscription's lock.
- */
-pg_noreturn static void
-ErrorSubscriptionBusy(const text *subscription)
-{
-	ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-					errmsg("subscription \"%s\" is in use", text_to_cstring(subscription)),
-					errdetail("Another transaction that fetched or acknowledged is still open."),
-					errhint("Try again, or set idempotency.wait higher.")));
-}
-
-/*
  * ErrorEventHandlerOwner reports a handler whose body can be replaced by a role that
  * cannot act as the owner of the subscription.
  */
@@ -171,19 +159,6 @@ ErrorEventHandlerOwner(Oid handler, Oid functionOwner, Oid owner)
 }
 
 /*
- * ErrorNotSubscriptionOwner reports a caller without the owner's privileges.
- */
-pg_noreturn static void
-ErrorNotSubscriptionOwner(const text *subscription, const char *owner)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for subscription \"%s\"", text_to_cstring(subscription)),
-			 errdetail("Its owner is \"%s\".", owner),
-			 errhint("Call as a role that has the privileges of the owner.")));
-}
-
-/*
  * SubscriptionForCaller returns the subscription of that name.  Throws 42704 if there is
  * none, and 42501 if the caller does not have the owner's privileges.
  */
@@ -197,7 +172,10 @@ SubscriptionForCaller(text *name)
 		ErrorNoSubscription(name);
 	owner = get_role_oid(subscription->owner, true);
 	if (!superuser() && !(OidIsValid(owner) && has_privs_of_role(GetUserId(), owner)))
-		ErrorNotSubscriptionOwner(name, subscription->owner);
+		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+						errmsg("permission denied for subscription \"%s\"", text_to_cstring(name)),
+						errdetail("Its owner is \"%s\".", subscription->owner),
+						errhint("Call as a role that has the privileges of the owner.")));
 	return subscription;
 }
 
@@ -251,7 +229,11 @@ void
 SubscriptionLockOrThrow(const text *name)
 {
 	if (!SubscriptionLock(name, DefaultWait))
-		ErrorSubscriptionBusy(name);
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("subscription \"%s\" is in use", text_to_cstring(name)),
+				 errdetail("Another transaction that fetched or acknowledged is still open."),
+				 errhint("Try again, or set idempotency.wait higher.")));
 }
 
 /*
@@ -307,17 +289,6 @@ EventHandlerIsTrusted(Oid functionOwner, Oid owner)
 }
 
 /*
- * ErrorEventHandlerSignature reports a handler that cannot take an event.
- */
-pg_noreturn static void
-ErrorEventHandlerSignature(Oid handler)
-{
-	ereport(ERROR, (errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
-					errmsg("function %s cannot handle events", format_procedure(handler)),
-					errhint("A handler takes one idempotency.event and returns void.")));
-}
-
-/*
  * EventHandlerCheck throws 42883 if the function does not exist, 42P13 unless it takes
  * one event and returns void, and 42501 unless the owner can execute it and the
  * function's owner has the privileges of that owner.
@@ -339,7 +310,9 @@ EventHandlerCheck(Oid handler, Oid owner)
 		   proc->proargtypes.values[0] == EventType() && proc->prorettype == VOIDOID;
 	ReleaseSysCache(tuple);
 	if (!fits)
-		ErrorEventHandlerSignature(handler);
+		ereport(ERROR, (errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+						errmsg("function %s cannot handle events", format_procedure(handler)),
+						errhint("A handler takes one idempotency.event and returns void.")));
 
 	acl = object_aclcheck(ProcedureRelationId, handler, owner, ACL_EXECUTE);
 	if (acl != ACLCHECK_OK)

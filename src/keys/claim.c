@@ -247,18 +247,6 @@ Claim(const ClaimRequest *request, StoredOutcome *stored)
 }
 
 /*
- * ErrorKeyReused reports the same key with another request.
- */
-pg_noreturn static void
-ErrorKeyReused(const KeyName *name)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_KEY_REUSED),
-					errmsg("idempotency key was used with another request"), DetailName(name),
-					errhint("A new request needs a new key; a retry repeats the request "
-							"unchanged.")));
-}
-
-/*
  * ThrowIfRefused throws IK409 for an operation in progress, and IK422 for a
  * mismatch.
  */
@@ -272,7 +260,12 @@ ThrowIfRefused(const KeyName *name, Outcome outcome, const StoredOutcome *stored
 		case OUTCOME_REPLAYED:
 			return;
 		case OUTCOME_MISMATCHED:
-			ErrorKeyReused(name);
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEMPOTENCY_KEY_REUSED),
+					 errmsg("idempotency key was used with another request"), DetailName(name),
+					 errhint("A new request needs a new key; a retry repeats the request "
+							 "unchanged.")));
+			break;
 		case OUTCOME_LEASED:
 			ErrorLeased(name, stored->lease.until);
 		case OUTCOME_CLAIMED_HERE:
@@ -339,29 +332,6 @@ ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored)
  */
 
 /*
- * ErrorRequestAndFingerprint reports a claim that passes both.
- */
-pg_noreturn static void
-ErrorRequestAndFingerprint(const KeyName *name)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
-					errmsg("request and fingerprint are both given"), DetailName(name),
-					errhint("Pass the request, or a fingerprint that you computed from it.")));
-}
-
-/*
- * ErrorFingerprintLength reports a fingerprint that is not a digest.
- */
-pg_noreturn static void
-ErrorFingerprintLength(const KeyName *name, int bytes)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("fingerprint has %d bytes", bytes),
-					DetailName(name),
-					errhint("Pass a cryptographic digest of 16 to 64 bytes, such as "
-							"idempotency.fingerprint() returns.")));
-}
-
-/*
  * FingerprintFromArgs returns the fingerprint that argument 6 passes, or computes
  * that of the request in argument 2; NULL without either.  Throws IK400 for both,
  * or for a fingerprint that is not a digest.
@@ -375,12 +345,17 @@ FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name)
 	if (PG_ARGISNULL(6))
 		return PG_ARGISNULL(2) ? NULL : FingerprintOfDocument(PG_GETARG_TEXT_PP(2));
 	if (!PG_ARGISNULL(2))
-		ErrorRequestAndFingerprint(name);
+		ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+						errmsg("request and fingerprint are both given"), DetailName(name),
+						errhint("Pass the request, or a fingerprint that you computed from it.")));
 
 	fingerprint = PG_GETARG_BYTEA_PP(6);
 	bytes = VARSIZE_ANY_EXHDR(fingerprint);
 	if (bytes < 16 || bytes > 64)
-		ErrorFingerprintLength(name, bytes);
+		ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+						errmsg("fingerprint has %d bytes", bytes), DetailName(name),
+						errhint("Pass a cryptographic digest of 16 to 64 bytes, such as "
+								"idempotency.fingerprint() returns.")));
 	return fingerprint;
 }
 

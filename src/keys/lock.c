@@ -113,20 +113,6 @@ TryOrWait(const LOCKTAG *tag, int waitMs)
 }
 
 /*
- * ErrorTooManyClaims reports that the shared lock table is full.
- */
-pg_noreturn static void
-ErrorTooManyClaims(const KeyName *name)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OUT_OF_MEMORY), errmsg("too many idempotency claims at once"),
-			 DetailName(name),
-			 errhint("Each claim holds a lock until its transaction ends. Claim fewer keys in one "
-					 "transaction, use idempotency.once_many(), or increase "
-					 "max_locks_per_transaction.")));
-}
-
-/*
  * KeyLockAcquire acquires the lock of "name" until the transaction, or the savepoint,
  * ends, waiting for at most waitMs.  Returns whether it did.  Throws 53200 when the
  * lock table is full, and what the server throws when a wait is interrupted.
@@ -151,7 +137,13 @@ KeyLockAcquire(const KeyName *name, int waitMs)
 			PG_RE_THROW();
 		MemoryContextSwitchTo(context);
 		FlushErrorState();
-		ErrorTooManyClaims(name);
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_OUT_OF_MEMORY), errmsg("too many idempotency claims at once"),
+			 DetailName(name),
+			 errhint("Each claim holds a lock until its transaction ends. Claim fewer keys in one "
+					 "transaction, use idempotency.once_many(), or increase "
+					 "max_locks_per_transaction.")));
 	}
 	PG_END_TRY();
 	return acquired;

@@ -125,18 +125,6 @@ IsUuidInBraces(const text *value)
 }
 
 /*
- * ErrorKeyIsArray reports a single key that is the text of an array.
- */
-pg_noreturn static void
-ErrorKeyIsArray(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency key is an array"),
-			 errdetail("idempotency.once() stores one key; drivers pass an array as its text."),
-			 errhint("Call idempotency.once_many() with the array.")));
-}
-
-/*
  * once(scope, key, retention) RETURNS boolean: true the first time
  *
  * Many drivers send an array as a parameter without a type, which arrives as one key.
@@ -155,7 +143,10 @@ idempotency_once(PG_FUNCTION_ARGS)
 	/* Check the arguments */
 	if (!PG_ARGISNULL(1) && IsArrayText(PG_GETARG_TEXT_PP(1)) &&
 		!IsUuidInBraces(PG_GETARG_TEXT_PP(1)))
-		ErrorKeyIsArray();
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency key is an array"),
+				 errdetail("idempotency.once() stores one key; drivers pass an array as its text."),
+				 errhint("Call idempotency.once_many() with the array.")));
 	KeyNameFromArgs(fcinfo, &name);
 	retention = RetentionFromArg(fcinfo, 2);
 	PreventCommandIfReadOnly("idempotency.once()");
@@ -187,17 +178,6 @@ CompareKeys(const void *a, const void *b)
 }
 
 /*
- * ErrorKeyDimensions reports an array of several dimensions.
- */
-pg_noreturn static void
-ErrorKeyDimensions(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
-					errmsg("idempotency keys must be an array of one dimension"),
-					errhint("Flatten the array, for instance with unnest().")));
-}
-
-/*
  * NamesFromArray returns the names of the keys in "array", checked, in bytewise order,
  * without duplicates.  Throws IK400 for an invalid key, and 2202E for an array of
  * several dimensions.
@@ -211,7 +191,9 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 	KeyName *names;
 
 	if (ARR_NDIM(array) > 1)
-		ErrorKeyDimensions();
+		ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+						errmsg("idempotency keys must be an array of one dimension"),
+						errhint("Flatten the array, for instance with unnest().")));
 
 	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &given);
 	names = palloc(Max(given, 1) * sizeof(KeyName));

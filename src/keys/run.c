@@ -56,19 +56,6 @@ DocumentType(FunctionCallInfo fcinfo)
 }
 
 /*
- * ErrorHandlerSignature reports a function that run() cannot call.
- */
-pg_noreturn static void
-ErrorHandlerSignature(Oid handler)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
-			 errmsg("function %s cannot be a handler", format_procedure(handler)),
-			 errhint("A handler takes one argument of type idempotency.document (or json) and "
-					 "returns json.")));
-}
-
-/*
  * CheckHandler throws 42883 if there is no such function, 42P13 unless it takes one
  * document and returns json, 22023 if it is strict and there is no request, and 42501
  * unless the caller may execute it.
@@ -93,7 +80,11 @@ CheckHandler(Oid handler, Oid document, bool hasRequest)
 	ReleaseSysCache(tuple);
 
 	if (!fits)
-		ErrorHandlerSignature(handler);
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+				 errmsg("function %s cannot be a handler", format_procedure(handler)),
+				 errhint("A handler takes one argument of type idempotency.document (or json) and "
+						 "returns json.")));
 
 	/* PostgreSQL would not call it, and a success would be stored. */
 	if (strict && !hasRequest)

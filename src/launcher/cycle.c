@@ -464,12 +464,6 @@ CycleInit(void)
 		AllocSetContextCreate(TopMemoryContext, "idempotency cycle", ALLOCSET_DEFAULT_SIZES);
 }
 
-static Size
-ReportBytes(void)
-{
-	return sizeof(VisitReport);
-}
-
 static void
 InitializeReport(void *memory, LWLock *lock)
 {
@@ -482,5 +476,5 @@ InitializeReport(void *memory, LWLock *lock)
 void
 CycleShmemInit(void)
 {
-	SharedMemoryRegister(&(SharedPart){(void **) &report, ReportBytes, InitializeReport});
+	SharedMemoryRegister(&(SharedPart){(void **) &report, sizeof(VisitReport), InitializeReport});
 }

@@ -154,19 +154,6 @@ ForgetEnded(void)
 }
 
 /*
- * LogRelayOverflow writes to the log that there are too many subscriptions.
- */
-static void
-LogRelayOverflow(void)
-{
-	ereport(LOG, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				  errmsg("idempotency relay does not serve further subscriptions"),
-				  errdetail("It has %d slots, the value of idempotency.relay_subscriptions.",
-							RelaySubscriptions),
-				  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
-}
-
-/*
  * StartWorkers starts a worker for each subscription that is chosen, up to
  * idempotency.relay_workers.
  */
@@ -200,7 +187,11 @@ StartWorkers(void)
 		MemoryContextSwitchTo(caller);
 	}
 	if (RegistryTakeOverflow())
-		LogRelayOverflow();
+		ereport(LOG, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					  errmsg("idempotency relay does not serve further subscriptions"),
+					  errdetail("It has %d slots, the value of idempotency.relay_subscriptions.",
+								RelaySubscriptions),
+					  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
 }
 
 /*

@@ -222,20 +222,6 @@ ResultOfError(int sqlstate)
 }
 
 /*
- * LogReaperRefused writes to the log that the tables of a database are not as the library
- * knows them.  "why" is the error that they raised.
- */
-static void
-LogReaperRefused(int level, const char *database, const ErrorData *why)
-{
-	ereport(level, (errcode(why->sqlerrcode),
-					errmsg("idempotency reaper leaves database \"%s\" alone", database),
-					why->detail == NULL ? errdetail_internal("%s", why->message)
-										: errdetail_internal("%s: %s", why->message, why->detail),
-					why->hint == NULL ? 0 : errhint("%s", why->hint)));
-}
-
-/*
  * AfterRefusal writes to the log why the database is left alone, unless the extension is
  * gone, or the log says so already, since this visit or the last one.
  */
@@ -247,9 +233,14 @@ AfterRefusal(Visit *visit, const ErrorData *error)
 	StartTransactionCommand();
 	if (OidIsValid(get_extension_oid("idempotency", true)))
 	{
-		int level = job.refused || visit->refused ? DEBUG1 : LOG;
-
-		LogReaperRefused(level, get_database_name(MyDatabaseId), error);
+		ereport(job.refused || visit->refused ? DEBUG1 : LOG,
+				(errcode(error->sqlerrcode),
+				 errmsg("idempotency reaper leaves database \"%s\" alone",
+						get_database_name(MyDatabaseId)),
+				 error->detail == NULL
+					 ? errdetail_internal("%s", error->message)
+					 : errdetail_internal("%s: %s", error->message, error->detail),
+				 error->hint == NULL ? 0 : errhint("%s", error->hint)));
 		visit->refused = true;
 		result = VISIT_REFUSED;
 	}

@@ -203,19 +203,6 @@ EventsLockTag(void)
 }
 
 /*
- * ErrorReaperBusy reports an open transaction that has called reap().
- */
-pg_noreturn static void
-ErrorReaperBusy(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-					errmsg("could not wait for the events that are just being removed"),
-					errdetail("A transaction that called idempotency.reap() is open for longer "
-							  "than idempotency.wait."),
-					errhint("Try again, or end that transaction; see pg_locks.")));
-}
-
-/*
  * OutboxKeepEvents keeps the reaper from deleting events until the transaction ends.
  * Waits for a batch of the reaper, and throws 55P03 after idempotency.wait, which a
  * transaction that called reap() can cause.
@@ -226,7 +213,11 @@ OutboxKeepEvents(void)
 	LOCKTAG tag = EventsLockTag();
 
 	if (!LockWithin(&tag, ShareLock, DefaultWait))
-		ErrorReaperBusy();
+		ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+						errmsg("could not wait for the events that are just being removed"),
+						errdetail("A transaction that called idempotency.reap() is open for longer "
+								  "than idempotency.wait."),
+						errhint("Try again, or end that transaction; see pg_locks.")));
 }
 
 /*

@@ -145,19 +145,6 @@ PassOld(Position *position, TimestampTz cutoff, Passed *passed)
 }
 
 /*
- * LogEventsDropped logs that a subscription was moved past numbers.
- */
-static void
-LogEventsDropped(const text *subscription, int64 count, int64 last)
-{
-	ereport(LOG,
-			(errmsg("subscription \"%s\" was moved past events that are older than its max_lag",
-					text_to_cstring(subscription)),
-			 errdetail("Numbers passed over, as many events at most: %lld; the last of them: %lld.",
-					   (long long) count, (long long) last)));
-}
-
-/*
  * MoveOn moves a subscription past events that are too old, if its lock is free.  Returns
  * whether it was moved, sets "more" if there may be more of them, and adds what it read to
  * "rows".
@@ -190,8 +177,15 @@ MoveOn(const text *subscription, TimestampTz cutoff, bool *more, int64 *rows)
 	InjectionPoint("lag-count");
 	if (passed.first != 0)
 	{
-		CountEvents(COUNT_EVENTS_DROPPED, passed.last - passed.first + 1);
-		LogEventsDropped(subscription, passed.last - passed.first + 1, passed.last);
+		int64 count = passed.last - passed.first + 1;
+
+		CountEvents(COUNT_EVENTS_DROPPED, count);
+		ereport(
+			LOG,
+			(errmsg("subscription \"%s\" was moved past events that are older than its max_lag",
+					text_to_cstring(subscription)),
+			 errdetail("Numbers passed over, as many events at most: %lld; the last of them: %lld.",
+					   (long long) count, (long long) passed.last)));
 	}
 	*more = passed.exhausted;
 	return true;

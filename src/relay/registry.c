@@ -540,17 +540,6 @@ LogRelayProblem(const char *database, int64 number, const char *problem)
  */
 
 /*
- * RegistryBytes returns the size of the registry and its slots.
- */
-static Size
-RegistryBytes(void)
-{
-	Size slot = MAXALIGN(sizeof(RelayDatabase)) + MAXALIGN(sizeof(RelaySubscription));
-
-	return add_size(MAXALIGN(sizeof(RelayRegistry)), mul_size(RelaySubscriptions, slot));
-}
-
-/*
  * InitializeRegistry makes an empty registry of zeroed memory.
  */
 static void
@@ -589,5 +578,8 @@ InitializeRegistry(void *memory, LWLock *lock)
 void
 RegistryInit(void)
 {
-	SharedMemoryRegister(&(SharedPart){(void **) &Registry, RegistryBytes, InitializeRegistry});
+	Size slot = MAXALIGN(sizeof(RelayDatabase)) + MAXALIGN(sizeof(RelaySubscription));
+	Size bytes = add_size(MAXALIGN(sizeof(RelayRegistry)), mul_size(RelaySubscriptions, slot));
+
+	SharedMemoryRegister(&(SharedPart){(void **) &Registry, bytes, InitializeRegistry});
 }
