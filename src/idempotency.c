@@ -19,7 +19,6 @@
 #include "launcher/launcher.h"
 #include "outbox/table.h"
 #include "relay/registry.h"
-#include "relay/wakeup.h"
 #include "store/table.h"
 
 PG_MODULE_MAGIC;

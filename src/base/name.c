@@ -15,7 +15,6 @@
 
 #include "base/errors.h"
 #include "base/name.h"
-#include "base/scope_prefix.h"
 
 /*
  * HasC1Bytes tells whether the bytes 80 to 9F are C1 controls in a single-byte encoding:

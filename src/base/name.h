@@ -32,4 +32,7 @@ extern bool KeyNameEquals(const KeyName *a, const KeyName *b);
 extern text *TextCopy(const text *t);
 extern bool TextEquals(const text *a, const text *b);
 
+/* scope_prefix.c */
+extern void CheckScopePrefix(const text *scope);
+
 #endif /* IDEMPOTENCY_BASE_NAME_H */

@@ -26,7 +26,7 @@
 
 #include "base/compat.h"
 #include "base/guc.h"
-#include "base/scope_prefix.h"
+#include "base/name.h"
 
 /* Has the prefix of the login role been applied in this session? */
 static bool prefixApplied = false;

@@ -35,4 +35,7 @@ extern ArrayType *NumbersToArray(const int64 *numbers, int count);
 extern void NumbersSort(int64 *numbers, int count);
 extern int NumbersFind(const int64 *numbers, int count, int64 number);
 
+/* start.c */
+extern void CursorStartNow(OutboxCursor *cursor);
+
 #endif /* IDEMPOTENCY_DELIVERY_POSITION_H */

@@ -29,7 +29,7 @@
 
 #include "base/compat.h"
 #include "base/guc.h"
-#include "delivery/start.h"
+#include "delivery/position.h"
 #include "outbox/table.h"
 #include "outbox/visibility.h"
 

@@ -27,7 +27,6 @@
 #include "base/timing.h"
 #include "delivery/parked.h"
 #include "delivery/position.h"
-#include "delivery/start.h"
 #include "delivery/subscription.h"
 #include "outbox/notify.h"
 #include "outbox/table.h"

@@ -24,7 +24,7 @@
 #include "keys/lease.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"
-#include "request/fingerprint.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_claim);
 PG_FUNCTION_INFO_V1(idempotency_try_claim);

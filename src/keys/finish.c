@@ -14,7 +14,6 @@
 #include "base/guc.h"
 #include "base/stats.h"
 #include "base/wakeup.h"
-#include "keys/finish.h"
 #include "keys/lease.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * keys/lease.h
- *	  Leases, and the test of ownership.
+ *	  Leases, the test of ownership, and the end of an operation.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,5 +29,7 @@ extern Datum OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *functi
 
 extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored);
 extern void LeaseRelease(const KeyName *name, const Ownership *own);
+
+extern void ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome);
 
 #endif /* IDEMPOTENCY_KEYS_LEASE_H */

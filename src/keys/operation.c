@@ -23,7 +23,7 @@
 #include "base/composite.h"
 #include "base/errors.h"
 #include "keys/operation.h"
-#include "request/http.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_problem);
 

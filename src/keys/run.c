@@ -29,10 +29,8 @@
 #include "base/guc.h"
 #include "base/subtransaction.h"
 #include "keys/claim.h"
-#include "keys/finish.h"
 #include "keys/lease.h"
-#include "request/fingerprint.h"
-#include "request/http.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_run);
 

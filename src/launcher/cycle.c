@@ -31,7 +31,7 @@
 #include "base/shmem.h"
 #include "base/stats.h"
 #include "base/visits.h"
-#include "launcher/cycle.h"
+#include "launcher/launcher.h"
 #include "relay/registry.h"
 
 /*

@@ -25,9 +25,7 @@
 
 #include "base/bgworker.h"
 #include "base/compat.h"
-#include "launcher/cycle.h"
 #include "launcher/launcher.h"
-#include "launcher/relays.h"
 #include "relay/registry.h"
 
 /* How many seconds pass until a launcher that died is started again. */

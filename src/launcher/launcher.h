@@ -10,8 +10,38 @@
 
 #include "fmgr.h"
 
-/* For _PG_init(), and for the postmaster. */
+/* What the worker of a visit is started with. */
+typedef struct VisitJob
+{
+	Oid database;
+	bool reap;	  /* survey only, if not */
+	bool refused; /* the last visit ended in VISIT_REFUSED, and the log says so */
+} VisitJob;
+
+/* How a visit ended. */
+typedef enum VisitResult
+{
+	VISIT_FAILED, /* it did not report: it got no connection, or died of an error */
+	VISIT_NOT_INSTALLED,
+	VISIT_REFUSED,	  /* the tables are not as this library knows them */
+	VISIT_UNFINISHED, /* there is more to do at once */
+	VISIT_ENDED
+} VisitResult;
+
+/* launcher.c: for _PG_init(), and for the postmaster */
 extern void LauncherInit(void);
 extern PGDLLEXPORT void idempotency_launcher_main(Datum unused);
+
+/* cycle.c: the cycles in which the launcher visits the databases */
+extern void CycleShmemInit(void);
+extern void CycleInit(void);
+extern long CycleRun(void);
+extern void CycleReport(Oid database, VisitResult result);
+
+/* relays.c: the workers of the relay */
+extern long RelaysRun(void);
+
+/* visit.c: the background worker that the launcher starts for a visit */
+extern PGDLLEXPORT void idempotency_reaper_main(Datum unused);
 
 #endif /* IDEMPOTENCY_LAUNCHER_LAUNCHER_H */

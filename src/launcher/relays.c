@@ -29,7 +29,7 @@
 #include "base/compat.h"
 #include "base/database.h"
 #include "base/guc.h"
-#include "launcher/relays.h"
+#include "launcher/launcher.h"
 #include "relay/worker.h"
 
 /* The longest sleep, in milliseconds: WaitLatch() accepts less than 25 days. */

@@ -41,13 +41,9 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/relation.h"
-#include "launcher/cycle.h"
-#include "launcher/visit.h"
-#include "reaper/events.h"
-#include "reaper/keys.h"
-#include "reaper/lag.h"
+#include "launcher/launcher.h"
+#include "reaper/reaper.h"
 #include "relay/registry.h"
-#include "relay/survey.h"
 
 PG_FUNCTION_INFO_V1(idempotency_reap);
 

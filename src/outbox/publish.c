@@ -35,7 +35,7 @@
 #include "keys/transaction.h"
 #include "outbox/notify.h"
 #include "outbox/table.h"
-#include "request/keygen.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_publish);
 

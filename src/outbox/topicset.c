@@ -20,7 +20,7 @@
 #include "postgres.h"
 
 #include "base/compat.h"
-#include "outbox/topicset.h"
+#include "outbox/topic.h"
 
 /* The bit that all topics have. */
 #define EVERYTHING 0

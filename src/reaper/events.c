@@ -41,8 +41,7 @@
 #include "outbox/cursor.h"
 #include "outbox/table.h"
 #include "outbox/visibility.h"
-#include "reaper/events.h"
-#include "reaper/state.h"
+#include "reaper/reaper.h"
 
 /*
  * The limits of a batch: events to remove, index entries to read.  With many subscriptions

@@ -21,7 +21,7 @@
 #include "base/compat.h"
 #include "base/stats.h"
 #include "keys/expire.h"
-#include "reaper/keys.h"
+#include "reaper/reaper.h"
 
 /* The limits of a batch. */
 #define BATCH_PAGES 64

@@ -26,8 +26,7 @@
 #include "delivery/subscription.h"
 #include "outbox/scan.h"
 #include "outbox/table.h"
-#include "reaper/events.h"
-#include "reaper/lag.h"
+#include "reaper/reaper.h"
 
 /*
  * A batch reads the positions of so many subscriptions, and so many rows of one, at most;

@@ -30,7 +30,7 @@
 #include "base/errors.h"
 #include "base/query.h"
 #include "base/relation.h"
-#include "reaper/state.h"
+#include "reaper/reaper.h"
 
 /* "IR" in ASCII. */
 #define REAPER_LOCK_CLASS 0x4952

@@ -20,7 +20,7 @@
 #include "base/name.h"
 #include "delivery/parked.h"
 #include "keys/transaction.h"
-#include "relay/wakeup.h"
+#include "relay/registry.h"
 #include "relay/worker.h"
 
 /*

@@ -52,7 +52,7 @@
 #include "base/guc.h"
 #include "base/subtransaction.h"
 #include "keys/transaction.h"
-#include "relay/handler.h"
+#include "relay/worker.h"
 
 /* How long a handler that was cancelled can continue, in milliseconds. */
 #define GRACE_MS 5000

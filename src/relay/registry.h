@@ -14,7 +14,8 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
-#include "outbox/topicset.h"
+#include "base/bgworker.h"
+#include "outbox/topic.h"
 
 /* How many bytes of a subscription's problem are kept. */
 #define RELAY_PROBLEM_BYTES 256
@@ -165,5 +166,16 @@ extern void SchedulerSetUnhandled(const RelayJob *job, int64 batch);
 extern void SchedulerProgress(const RelayJob *job);
 extern void SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt);
 extern bool SchedulerMoveOn(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next);
+
+/* wakeup.c: for the scheduler, which holds the registry's lock */
+extern void RelayWakeupArm(RelayDatabase *database, const TopicSet *topics);
+extern bool RelayWakeupTake(RelayDatabase *database, TopicSet *topics);
+
+/* wakeup.c: for _PG_init(), and for a worker */
+extern void RelayWakeupInit(void);
+extern bool RelayHasChanges(void);
+
+/* survey.c: for a visit */
+extern RunState RelaySurvey(void);
 
 #endif /* IDEMPOTENCY_RELAY_REGISTRY_H */

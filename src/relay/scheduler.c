@@ -21,7 +21,6 @@
 
 #include "base/guc.h"
 #include "relay/registry.h"
-#include "relay/wakeup.h"
 
 /* The back-off, at first and at most, in milliseconds. */
 #define BUSY_MS 50

@@ -25,7 +25,6 @@
 #include "base/relation.h"
 #include "delivery/subscription.h"
 #include "relay/registry.h"
-#include "relay/survey.h"
 
 /* How many events are read; a subscription that has not passed those before is due. */
 #define EVENTS 1000

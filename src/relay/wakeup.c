@@ -24,7 +24,7 @@
 #include "base/guc.h"
 #include "base/visits.h"
 #include "outbox/notify.h"
-#include "relay/wakeup.h"
+#include "relay/registry.h"
 
 /*
  * How many changes a transaction keeps, so that nothing can fail after its commit.  One

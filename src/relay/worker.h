@@ -11,7 +11,8 @@
 #include "fmgr.h"
 
 #include "delivery/delivery.h"
-#include "relay/handler.h"
+#include "delivery/subscription.h"
+#include "outbox/event.h"
 #include "relay/registry.h"
 
 #define RELAY_TYPE "idempotency relay"
@@ -22,6 +23,12 @@ typedef enum RelayStep
 	STEP_NOTHING,
 	STEP_LEAVE
 } RelayStep;
+
+typedef struct EventHandler
+{
+	Oid owner; /* as whom it runs */
+	FmgrInfo function;
+} EventHandler;
 
 /* worker.c: the background worker that the launcher starts for one subscription */
 extern PGDLLEXPORT void idempotency_relay_main(Datum unused);
@@ -46,5 +53,12 @@ extern bool RelayBatchRolledBack(const RelayJob *job, const ErrorData *error);
 extern void RelayBatchGiveBack(const Subscription *subscription);
 extern void RelayBatchSetUnhandled(const RelayJob *job);
 extern void RelayBatchLeave(const RelayJob *job);
+
+/* handler.c: one call of the handler */
+extern void EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *handler);
+extern bool EventHandle(EventHandler *handler, const Event *event, text **error);
+extern text *ErrorAsText(const ErrorData *error);
+extern void ForgetSession(void);
+extern void RefuseSetConstraints(void);
 
 #endif /* IDEMPOTENCY_RELAY_WORKER_H */

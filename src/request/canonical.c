@@ -20,8 +20,7 @@
 #include "utils/memutils.h"
 
 #include "base/compat.h"
-#include "request/canonical.h"
-#include "request/number.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_canonical);
 

@@ -22,8 +22,7 @@
 #include "utils/memutils.h"
 
 #include "base/compat.h"
-#include "request/canonical.h"
-#include "request/fingerprint.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_fingerprint);
 PG_FUNCTION_INFO_V1(idempotency_fingerprint_request);

@@ -20,7 +20,7 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "request/http.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_parse_header);
 

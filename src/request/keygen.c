@@ -22,8 +22,7 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "request/fingerprint.h"
-#include "request/keygen.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_derive_key);
 PG_FUNCTION_INFO_V1(idempotency_natural_key);

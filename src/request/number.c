@@ -22,7 +22,7 @@
 #include "utils/fmgrprotos.h"
 
 #include "base/compat.h"
-#include "request/number.h"
+#include "request/request.h"
 
 /* The most digits of plain notation: more than any double has. */
 #define MAX_PLAIN_DIGITS 400

@@ -18,7 +18,7 @@
 #include "utils/uuid.h"
 
 #include "base/compat.h"
-#include "store/keytext.h"
+#include "store/row.h"
 
 PG_FUNCTION_INFO_V1(idempotency_keytext_in);
 PG_FUNCTION_INFO_V1(idempotency_keytext_out);

@@ -20,7 +20,6 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
-#include "store/keytext.h"
 #include "store/row.h"
 #include "store/table.h"
 

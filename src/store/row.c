@@ -22,7 +22,6 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "store/keytext.h"
 #include "store/row.h"
 
 /* The first columns, those of a row without a lease. */

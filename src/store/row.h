@@ -11,6 +11,7 @@
 #include "access/sysattr.h"
 #include "access/tupdesc.h"
 #include "executor/tuptable.h"
+#include "fmgr.h"
 #include "utils/relcache.h"
 
 #include "store/store.h"
@@ -67,5 +68,8 @@ extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const Stored
 extern bool KeyRowIsOwn(TupleTableSlot *slot);
 extern bool KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen);
 extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);
+
+extern bytea *KeyTextPack(const text *key);
+extern text *KeyTextUnpack(const bytea *stored);
 
 #endif /* IDEMPOTENCY_STORE_ROW_H */

@@ -1,0 +1,83 @@
+/*-------------------------------------------------------------------------
+ *
+ * reaper/reaper.h
+ *	  Deleting expired keys and acknowledged events.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_REAPER_REAPER_H
+#define IDEMPOTENCY_REAPER_REAPER_H
+
+#include "datatype/timestamp.h"
+#include "storage/block.h"
+
+#include "base/bgworker.h"
+
+/* Where the reaper continues in the table of keys. */
+typedef struct ReaperState
+{
+	BlockNumber expiryBlock;   /* rows from here on expire next */
+	BlockNumber scanBlock;	   /* where the scan of the whole table continues */
+	TimestampTz scanStartedAt; /* 0: it has not begun */
+	TimeOffset lastScan;	   /* how long the one before took; 0: not known */
+} ReaperState;
+
+/* What was removed since the row was written last, and in the whole run. */
+typedef struct ReapedRows
+{
+	int64 rows;
+	int64 zombies;
+	int64 rowsOfRun;
+} ReapedRows;
+
+/* state.c: the reaper's lock, and its row */
+extern bool ReaperLock(bool dontWait);
+extern void ReaperStateLoad(Oid keyTable, ReaperState *state);
+extern void ReaperStateSave(Oid keyTable, const ReaperState *state, const ReapedRows *reaped);
+
+/* How a run differs from others; filled by the caller. */
+typedef struct ReaperRunPlan
+{
+	int64 maxRows;	 /* it ends when it has removed that many */
+	bool wholeTable; /* it reads the whole table, whatever it finds */
+	bool dontWait;	 /* for the table, or for another reaper */
+} ReaperRunPlan;
+
+/* The caller reads "reaped" only. */
+typedef struct ReaperRun
+{
+	ReaperRunPlan plan;
+	ReapedRows reaped;
+	Oid keyTable; /* invalid before the first batch */
+	ReaperState state;
+	ReaperState saved;
+	bool scanning; /* the run reads at scanBlock, no longer at expiryBlock */
+	BlockNumber blocks;
+	BlockNumber pagesScanned; /* in this run */
+	int64 pagesLeft;		  /* that it can still scan with little to remove */
+} ReaperRun;
+
+/* keys.c: one run over the table of keys, batch by batch */
+extern int64 ReaperRunMaxRows(void);
+extern void ReaperRunBegin(ReaperRun *run, const ReaperRunPlan *plan);
+extern RunState ReaperRunBatch(ReaperRun *run);
+extern void ReaperRunSave(ReaperRun *run);
+
+/* events.c: events that every subscription has passed */
+extern bool OutboxReaperLock(bool dontWait);
+extern int64 OutboxLastNumber(void);
+extern RunState OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped);
+
+/* A pass over the subscriptions; begins with zeros. */
+typedef struct LagRun
+{
+	bool begun;
+	int64 from;	 /* the pass begins after this number, and wraps around to it */
+	int64 after; /* subscriptions up to this number were read, since the last wrap */
+	int64 upto;	 /* the last number before the next wrap */
+} LagRun;
+
+/* lag.c: subscriptions that are too far behind */
+extern RunState OutboxLagBatch(bool dontWait, LagRun *run);
+
+#endif /* IDEMPOTENCY_REAPER_REAPER_H */

@@ -1,0 +1,33 @@
+/*-------------------------------------------------------------------------
+ *
+ * request/request.h
+ *	  Canonical JSON, digests, HTTP, and key generation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_REQUEST_REQUEST_H
+#define IDEMPOTENCY_REQUEST_REQUEST_H
+
+#include "lib/stringinfo.h"
+#include "utils/numeric.h"
+#include "utils/uuid.h"
+
+/* canonical.c, number.c */
+extern text *CanonicalOfDocument(text *document);
+extern void CanonicalAppend(StringInfo out, text *document);
+extern const char *Utf8OfServerText(const char *bytes, int length, int *utf8Length);
+extern void NumberAppend(StringInfo out, Numeric number);
+
+/* fingerprint.c: the digest of a document, and of a list of texts */
+extern bytea *FingerprintOfDocument(text *document);
+extern void PartsBegin(StringInfo parts, const char *label);
+extern void PartsAdd(StringInfo parts, const text *part);
+extern bytea *PartsDigest(StringInfo parts);
+
+/* http.c */
+extern text *ProblemDocument(int status, const char *title, const char *detail);
+
+/* keygen.c */
+extern pg_uuid_t *NewUuidV7(void);
+
+#endif /* IDEMPOTENCY_REQUEST_REQUEST_H */
