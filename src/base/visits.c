@@ -32,15 +32,6 @@ typedef struct VisitRequests
 static VisitRequests *requests = NULL;
 
 /*
- * IsReaper tells whether this process is a worker that the launcher has started for a visit.
- */
-static bool
-IsReaper(void)
-{
-	return MyBgworkerEntry != NULL && strcmp(MyBgworkerEntry->bgw_type, REAPER_TYPE) == 0;
-}
-
-/*
  * RequestVisit requests a visit to this session's database in the next cycle.  Does
  * nothing where the library is not preloaded, or too many databases have requested one:
  * then the visit is later.  A worker on a visit makes no request: it would be started
@@ -49,9 +40,10 @@ IsReaper(void)
 void
 RequestVisit(void)
 {
+	bool isReaper = MyBgworkerEntry != NULL && strcmp(MyBgworkerEntry->bgw_type, REAPER_TYPE) == 0;
 	int slot = 0;
 
-	if (requests == NULL || IsReaper())
+	if (requests == NULL || isReaper)
 		return;
 
 	LWLockAcquire(requests->lock, LW_EXCLUSIVE);

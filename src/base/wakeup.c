@@ -73,19 +73,6 @@ VariableNumber(uint64 number)
  */
 
 /*
- * SleepEvent returns the wait event of a sleep: "Extension" and, from 17 on, its name.
- */
-static uint32
-SleepEvent(void)
-{
-	static uint32 event = 0;
-
-	if (event == 0)
-		event = WaitEventExtensionNew("IdempotencyLease");
-	return event;
-}
-
-/*
  * WakeupPrepare makes sure that no later broadcast for the key is missed.  The caller
  * probes next, and ends the wait with WakeupCancel(); an error that ends the
  * (sub)transaction does that as well.
@@ -98,34 +85,6 @@ WakeupPrepare(uint64 number)
 }
 
 /*
- * SleepOnLatch sleeps on the process's latch alone, longer in each round.
- */
-static void
-SleepOnLatch(int round, long timeoutMs)
-{
-	long ms = FIRST_SLEEP << Min(round, LONG_ROUNDS);
-
-	ms = Min(ms, timeoutMs);
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, SleepEvent());
-	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
-}
-
-/*
- * SleepOnVariable sleeps on the key's condition variable.
- */
-static void
-SleepOnVariable(uint64 number, long timeoutMs)
-{
-	/*
-	 * The server checks for a broadcast only when the latch is set, and another
-	 * wait since WakeupPrepare() can have reset it.
-	 */
-	SetLatch(MyLatch);
-	(void) ConditionVariableTimedSleep(&variables[VariableNumber(number)], timeoutMs, SleepEvent());
-}
-
-/*
  * WakeupSleep sleeps until the key is broadcast or the timeout has passed, for a second
  * at most; "round" counts the sleeps of one wait from 0.  It can return early.  Throws
  * what an interrupt does: cancel, statement_timeout, termination.
@@ -133,11 +92,27 @@ SleepOnVariable(uint64 number, long timeoutMs)
 void
 WakeupSleep(uint64 number, int round, long timeoutMs)
 {
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("IdempotencyLease");
 	timeoutMs = Max(0, Min(timeoutMs, LONGEST_SLEEP));
 	if (variables != NULL)
-		SleepOnVariable(number, timeoutMs);
-	else
-		SleepOnLatch(round, timeoutMs);
+	{
+		/*
+		 * The server checks for a broadcast only when the latch is set, and another
+		 * wait since WakeupPrepare() can have reset it.
+		 */
+		SetLatch(MyLatch);
+		(void) ConditionVariableTimedSleep(&variables[VariableNumber(number)], timeoutMs, event);
+		return;
+	}
+
+	/* Without shared memory, sleep longer in each round */
+	timeoutMs = Min(timeoutMs, FIRST_SLEEP << Min(round, LONG_ROUNDS));
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, timeoutMs, event);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
 }
 
 /*

@@ -167,17 +167,6 @@ WritePosition(const Subscription *subscription, Position *position, const Interv
 }
 
 /*
- * Redeliver delivers the batch that is out again, under a new number.
- */
-static void
-Redeliver(const Subscription *subscription, Position *position, const Interval *lease, Batch *batch)
-{
-	position->batch = batch->number;
-	BatchCollect(subscription, position, batch);
-	WritePosition(subscription, position, lease, batch);
-}
-
-/*
  * DeliverNext delivers parked events whose retry time has come, and then the next ones
  * of the outbox.
  */
@@ -234,7 +223,12 @@ DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *ba
 	}
 	batch->number = NewBatchNumber();
 	if (position.batch != 0)
-		Redeliver(subscription, &position, plan->lease, batch);
+	{
+		/* Redeliver the batch that is out, under a new number */
+		position.batch = batch->number;
+		BatchCollect(subscription, &position, batch);
+		WritePosition(subscription, &position, plan->lease, batch);
+	}
 	if (batch->events == NIL) /* all of it is parked by now */
 		DeliverNext(subscription, &position, plan, batch);
 	CountEvents(COUNT_DELIVERED, list_length(batch->events));
@@ -287,17 +281,6 @@ LockBatch(const Subscription *subscription, int64 batch, Position *position)
 }
 
 /*
- * WakeConsumers wakes consumers that wait for the end of the batch.  With a handler there
- * are none.
- */
-static void
-WakeConsumers(const Subscription *subscription)
-{
-	if (subscription->handler == NULL)
-		WakeupAfterCommit(OutboxChannel());
-}
-
-/*
  * EndBatch moves the position after the batch.
  */
 static void
@@ -308,7 +291,10 @@ EndBatch(const Subscription *subscription, Position *position)
 	InjectionPoint("batch-end");
 	PositionWrite(subscription->name, position);
 	InjectionPoint("batch-wake");
-	WakeConsumers(subscription);
+
+	/* Wake consumers that wait for the end of the batch; with a handler there are none */
+	if (subscription->handler == NULL)
+		WakeupAfterCommit(OutboxChannel());
 }
 
 /*

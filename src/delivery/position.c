@@ -167,16 +167,6 @@ NumbersFromArray(ArrayType *array, int *count)
 }
 
 /*
- * IsOurs tells whether the row was written in this cluster.
- */
-static bool
-IsOurs(const Datum *values)
-{
-	return DatumGetInt64(values[P_SYSTEM_IDENTIFIER]) == (int64) GetSystemIdentifier() &&
-		   DatumGetObjectId(values[P_RELATION]) == ExtensionRelationOid("outbox");
-}
-
-/*
  * ErrorNumbersBehind reports a sequence that did not come with the positions: events
  * that are published now would count as delivered.
  */
@@ -255,7 +245,9 @@ PositionRead(const text *subscription, Position *position)
 			position->parked = NumbersFromArray(DatumGetArrayTypePCopy(values[P_BATCH_PARKED]),
 												&position->parkedCount);
 		}
-		ours = IsOurs(values);
+		/* A row that was restored or replicated is another cluster's */
+		ours = DatumGetInt64(values[P_SYSTEM_IDENTIFIER]) == (int64) GetSystemIdentifier() &&
+			   DatumGetObjectId(values[P_RELATION]) == ExtensionRelationOid("outbox");
 		if (!ours)
 		{
 			CursorAdopt(&position->start);

@@ -35,15 +35,6 @@ PG_FUNCTION_INFO_V1(idempotency_try_claim);
  */
 
 /*
- * SameRequest compares fingerprints; NULL matches every fingerprint.
- */
-static bool
-SameRequest(const bytea *a, const bytea *b)
-{
-	return a == NULL || b == NULL || TextEquals(a, b);
-}
-
-/*
  * OutcomeOfState returns the outcome of a claim for what a probe found.
  */
 static Outcome
@@ -56,7 +47,9 @@ OutcomeOfState(const ClaimRequest *request, KeyState state, const StoredOutcome 
 		return OUTCOME_CLAIMED_HERE;
 	if (state == KEY_EXPIRED)
 		return OUTCOME_CLAIMED;
-	if (!SameRequest(request->fingerprint, stored->fingerprint))
+	/* NULL matches every fingerprint */
+	if (request->fingerprint != NULL && stored->fingerprint != NULL &&
+		!TextEquals(request->fingerprint, stored->fingerprint))
 		return OUTCOME_MISMATCHED;
 	if (state == KEY_STORED)
 		return OUTCOME_REPLAYED;

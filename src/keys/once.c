@@ -19,11 +19,14 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "base/errors.h"
 #include "base/stats.h"
+#include "base/subtransaction.h"
 #include "base/wakeup.h"
 #include "keys/claim.h"
 #include "keys/lock.h"
@@ -32,76 +35,27 @@
 PG_FUNCTION_INFO_V1(idempotency_once);
 PG_FUNCTION_INFO_V1(idempotency_once_many);
 
-/* What can come next in the text of an array. */
-typedef enum ArrayPart
+static void
+ParseArray(void *key)
 {
-	ELEMENT_OR_END, /* after an opening brace */
-	ELEMENT,		/* after a comma */
-	SEPARATOR		/* after an element */
-} ArrayPart;
-
-/*
- * ElementEnd returns the end of the array element at "s", which is in double
- * quotes or ends before a comma, a quote or a brace; NULL if a quote is missing.
- */
-static const char *
-ElementEnd(const char *s, const char *end)
-{
-	bool quoted = *s == '"';
-
-	for (s += quoted; s < end; s++)
-	{
-		if (quoted ? *s == '"' : strchr(",{}\"", *s) != NULL)
-			return s + quoted;
-		if (*s == '\\' && ++s == end)
-			return NULL;
-	}
-	return quoted ? NULL : end;
+	(void) OidInputFunctionCall(F_ARRAY_IN, text_to_cstring(key), TEXTOID, -1);
 }
 
 /*
- * IsArrayText tells whether "value" is the text of an array as drivers and the server
- * print it, from the first brace, or the bounds before it, to the last.  It refuses
- * what array_in() refuses, but for rows of different length.  (array_in() throws.)
+ * IsArrayText tells whether "value" is the text of an array, from the first brace, or the
+ * bounds before it.  array_in() throws, so it runs in a subtransaction.
  */
 static bool
-IsArrayText(const text *value)
+IsArrayText(text *value)
 {
-	const char *s = VARDATA_ANY(value);
-	const char *end = s + VARSIZE_ANY_EXHDR(value);
-	ArrayPart next = ELEMENT;
-	int depth = 0;
+	ErrorData *error;
 
-	/* bounds that do not begin at 1, such as [0:1]= */
-	while (s < end && (isdigit((unsigned char) *s) || strchr("[]:+-", *s) != NULL))
-		s++;
-	if (s < end && s > (const char *) VARDATA_ANY(value) && s[-1] == ']' && *s == '=')
-		s++;
-	else
-		s = VARDATA_ANY(value);
-	if (s == end || *s != '{')
+	if (VARSIZE_ANY_EXHDR(value) == 0 || strchr("{[", *VARDATA_ANY(value)) == NULL)
 		return false;
-	while (s != NULL && s < end && (depth > 0 || next == ELEMENT))
-	{
-		char c = *s;
-
-		if (strchr(" \t\n\r\v\f", c) != NULL)
-			s++;
-		else if (c == ',' ? next != SEPARATOR : c == '}' ? next == ELEMENT : next == SEPARATOR)
-			return false;
-		else if (c == ',' || c == '{' || c == '}')
-		{
-			next = c == ',' ? ELEMENT : c == '{' ? ELEMENT_OR_END : SEPARATOR;
-			depth += c == '{' ? 1 : c == '}' ? -1 : 0;
-			s++;
-		}
-		else
-		{
-			s = ElementEnd(s, end);
-			next = SEPARATOR;
-		}
-	}
-	return s == end && depth == 0;
+	error = SubtransactionRun(ParseArray, value);
+	if (error != NULL && ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_DATA_EXCEPTION)
+		ReThrowError(error);
+	return error == NULL;
 }
 
 /*

@@ -79,21 +79,6 @@ typedef struct Visit
  */
 
 /*
- * MoveLagging moves subscriptions past events that are older than their max_lag, for
- * DURATION_MS at most: the transaction holds the locks of those that it has moved.
- */
-static void
-MoveLagging(void)
-{
-	LagRun lag = {0};
-	instr_time began;
-
-	INSTR_TIME_SET_CURRENT(began);
-	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && WorkerElapsed(began) < DURATION_MS)
-		;
-}
-
-/*
  * ReapEvents removes events, and adds how many to "*reaped", until those are
  * "maxRows".
  */
@@ -114,7 +99,9 @@ Datum
 idempotency_reap(PG_FUNCTION_ARGS)
 {
 	ReaperRunPlan plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true};
+	LagRun lag = {0};
 	int64 events = 0;
+	instr_time began;
 	int64 maxRows;
 	ReaperRun run;
 
@@ -129,7 +116,11 @@ idempotency_reap(PG_FUNCTION_ARGS)
 	if (ExtensionIsSubscriber())
 		PG_RETURN_INT64(0);
 
-	MoveLagging();
+	/* The transaction holds the locks of the subscriptions that it has moved */
+	INSTR_TIME_SET_CURRENT(began);
+	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && WorkerElapsed(began) < DURATION_MS)
+		;
+
 	maxRows = plan.maxRows;
 	ReapEvents(maxRows / 2, &events);
 	plan.maxRows -= events;
@@ -145,20 +136,6 @@ idempotency_reap(PG_FUNCTION_ARGS)
  * The worker
  * ----------------------------------------------------------------
  */
-
-/*
- * KeysBatch does one batch of the run over the keys.  "last" says that the
- * visit ends after it.
- */
-static RunState
-KeysBatch(ReaperRun *run, bool last)
-{
-	RunState state = ReaperRunBatch(run);
-
-	if (state == RUN_ENDED || (state == RUN_GOES_ON && (last || run->reaped.rows > 0)))
-		ReaperRunSave(run);
-	return state;
-}
 
 /*
  * Batch does one batch of a task in the current transaction.
@@ -183,7 +160,11 @@ Batch(Visit *visit, Task task, bool last)
 	if (task == TASK_SURVEY)
 		state = RelaySurvey();
 	else if (task == TASK_KEYS)
-		state = KeysBatch(&visit->keys, last);
+	{
+		state = ReaperRunBatch(&visit->keys);
+		if (state == RUN_ENDED || (state == RUN_GOES_ON && (last || visit->keys.reaped.rows > 0)))
+			ReaperRunSave(&visit->keys);
+	}
 	else if (task == TASK_LAG)
 		state = OutboxLagBatch(true, &visit->lag);
 	else

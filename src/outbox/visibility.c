@@ -87,17 +87,6 @@ OutboxHasEnded(const OutboxHorizon *horizon, uint64 txid)
 }
 
 /*
- * HasBegun tells whether a transaction id has been assigned in this cluster.
- */
-static bool
-HasBegun(OutboxHorizon *horizon, uint64 txid)
-{
-	if (txid >= horizon->next)
-		horizon->next = U64FromFullTransactionId(ReadNextFullTransactionId());
-	return txid < horizon->next;
-}
-
-/*
  * XidOf returns the transaction id of a virtual transaction, or an invalid one.
  */
 static TransactionId
@@ -214,7 +203,9 @@ OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot)
 void
 CursorAddPending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq)
 {
-	if (HasBegun(horizon, txid) && !OutboxHasEnded(horizon, txid))
+	if (txid >= horizon->next)
+		horizon->next = U64FromFullTransactionId(ReadNextFullTransactionId());
+	if (txid < horizon->next && !OutboxHasEnded(horizon, txid))
 		CursorAddRow(cursor, txid, seq);
 	else
 		CursorAddNumber(cursor, seq);

@@ -42,16 +42,6 @@ IsPastBorder(const ExpiryScan *stretch)
 }
 
 /*
- * IsWorthwhile tells whether enough of the stretch had expired to continue the scan for
- * it.
- */
-static bool
-IsWorthwhile(const ExpiryScan *stretch)
-{
-	return stretch->reaped > 0 && 8 * stretch->reaped >= stretch->seen;
-}
-
-/*
  * ReaperRunMaxRows returns how many rows one transaction can remove: the locks of their
  * keys must leave most of the shared lock table to others.
  */
@@ -85,22 +75,6 @@ Load(ReaperRun *run, Oid keyTable)
 }
 
 /*
- * AdvanceExpiry moves expiryBlock over a stretch most of which had expired.  At any other
- * it does not move, and the scan is next.
- */
-static void
-AdvanceExpiry(ReaperRun *run, const ExpiryScan *stretch)
-{
-	if (IsPastBorder(stretch))
-		run->state.expiryBlock = stretch->next;
-	else
-	{
-		run->scanning = true;
-		run->pagesLeft = Max(RUN_PAGES, run->blocks / SCAN_RUNS);
-	}
-}
-
-/*
  * AdvanceScan moves scanBlock over a stretch, and expiryBlock too if there is a border
  * in it.  At the end of the table the scan ends, and the next one begins.
  */
@@ -111,7 +85,7 @@ AdvanceScan(ReaperRun *run, const ExpiryScan *stretch)
 	ReaperState *state = &run->state;
 
 	run->pagesScanned += pages;
-	if (!IsWorthwhile(stretch))
+	if (stretch->reaped == 0 || 8 * stretch->reaped < stretch->seen)
 		run->pagesLeft -= pages;
 	if (IsPastBorder(stretch))
 		state->expiryBlock = stretch->next;
@@ -165,8 +139,14 @@ ReaperRunBatch(ReaperRun *run)
 	run->blocks = stretch.blocks;
 	if (run->scanning)
 		AdvanceScan(run, &stretch);
+	else if (IsPastBorder(&stretch))
+		run->state.expiryBlock = stretch.next;
 	else
-		AdvanceExpiry(run, &stretch);
+	{
+		/* The scan is next */
+		run->scanning = true;
+		run->pagesLeft = Max(RUN_PAGES, run->blocks / SCAN_RUNS);
+	}
 
 	run->reaped.rows += stretch.reaped;
 	run->reaped.zombies += stretch.zombies;

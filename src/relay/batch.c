@@ -210,29 +210,22 @@ RelayBatchLeave(const RelayJob *job)
  */
 
 /*
- * LogDeadLetter writes to the log that the handler is not called with an event any more.
- */
-static void
-LogDeadLetter(const text *subscription, const Event *event, const text *error)
-{
-	const char *id = DatumGetCString(DirectFunctionCall1(uuid_out, event->values[EVENT_ID]));
-
-	ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now", id,
-						 text_to_cstring(subscription)),
-				  errdetail_internal("%s", text_to_cstring(error)),
-				  errhint("idempotency.redrive() gives it once more.")));
-}
-
-/*
  * Fail parks an event of a batch that has failed.  Returns whether the later events of
  * its aggregate must wait.
  */
 static bool
 Fail(const Subscription *subscription, const Batch *batch, const ListCell *event, const text *error)
 {
+	Datum id;
+
 	if (DeliveryFail(subscription, batch->number, batch->events, event, error) != 0)
 		return true;
-	LogDeadLetter(subscription->name, lfirst(event), error);
+	id = ((Event *) lfirst(event))->values[EVENT_ID];
+	ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now",
+						 DatumGetCString(DirectFunctionCall1(uuid_out, id)),
+						 text_to_cstring(subscription->name)),
+				  errdetail_internal("%s", text_to_cstring(error)),
+				  errhint("idempotency.redrive() gives it once more.")));
 	return false;
 }
 
@@ -335,30 +328,6 @@ Rest(const ListCell *cell, const List *failed)
 }
 
 /*
- * SetNextSize sets the size of the next batch: after one that was handled in part, that
- * part; after any other, twice as many.
- */
-static void
-SetNextSize(int handled)
-{
-	bool whole = handled == list_length(current.events);
-
-	if (!whole)
-		wanted = handled;
-	else if (handled >= wanted)
-		wanted = Min(2 * wanted, BATCH_EVENTS);
-}
-
-/*
- * IsUnsubscribed tells whether a handler has removed the subscription.
- */
-static bool
-IsUnsubscribed(const RelayJob *job)
-{
-	return RelayHasChanges() && SubscriptionFindNumber(job->number) == NULL;
-}
-
-/*
  * RelayBatchHandle calls the handler with the events of the batch, and acknowledges
  * them; but not those that are left when the step must commit, or the worker leave.
  * Returns false if the handler has removed the subscription.
@@ -376,7 +345,7 @@ RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHan
 	foreach (cell, current.events)
 	{
 		HandleEvent(subscription, handler, cell, &failed);
-		if (IsUnsubscribed(job))
+		if (RelayHasChanges() && SubscriptionFindNumber(job->number) == NULL)
 			return false;
 		handled++;
 		if (RelayMustCommit() || RelayMustLeave())
@@ -385,7 +354,12 @@ RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHan
 			break;
 		}
 	}
-	SetNextSize(handled);
+
+	/* After a batch that was handled in part, fetch that many; after any other, twice as many */
+	if (handled < list_length(current.events))
+		wanted = handled;
+	else if (handled >= wanted)
+		wanted = Min(2 * wanted, BATCH_EVENTS);
 	InjectionPoint("relay-acknowledge");
 	if (rest != NIL)
 		DeliveryAckPart(subscription, current.number, rest);

@@ -188,18 +188,6 @@ Prepare(const RelayJob *job, EventHandler *handler)
 	return NULL;
 }
 
-/*
- * KeepSafely makes sure that this server's disk has the batch in flight before the
- * handler is called, which might end the server.  The commit of a step in which no
- * handler wrote waits for nothing else.
- */
-static void
-KeepSafely(bool handled)
-{
-	if (!handled || synchronous_commit == SYNCHRONOUS_COMMIT_OFF)
-		RelayCommitLocally();
-}
-
 /* ----------------------------------------------------------------
  * The step
  * ----------------------------------------------------------------
@@ -243,8 +231,13 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 
 	/* Fetch the next one */
 	RelayBatchFetch(subscription, last, next);
-	if (next->events != NIL)
-		KeepSafely(handled);
+
+	/*
+	 * This server's disk must have the batch in flight before the handler is called, which
+	 * might end the server.  If no handler wrote, the commit waits for nothing else.
+	 */
+	if (next->events != NIL && (!handled || synchronous_commit == SYNCHRONOUS_COMMIT_OFF))
+		RelayCommitLocally();
 	fetchesOn = next->more;
 	if (handled || next->events != NIL || fetchesOn)
 		return STEP_HANDLED;

@@ -164,19 +164,6 @@ WriteProblem(int64 number, const char *problem)
 }
 
 /*
- * WriteProblems writes the problems that the registry has.
- */
-static void
-WriteProblems(void)
-{
-	char problem[RELAY_PROBLEM_BYTES];
-	RelayJob job;
-
-	while (RegistryNextProblem(MyDatabaseId, &job, problem) && WriteProblem(job.number, problem))
-		RegistryMarkReported(&job);
-}
-
-/*
  * Find fills what the survey has found with a row of the result.  Returns false if the
  * owner does not exist.
  */
@@ -254,6 +241,8 @@ RelaySurvey(void)
 {
 	uint64 began = RegistryBeginSurvey();
 	RelationsLockResult lock = ExtensionRelationsLock(tables, lengthof(tables));
+	char problem[RELAY_PROBLEM_BYTES];
+	RelayJob job;
 
 	if (lock == RELATIONS_BUSY)
 		return RUN_BUSY;
@@ -264,6 +253,9 @@ RelaySurvey(void)
 	}
 	Survey(ExtensionQueryRun(&surveyQuery, NULL, NULL), began);
 	ExtensionQueryEnd();
-	WriteProblems();
+
+	/* Write the problems that the registry has */
+	while (RegistryNextProblem(MyDatabaseId, &job, problem) && WriteProblem(job.number, problem))
+		RegistryMarkReported(&job);
 	return RUN_ENDED;
 }

@@ -182,20 +182,6 @@ AddChange(ChangeKind kind, int64 number)
 }
 
 /*
- * WarnNoSlot warns that workers cannot run the subscription yet.
- */
-static void
-WarnNoSlot(void)
-{
-	ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-					  errmsg("no slot is free for another subscription with a handler"),
-					  errdetail("All %d slots of idempotency.relay_subscriptions are in use. The "
-								"handler is called when one becomes free.",
-								RelaySubscriptions),
-					  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
-}
-
-/*
  * AfterSubscribe keeps that a subscription has a handler, to be run as "owner", and which
  * topics it wants.
  */
@@ -205,7 +191,13 @@ AfterSubscribe(int64 number, Oid owner, const TopicPatterns *patterns)
 	Change *change = AddChange(CHANGE_PUT, number);
 
 	if (Registry != NULL && !RegistryHasSlot(MyDatabaseId, number, subscribed++))
-		WarnNoSlot();
+		ereport(WARNING,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("no slot is free for another subscription with a handler"),
+				 errdetail("All %d slots of idempotency.relay_subscriptions are in use. The "
+						   "handler is called when one becomes free.",
+						   RelaySubscriptions),
+				 errhint("Increase idempotency.relay_subscriptions and restart the server.")));
 	if (change != NULL)
 	{
 		change->owner = owner;

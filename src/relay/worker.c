@@ -240,19 +240,6 @@ Detach(int code, Datum arg)
 }
 
 /*
- * LockTables takes the locks of the tables that giving a batch back needs, if they are
- * free.
- */
-static bool
-LockTables(void)
-{
-	return ExtensionRelationLock("subscription", AccessShareLock, true) &&
-		   ExtensionRelationLock("position", RowExclusiveLock, true) &&
-		   ExtensionRelationLock("parked", RowExclusiveLock, true) &&
-		   ExtensionRelationLock("outbox", AccessShareLock, true);
-}
-
-/*
  * GiveBack gives the batch back, in a transaction of its own.  Returns false if another
  * session has locked the subscription, its position, or a table.
  */
@@ -263,7 +250,10 @@ GiveBack(void)
 	bool done;
 
 	StartTransactionCommand();
-	if (!LockTables())
+	if (!ExtensionRelationLock("subscription", AccessShareLock, true) ||
+		!ExtensionRelationLock("position", RowExclusiveLock, true) ||
+		!ExtensionRelationLock("parked", RowExclusiveLock, true) ||
+		!ExtensionRelationLock("outbox", AccessShareLock, true))
 	{
 		AbortCurrentTransaction();
 		return false;
