@@ -56,6 +56,54 @@ COMMENT ON CAST (pg_catalog.varchar AS idempotency.document) IS 'the text, if it
 COMMENT ON CAST (idempotency.document AS pg_catalog.json) IS 'the same bytes';
 COMMENT ON CAST (idempotency.document AS pg_catalog.jsonb) IS 'the value';
 
+-- The input type for scopes and keys: the I/O functions of text, and implicit casts from the
+-- types of which keys are made.  It has no operators, and no function outside of this
+-- extension takes it, so that the casts change no query that does not call the extension.
+CREATE TYPE idempotency.identifier;
+
+CREATE FUNCTION idempotency.identifier_in(cstring) RETURNS idempotency.identifier
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textin';
+CREATE FUNCTION idempotency.identifier_out(idempotency.identifier) RETURNS cstring
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textout';
+CREATE FUNCTION idempotency.identifier_recv(internal) RETURNS idempotency.identifier
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textrecv';
+CREATE FUNCTION idempotency.identifier_send(idempotency.identifier) RETURNS bytea
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textsend';
+COMMENT ON FUNCTION idempotency.identifier_in(cstring) IS 'I/O';
+COMMENT ON FUNCTION idempotency.identifier_out(idempotency.identifier) IS 'I/O';
+COMMENT ON FUNCTION idempotency.identifier_recv(internal) IS 'I/O';
+COMMENT ON FUNCTION idempotency.identifier_send(idempotency.identifier) IS 'I/O';
+
+CREATE TYPE idempotency.identifier (
+	INPUT = idempotency.identifier_in,
+	OUTPUT = idempotency.identifier_out,
+	RECEIVE = idempotency.identifier_recv,
+	SEND = idempotency.identifier_send,
+	LIKE = pg_catalog.text,
+	CATEGORY = 'S'
+);
+COMMENT ON TYPE idempotency.identifier IS 'a scope or a key: text, uuid, an integer or an untyped literal';
+
+-- Not from numeric: 25 and 25.00 are one number and two texts.
+CREATE CAST (pg_catalog.text AS idempotency.identifier) WITHOUT FUNCTION AS IMPLICIT;
+CREATE CAST (pg_catalog.varchar AS idempotency.identifier) WITHOUT FUNCTION AS IMPLICIT;
+CREATE CAST (pg_catalog.bpchar AS idempotency.identifier) WITH FUNCTION pg_catalog.text(pg_catalog.bpchar) AS IMPLICIT;
+CREATE CAST (pg_catalog.name AS idempotency.identifier) WITH FUNCTION pg_catalog.text(pg_catalog.name) AS IMPLICIT;
+CREATE CAST (pg_catalog.uuid AS idempotency.identifier) WITH INOUT AS IMPLICIT;
+CREATE CAST (pg_catalog.int2 AS idempotency.identifier) WITH INOUT AS IMPLICIT;
+CREATE CAST (pg_catalog.int4 AS idempotency.identifier) WITH INOUT AS IMPLICIT;
+CREATE CAST (pg_catalog.int8 AS idempotency.identifier) WITH INOUT AS IMPLICIT;
+CREATE CAST (idempotency.identifier AS pg_catalog.text) WITHOUT FUNCTION AS IMPLICIT;
+COMMENT ON CAST (pg_catalog.text AS idempotency.identifier) IS 'the same bytes';
+COMMENT ON CAST (pg_catalog.varchar AS idempotency.identifier) IS 'the same bytes';
+COMMENT ON CAST (pg_catalog.bpchar AS idempotency.identifier) IS 'the text without the padding';
+COMMENT ON CAST (pg_catalog.name AS idempotency.identifier) IS 'the text';
+COMMENT ON CAST (pg_catalog.uuid AS idempotency.identifier) IS 'the text in lower case';
+COMMENT ON CAST (pg_catalog.int2 AS idempotency.identifier) IS 'the digits';
+COMMENT ON CAST (pg_catalog.int4 AS idempotency.identifier) IS 'the digits';
+COMMENT ON CAST (pg_catalog.int8 AS idempotency.identifier) IS 'the digits';
+COMMENT ON CAST (idempotency.identifier AS pg_catalog.text) IS 'the same bytes';
+
 -- The stored form of a key: a canonical UUID takes 17 bytes instead of 36, in the heap and
 -- in the index.  In SQL, the value is the text of the key.
 CREATE TYPE idempotency.keytext;
@@ -85,8 +133,10 @@ COMMENT ON TYPE idempotency.keytext IS 'the stored form of a key: UUIDs are pack
 
 CREATE CAST (idempotency.keytext AS pg_catalog.text) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.text AS idempotency.keytext) WITH INOUT AS ASSIGNMENT;
+CREATE CAST (idempotency.keytext AS idempotency.identifier) WITH INOUT AS IMPLICIT;
 COMMENT ON CAST (idempotency.keytext AS pg_catalog.text) IS 'the text of the key';
 COMMENT ON CAST (pg_catalog.text AS idempotency.keytext) IS 'the key';
+COMMENT ON CAST (idempotency.keytext AS idempotency.identifier) IS 'the text of the key';
 
 -- Order and equality for the index: those of the bytes.  The operators are in pg_catalog,
 -- so that queries on the view keys use the index with any search path, and only a
@@ -229,17 +279,17 @@ CREATE FUNCTION idempotency.fingerprint(method text, path text, body idempotency
 COMMENT ON FUNCTION idempotency.fingerprint(text, text, idempotency.document) IS
 	'SHA-256 of a request: its method, its path and its canonical body';
 
-CREATE FUNCTION idempotency.derive_key(scope text, key text, step text)
+CREATE FUNCTION idempotency.derive_key(scope idempotency.identifier, key idempotency.identifier, step idempotency.identifier)
 	RETURNS uuid
 	LANGUAGE C IMMUTABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_derive_key';
-COMMENT ON FUNCTION idempotency.derive_key(text, text, text) IS
+COMMENT ON FUNCTION idempotency.derive_key(idempotency.identifier, idempotency.identifier, idempotency.identifier) IS
 	'the key of one step of an operation, to send to another service';
 
 -- Not STRICT, nor is parse_header: a missing argument is an error.
-CREATE FUNCTION idempotency.natural_key(VARIADIC parts text[])
+CREATE FUNCTION idempotency.natural_key(VARIADIC parts idempotency.identifier[])
 	RETURNS text
 	LANGUAGE C IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_natural_key';
-COMMENT ON FUNCTION idempotency.natural_key(text[]) IS
+COMMENT ON FUNCTION idempotency.natural_key(idempotency.identifier[]) IS
 	'a key derived from the values that identify an operation';
 
 CREATE FUNCTION idempotency.uuidv7()
@@ -406,109 +456,109 @@ COMMENT ON FUNCTION idempotency.single_evaluation(internal) IS
 	'planner support: refuse a call that the server might evaluate twice for one row';
 
 CREATE FUNCTION idempotency.claim(
-	scope text, key text, request idempotency.document DEFAULT NULL,
+	scope idempotency.identifier, key idempotency.identifier, request idempotency.document DEFAULT NULL,
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim';
-COMMENT ON FUNCTION idempotency.claim(text, text, idempotency.document, interval, interval, interval, bytea) IS
+COMMENT ON FUNCTION idempotency.claim(idempotency.identifier, idempotency.identifier, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or replay its outcome; any other outcome is an error';
 
 CREATE FUNCTION idempotency.try_claim(
-	scope text, key text, request idempotency.document DEFAULT NULL,
+	scope idempotency.identifier, key idempotency.identifier, request idempotency.document DEFAULT NULL,
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_try_claim';
-COMMENT ON FUNCTION idempotency.try_claim(text, text, idempotency.document, interval, interval, interval, bytea) IS
+COMMENT ON FUNCTION idempotency.try_claim(idempotency.identifier, idempotency.identifier, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or return why that failed; check the outcome';
 
 CREATE FUNCTION idempotency.complete(
-	scope text, key text, response idempotency.document DEFAULT NULL,
+	scope idempotency.identifier, key idempotency.identifier, response idempotency.document DEFAULT NULL,
 	status integer DEFAULT 200, headers idempotency.document DEFAULT NULL,
 	token bigint DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_complete';
-COMMENT ON FUNCTION idempotency.complete(text, text, idempotency.document, integer, idempotency.document, bigint) IS
+COMMENT ON FUNCTION idempotency.complete(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the success of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.fail(
-	scope text, key text, response idempotency.document,
+	scope idempotency.identifier, key idempotency.identifier, response idempotency.document,
 	status integer, headers idempotency.document DEFAULT NULL,
 	token bigint DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fail';
-COMMENT ON FUNCTION idempotency.fail(text, text, idempotency.document, integer, idempotency.document, bigint) IS
+COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the final failure of a claimed operation, and return its response';
 
-CREATE FUNCTION idempotency.release(scope text, key text, token bigint DEFAULT NULL)
+CREATE FUNCTION idempotency.release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL)
 	RETURNS void
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_release';
-COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS
+COMMENT ON FUNCTION idempotency.release(idempotency.identifier, idempotency.identifier, bigint) IS
 	'release a claim without an outcome';
 
-CREATE FUNCTION idempotency.renew(scope text, key text, token bigint, lease interval)
+CREATE FUNCTION idempotency.renew(scope idempotency.identifier, key idempotency.identifier, token bigint, lease interval)
 	RETURNS timestamptz
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_renew';
-COMMENT ON FUNCTION idempotency.renew(text, text, bigint, interval) IS
+COMMENT ON FUNCTION idempotency.renew(idempotency.identifier, idempotency.identifier, bigint, interval) IS
 	'restart a lease from now (heartbeat); returns when it ends';
 
 CREATE FUNCTION idempotency.checkpoint(
-	scope text, key text, token bigint, recovery_point text,
+	scope idempotency.identifier, key idempotency.identifier, token bigint, recovery_point text,
 	state idempotency.document DEFAULT NULL)
 	RETURNS void
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
-COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, idempotency.document) IS
+COMMENT ON FUNCTION idempotency.checkpoint(idempotency.identifier, idempotency.identifier, bigint, text, idempotency.document) IS
 	'store a recovery point, from which the next owner continues';
 
-CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max integer DEFAULT 1)
+CREATE FUNCTION idempotency.claim_abandoned(scope idempotency.identifier, lease interval, max integer DEFAULT 1)
 	RETURNS SETOF idempotency.abandoned
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
-COMMENT ON FUNCTION idempotency.claim_abandoned(text, interval, integer) IS
+COMMENT ON FUNCTION idempotency.claim_abandoned(idempotency.identifier, interval, integer) IS
 	'take over abandoned operations, oldest token first';
 
 CREATE FUNCTION idempotency.run(
-	scope text, key text, request idempotency.document, handler regprocedure,
+	scope idempotency.identifier, key idempotency.identifier, request idempotency.document, handler regprocedure,
 	wait interval DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_run';
-COMMENT ON FUNCTION idempotency.run(text, text, idempotency.document, regprocedure, interval, interval) IS
+COMMENT ON FUNCTION idempotency.run(idempotency.identifier, idempotency.identifier, idempotency.document, regprocedure, interval, interval) IS
 	'claim, call the handler, and complete; or replay';
 
-CREATE FUNCTION idempotency.peek(scope text, key text)
+CREATE FUNCTION idempotency.peek(scope idempotency.identifier, key idempotency.identifier)
 	RETURNS idempotency.operation
 	LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_peek';
-COMMENT ON FUNCTION idempotency.peek(text, text) IS
+COMMENT ON FUNCTION idempotency.peek(idempotency.identifier, idempotency.identifier) IS
 	'read a stored outcome; NULL if there is none';
 
-CREATE FUNCTION idempotency.forget(scope text, key text)
+CREATE FUNCTION idempotency.forget(scope idempotency.identifier, key idempotency.identifier)
 	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_forget';
-COMMENT ON FUNCTION idempotency.forget(text, text) IS
+COMMENT ON FUNCTION idempotency.forget(idempotency.identifier, idempotency.identifier) IS
 	'delete a stored outcome; true if there was one';
 
-CREATE FUNCTION idempotency.once(scope text, key text, retention interval DEFAULT NULL)
+CREATE FUNCTION idempotency.once(scope idempotency.identifier, key idempotency.identifier, retention interval DEFAULT NULL)
 	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once';
-COMMENT ON FUNCTION idempotency.once(text, text, interval) IS
+COMMENT ON FUNCTION idempotency.once(idempotency.identifier, idempotency.identifier, interval) IS
 	'record a message; true the first time';
 
-CREATE FUNCTION idempotency.once_many(scope text, keys text[], retention interval DEFAULT NULL)
+CREATE FUNCTION idempotency.once_many(scope idempotency.identifier, keys idempotency.identifier[], retention interval DEFAULT NULL)
 	RETURNS SETOF text
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once_many';
-COMMENT ON FUNCTION idempotency.once_many(text, text[], interval) IS
+COMMENT ON FUNCTION idempotency.once_many(idempotency.identifier, idempotency.identifier[], interval) IS
 	'record many messages; returns those recorded for the first time';
 
 -- ---------------------------------------------------------------------------
@@ -521,10 +571,10 @@ CREATE FUNCTION idempotency.require_claim()
 COMMENT ON FUNCTION idempotency.require_claim() IS
 	'trigger: refuse a write from a transaction without a claim in the scope';
 
-CREATE FUNCTION idempotency.current_key(scope text)
+CREATE FUNCTION idempotency.current_key(scope idempotency.identifier)
 	RETURNS text
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_current_key';
-COMMENT ON FUNCTION idempotency.current_key(text) IS
+COMMENT ON FUNCTION idempotency.current_key(idempotency.identifier) IS
 	'the key that this transaction claimed last in the scope';
 
 -- ---------------------------------------------------------------------------
@@ -740,13 +790,13 @@ COMMENT ON COLUMN idempotency.event.attempt IS '1 for the first delivery, plus 1
 COMMENT ON COLUMN idempotency.event.published_at IS 'when the event was published';
 
 CREATE FUNCTION idempotency.publish(
-	topic text, payload idempotency.document, aggregate_id text DEFAULT NULL,
+	topic text, payload idempotency.document, aggregate_id idempotency.identifier DEFAULT NULL,
 	type text DEFAULT NULL, headers idempotency.document DEFAULT NULL,
 	event_id uuid DEFAULT NULL)
 	RETURNS uuid
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
-COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, text, text, idempotency.document, uuid) IS
+COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, idempotency.identifier, text, idempotency.document, uuid) IS
 	'publish an event when this transaction commits; returns the event''s id';
 
 CREATE FUNCTION idempotency.subscribe(
@@ -1152,14 +1202,15 @@ CREATE FUNCTION idempotency.grant_client(role regrole)
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency.grant_privileges(role,
-		'USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation, idempotency.abandoned',
+		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.outcome,
+			idempotency.operation, idempotency.abandoned',
 		'EXECUTE ON FUNCTION
 			idempotency.document(jsonb), idempotency.document_in, idempotency.document_out,
 			idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 			idempotency.release, idempotency.renew, idempotency.checkpoint,
 			idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
 			idempotency.require_claim, idempotency.publish,
-			idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval),
+			idempotency.once, idempotency.once_many,
 			idempotency.canonical, idempotency.fingerprint(idempotency.document),
 			idempotency.fingerprint(text, text, idempotency.document),
 			idempotency.derive_key, idempotency.natural_key, idempotency.uuidv7,
@@ -1173,11 +1224,11 @@ CREATE FUNCTION idempotency.grant_consumer(role regrole)
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency.grant_privileges(role,
-		'USAGE ON TYPE idempotency.event',
+		'USAGE ON TYPE idempotency.identifier, idempotency.event',
 		'EXECUTE ON FUNCTION
 			idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
 			idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
-			idempotency.once(text, text, interval), idempotency.once_many(text, text[], interval)')
+			idempotency.once, idempotency.once_many')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
 	'let a role subscribe to events and read them';
@@ -1187,7 +1238,8 @@ CREATE FUNCTION idempotency.grant_operator(role regrole)
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency.grant_privileges(role,
-		'USAGE ON TYPE idempotency.document, idempotency.outcome, idempotency.operation',
+		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.outcome,
+			idempotency.operation',
 		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
 			idempotency.subscriptions, idempotency.dead_letters',
 		'EXECUTE ON FUNCTION

@@ -25,7 +25,7 @@ SELECT object FROM member ORDER BY object COLLATE "C";
 -- ones are immutable, and peek() is stable.
 SELECT p.proname, p.provolatile, p.proparallel, p.proisstrict
 	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
-	WHERE p.proname !~ '^(document|keytext)_'
+	WHERE p.proname !~ '^(document|identifier|keytext)_'
 	ORDER BY p.proname COLLATE "C", p.oid::regprocedure::text COLLATE "C";
 
 -- The table of outcomes and its unique index, which decides conflicts.

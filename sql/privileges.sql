@@ -110,7 +110,7 @@ INSERT INTO door (statement) VALUES
 -- The list is complete except for the I/O functions of the type and the planner's
 -- support functions.
 SELECT proname AS not_tested FROM pg_proc
-	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND proname <> 'single_evaluation'
+	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND proname <> 'single_evaluation'
 		AND NOT EXISTS (SELECT FROM door WHERE statement LIKE '%idempotency.' || proname || '(%');
 GRANT SELECT ON door TO PUBLIC;
 SELECT has_schema_privilege('public', 'public', 'CREATE') AS public_may_create \gset
@@ -141,7 +141,7 @@ SET LOCAL ROLE regress_idempotency_client;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 ROLLBACK;
 SELECT p.oid::regprocedure AS client_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND has_function_privilege('regress_idempotency_client', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND has_function_privilege('regress_idempotency_client', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
@@ -232,7 +232,7 @@ SET LOCAL ROLE regress_idempotency_consumer;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 ROLLBACK;
 SELECT p.oid::regprocedure AS consumer_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND has_function_privilege('regress_idempotency_consumer', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND has_function_privilege('regress_idempotency_consumer', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
@@ -283,7 +283,7 @@ SELECT idempotency.forget('privileges', 'k2');
 SELECT count(*) FROM idempotency.keys WHERE scope = 'privileges' AND key = 'k2';
 RESET ROLE;
 SELECT p.oid::regprocedure AS operator_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext)_' AND has_function_privilege('regress_idempotency_operator', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND has_function_privilege('regress_idempotency_operator', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
@@ -298,9 +298,9 @@ SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_consumer('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_operator('"regress idempotency ""quoted"""');
-SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(text, text, bigint)', 'EXECUTE') AS client,
+SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(idempotency.identifier, idempotency.identifier, bigint)', 'EXECUTE') AS client,
 	has_function_privilege('regress idempotency "quoted"', 'idempotency.ack(text, bigint)', 'EXECUTE') AS consumer,
-	has_function_privilege('regress idempotency "quoted"', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
+	has_function_privilege('regress idempotency "quoted"', 'idempotency.forget(idempotency.identifier, idempotency.identifier)', 'EXECUTE') AS operator;
 SELECT idempotency.grant_client(NULL), idempotency.grant_consumer(NULL), idempotency.grant_operator(NULL);
 SELECT count(*) AS rights_of_public FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND has_function_privilege('public', oid, 'EXECUTE');
@@ -425,8 +425,8 @@ SELECT idempotency.forget('privileges', 'hostile');
 RESET ROLE;
 SELECT idempotency.grant_client('regress_idempotency_nobody'), idempotency.grant_operator('regress_idempotency_nobody');
 RESET search_path;
-SELECT has_function_privilege('regress_idempotency_nobody', 'idempotency.release(text, text, bigint)', 'EXECUTE') AS client,
-	has_function_privilege('regress_idempotency_nobody', 'idempotency.forget(text, text)', 'EXECUTE') AS operator;
+SELECT has_function_privilege('regress_idempotency_nobody', 'idempotency.release(idempotency.identifier, idempotency.identifier, bigint)', 'EXECUTE') AS client,
+	has_function_privilege('regress_idempotency_nobody', 'idempotency.forget(idempotency.identifier, idempotency.identifier)', 'EXECUTE') AS operator;
 
 -- The same from the temporary schema, which is searched first for tables and types.
 CREATE TEMPORARY TABLE key (captured boolean NOT NULL CHECK (false));

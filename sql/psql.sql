@@ -17,7 +17,7 @@
 SELECT p.oid::regprocedure AS without_names
 	FROM pg_proc AS p
 	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.pronargs > 0
-		AND p.proname !~ '^(keytext|document|single_evaluation)' AND coalesce(p.proargnames[1], '') = '';
+		AND p.proname !~ '^(keytext|document|identifier|single_evaluation)' AND coalesce(p.proargnames[1], '') = '';
 
 -- The key is the first argument, and so is the subscription.
 SELECT p.oid::regprocedure AS in_another_order

@@ -20,7 +20,7 @@ BEGIN
 END
 $$;
 CREATE FUNCTION handler(request json) RETURNS json LANGUAGE sql AS 'SELECT request';
-PREPARE look AS SELECT outcome::text, response FROM idempotency.try_claim('session', $1);
+PREPARE look(text) AS SELECT outcome::text, response FROM idempotency.try_claim('session', $1);
 PREPARE run(text, text) AS SELECT outcome::text, response FROM idempotency.run('session', $1, $2, 'handler(json)');
 
 SELECT operate('k1', '"first"');

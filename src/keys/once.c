@@ -149,7 +149,8 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 						errmsg("idempotency keys must be an array of one dimension"),
 						errhint("Flatten the array, for instance with unnest().")));
 
-	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &given);
+	/* idempotency.identifier, which is stored as text */
+	deconstruct_array(array, ARR_ELEMTYPE(array), -1, false, TYPALIGN_INT, &keys, &nulls, &given);
 	names = palloc(Max(given, 1) * sizeof(KeyName));
 	for (int i = 0; i < given; i++)
 	{

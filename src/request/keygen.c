@@ -82,7 +82,7 @@ ErrorNoKeyParts(void)
 }
 
 /*
- * idempotency_natural_key is natural_key(VARIADIC text[]): the digest of all parts, in
+ * idempotency_natural_key is natural_key(VARIADIC identifier[]): the digest of all parts, in
  * lower-case hexadecimal digits.  Throws IK400 if there are none, and 22023 for an array
  * of several dimensions.
  */
@@ -103,7 +103,9 @@ idempotency_natural_key(PG_FUNCTION_ARGS)
 	if (ARR_NDIM(array) > 1)
 		ErrorBadArgument("parts of a natural key have more than one dimension",
 						 "Pass an array of one dimension.");
-	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &elements, &nulls, &count);
+	/* idempotency.identifier, which is stored as text */
+	deconstruct_array(array, ARR_ELEMTYPE(array), -1, false, TYPALIGN_INT, &elements, &nulls,
+					  &count);
 	if (count == 0)
 		ErrorNoKeyParts();
 

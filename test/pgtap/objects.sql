@@ -7,7 +7,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(34);
+SELECT plan(37);
 
 -- The objects that CREATE EXTENSION creates, without dependent ones: array types, row
 -- types of relations, indexes, rules and constraints.
@@ -62,6 +62,7 @@ SELECT set_eq(
 	$$ SELECT type, identity FROM pg_temp.member WHERE type <> 'function' $$,
 	$$ VALUES
 		('schema', 'idempotency'),
+		('type', 'idempotency.identifier'),
 		('type', 'idempotency.document'),
 		('type', 'idempotency.keytext'),
 		('type', 'idempotency.outcome'),
@@ -82,6 +83,16 @@ SELECT set_eq(
 		('view', 'idempotency.subscriptions'),
 		('table', 'idempotency.reaper'),
 		('view', 'idempotency.stats'),
+		('cast', '(text AS idempotency.identifier)'),
+		('cast', '(character varying AS idempotency.identifier)'),
+		('cast', '(character AS idempotency.identifier)'),
+		('cast', '(name AS idempotency.identifier)'),
+		('cast', '(uuid AS idempotency.identifier)'),
+		('cast', '(smallint AS idempotency.identifier)'),
+		('cast', '(integer AS idempotency.identifier)'),
+		('cast', '(bigint AS idempotency.identifier)'),
+		('cast', '(idempotency.identifier AS text)'),
+		('cast', '(idempotency.keytext AS idempotency.identifier)'),
 		('cast', '(json AS idempotency.document)'),
 		('cast', '(jsonb AS idempotency.document)'),
 		('cast', '(text AS idempotency.document)'),
@@ -501,6 +512,47 @@ SELECT set_eq(
 		('idempotency.document', 'jsonb', 'i', 'i')
 	$$,
 	'the usual types of callers cast to it implicitly');
+
+-- The input type for scopes and keys.
+
+SELECT results_eq(
+	$$
+		SELECT typlen, typbyval, typalign::text, typstorage::text, typcategory::text, typispreferred
+		FROM pg_catalog.pg_type WHERE oid = 'idempotency.identifier'::pg_catalog.regtype
+	$$,
+	$$
+		SELECT typlen, typbyval, typalign::text, typstorage::text, typcategory::text, false
+		FROM pg_catalog.pg_type WHERE oid = 'pg_catalog.text'::pg_catalog.regtype
+	$$,
+	'identifier has the storage of text');
+
+SELECT set_eq(
+	$$
+		SELECT
+			pg_catalog.format_type(castsource, NULL) AS source,
+			pg_catalog.format_type(casttarget, NULL) AS target,
+			castcontext::text,
+			castmethod::text
+		FROM pg_catalog.pg_cast
+		WHERE 'idempotency.identifier'::pg_catalog.regtype IN (castsource, casttarget)
+	$$,
+	$$ VALUES
+		('text', 'idempotency.identifier', 'i', 'b'),
+		('character varying', 'idempotency.identifier', 'i', 'b'),
+		('character', 'idempotency.identifier', 'i', 'f'),
+		('name', 'idempotency.identifier', 'i', 'f'),
+		('uuid', 'idempotency.identifier', 'i', 'i'),
+		('smallint', 'idempotency.identifier', 'i', 'i'),
+		('integer', 'idempotency.identifier', 'i', 'i'),
+		('bigint', 'idempotency.identifier', 'i', 'i'),
+		('idempotency.keytext', 'idempotency.identifier', 'i', 'i'),
+		('idempotency.identifier', 'text', 'i', 'b')
+	$$,
+	'texts, UUIDs and integers cast to it implicitly; text and varchar without a function');
+
+SELECT is_empty(
+	$$ SELECT oid FROM pg_catalog.pg_operator WHERE 'idempotency.identifier'::pg_catalog.regtype IN (oprleft, oprright) $$,
+	'no operator takes it, so that its casts change no other query');
 
 -- The settings.
 

@@ -76,7 +76,7 @@ sub tidy
 	my ($session) = @_;
 
 	$session->ok('SET statement_timeout = 0', 'SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscription', 'DELETE FROM idempotency.key', 'DELETE FROM idempotency.outbox',
-		'TRUNCATE fuzz.guarded, fuzz.document, fuzz.keytext, fuzz.operation, fuzz.abandoned, fuzz.event',
+		'TRUNCATE fuzz.guarded, fuzz.document, fuzz.keytext, fuzz.identifier, fuzz.operation, fuzz.abandoned, fuzz.event',
 		q{SELECT idempotency.subscribe('one', '{*}'), idempotency.subscribe('two', '{order*}', max_attempts => 2, retry_delay => '0')},
 		q{SELECT idempotency.publish('order', to_json(i), (ARRAY['a', 'b', NULL])[i % 3 + 1]) FROM generate_series(1, 10) AS i},
 		q{SELECT idempotency.claim('s/1', 'leased ' || i, '{}', lease => '1 microsecond') FROM generate_series(1, 5) AS i},

@@ -78,6 +78,17 @@ sub text
 	return literal(hostile_bytes());
 }
 
+# identifier returns a scope, a key or what else is of that type, of each type that casts
+# to it.
+sub identifier
+{
+	my ($name) = @_;
+
+	return text($name) if chance(85);
+	return pick(@bigints) if chance(50);
+	return literal(uuid_text()) . '::uuid';
+}
+
 sub json
 {
 	return big_json(pick(1000, 70_000, 1_048_576, 1_048_577)) if chance(1);
@@ -98,9 +109,11 @@ sub interval
 my %generators = (
 	text => \&text,
 	'character varying' => \&text,
+	character => \&text,
 	name => sub { literal(substr hostile_bytes(), 0, 63) },
 	cstring => \&text,
 	'idempotency.keytext' => sub { text('key') },
+	'idempotency.identifier' => sub { identifier(@_) },
 	boolean => sub { pick(qw(true false)) },
 	smallint => sub { pick(0, 1, -1, 200, -404, 32767, -32768) },
 	integer => sub { $_[0] =~ /^max/ && chance(60) ? between(1, 20) : $_[0] eq 'status' && chance(70) ? pick(200, 201, 404, 422) : pick(@integers) },
@@ -115,7 +128,7 @@ my %generators = (
 	jsonb => \&json,
 	'idempotency.document' => \&json,
 	'idempotency.outcome' => sub { literal(chance(90) ? pick(@{ $named{outcome} }) : hostile_bytes()) },
-	regprocedure => sub { chance(85) ? literal(pick(@handlers)) : pick(0, 4294967295, "'idempotency.claim(text,text,idempotency.document,interval,interval,interval,bytea)'") },
+	regprocedure => sub { chance(85) ? literal(pick(@handlers)) : pick(0, 4294967295, "'idempotency.claim(idempotency.identifier,idempotency.identifier,idempotency.document,interval,interval,interval,bytea)'") },
 	regrole => sub { chance(80) ? literal(pick(@roles)) : pick(0, 1, 4294967295) });
 
 # array returns an array of ordinary and of unusual values.
@@ -126,7 +139,7 @@ sub array
 	return "'{}'" if chance(5);
 	return "array_fill(" . value_of($type, $name, $types) . ', ARRAY[' . pick('0', '3', '2,2', '1000', '1,1,1') . '], ARRAY[' . pick('1', '1,1', '-5',
 		'0,0,0') . '])' if chance(5);
-	return "(SELECT array_agg('k' || i)::$type\[] FROM generate_series(1, 2000) AS i)" if $type eq 'text' && chance(1);
+	return "(SELECT array_agg('k' || i)::$type\[] FROM generate_series(1, 2000) AS i)" if $type =~ /^(text|idempotency[.]identifier)$/ && chance(1);
 	return 'ARRAY[' . join(', ', map { value_of($type, $name, $types) } 1 .. between(1, 4)) . ']';
 }
 

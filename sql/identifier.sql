@@ -1,0 +1,140 @@
+--
+-- Scopes and keys of several types: idempotency.identifier binds without a cast, and its
+-- casts change no other query.
+--
+\set SHOW_CONTEXT never
+\pset null NULL
+
+CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	result text;
+BEGIN
+	EXECUTE statement INTO result;
+	RETURN coalesce(result, 'NULL');
+EXCEPTION WHEN OTHERS THEN
+	RETURN sqlstate || ': ' || sqlerrm;
+END $$;
+
+-- Each type of scope and key binds as a literal and as a typed parameter, and one value
+-- names one operation whatever its type is.
+CREATE DOMAIN pg_temp.order_id AS bigint CHECK (VALUE > 0);
+CREATE DOMAIN pg_temp.order_name AS varchar(40);
+CREATE DOMAIN pg_temp.order_uuid AS uuid;
+CREATE TEMPORARY TABLE bound AS
+	SELECT n, v.key, v.type, same FROM (VALUES
+		(1, '42', 'text', '42'), (2, '42', 'varchar', '42'), (3, '42', 'varchar(5)', '42'), (4, '42', 'bpchar(5)', '42'),
+		(5, '42', 'name', '42'), (6, '42', 'int2', '42'), (7, '42', 'int4', '42'), (8, '42', 'int8', '42'),
+		(9, '-9223372036854775808', 'int8', '-9223372036854775808'), (10, '0', 'int4', '0'),
+		(11, 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11', 'uuid', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'),
+		(12, '7', 'pg_temp.order_id', '7'), (13, 'o-7', 'pg_temp.order_name', 'o-7'),
+		(14, 'a0eebc999c0b4ef8bb6d6bb9bd380a11', 'pg_temp.order_uuid', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'),
+		(15, '42', 'idempotency.identifier', '42'), (16, '42', 'idempotency.keytext', '42')) AS v (n, key, type, same);
+SELECT type, pg_temp.try(format('SELECT idempotency.once(''identifier'' || %s, %L::%s)', n, key, type)) AS first,
+		idempotency.once('identifier' || n, same) AS second_as_text,
+		pg_temp.try(format('SELECT idempotency.once_many(%L::%s, ARRAY[''k''])', key, type)) AS scope
+	FROM bound ORDER BY n;
+
+-- Untyped parameters, as most drivers send them, typed ones, and both together.
+BEGIN;
+PREPARE untyped AS SELECT outcome FROM idempotency.try_claim($1, $2);
+SELECT parameter_types FROM pg_prepared_statements WHERE name = 'untyped';
+EXECUTE untyped('identifier', 'untyped');
+PREPARE typed(text, uuid) AS SELECT outcome FROM idempotency.try_claim($1, $2);
+EXECUTE typed('identifier', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11');
+PREPARE mixed(bigint) AS SELECT outcome FROM idempotency.try_claim($2, $1);
+EXECUTE mixed(17, 'identifier');
+SELECT outcome FROM idempotency.try_claim('identifier'::varchar, 18::smallint, '{"a": 1}'::text);
+ROLLBACK;
+DEALLOCATE ALL;
+
+-- Every function that takes a scope or a key takes a number.
+BEGIN;
+SELECT outcome FROM idempotency.claim(1, 2);
+SELECT idempotency.current_key(1), pg_typeof(idempotency.current_key(1));
+SELECT idempotency.complete(1, 2, '"done"');
+SELECT outcome, response FROM idempotency.peek(1, 2);
+SELECT outcome FROM idempotency.claim(1, 3);
+SELECT idempotency.fail(1, 3, '"failed"', 400);
+SELECT outcome FROM idempotency.claim(1, 4);
+SELECT idempotency.release(1, 4);
+SELECT token FROM idempotency.claim(1, 5, lease => '1 min') \gset
+SELECT idempotency.renew(1, 5, :token, '1 min') > now() AS renewed;
+SELECT idempotency.checkpoint(1, 5, :token, 'charged');
+SELECT idempotency.release(1, 5, :token);
+COMMIT;
+SELECT scope, key, recovery_point FROM idempotency.claim_abandoned(1, '1 min'), LATERAL (SELECT (operation).recovery_point) AS o;
+CREATE FUNCTION identifier_handler(json) RETURNS json LANGUAGE sql AS 'SELECT ''"handled"''::json';
+SELECT outcome, response FROM idempotency.run(1, 6, NULL, 'identifier_handler(json)');
+DROP FUNCTION identifier_handler;
+SELECT idempotency.once(1, 7), idempotency.once(1, '7');
+SELECT idempotency.derive_key(1, 2, 3) = idempotency.derive_key('1', '2', '3') AS same;
+SELECT idempotency.natural_key('order', 42, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid, NULL)
+	= idempotency.natural_key(VARIADIC ARRAY['order', '42', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', NULL]) AS same;
+SELECT idempotency.publish('identifier', '{}', 42) IS NOT NULL AS published;
+SELECT aggregateid FROM idempotency.outbox WHERE aggregatetype = 'identifier';
+DELETE FROM idempotency.outbox WHERE aggregatetype = 'identifier';
+
+-- An operator passes the columns of the view, and applications their own columns.
+SELECT count(*) AS keys, count(*) FILTER (WHERE idempotency.forget(scope, key)) AS forgotten
+	FROM idempotency.keys WHERE scope = '1';
+
+-- Arrays of every type bind to once_many(): typed, untyped, empty and NULL.
+SELECT idempotency.once_many('identifier', ARRAY[1, 2, 3]);
+SELECT idempotency.once_many('identifier', ARRAY[3, 4]::bigint[]);
+SELECT idempotency.once_many('identifier', ARRAY[4, 5]::smallint[]);
+SELECT idempotency.once_many('identifier', ARRAY['a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11']::uuid[]);
+SELECT idempotency.once_many('identifier', ARRAY['5', 'six']::text[]);
+SELECT idempotency.once_many('identifier', ARRAY['six', 'seven']::varchar[]);
+SELECT idempotency.once_many('identifier', ARRAY['seven', 'eight']::varchar(10)[]);
+SELECT idempotency.once_many('identifier', ARRAY['eight', 'nine ']::bpchar(10)[]);
+SELECT idempotency.once_many('identifier', ARRAY['nine', 'ten']::name[]);
+SELECT idempotency.once_many('identifier', '{ten,"a,b"}');
+SELECT idempotency.once_many('identifier', array_agg(i)) FROM generate_series(101, 102) AS i;
+SELECT idempotency.once_many('identifier', '{}'), idempotency.once_many('identifier', ARRAY[]::uuid[]);
+SELECT idempotency.once_many('identifier', ARRAY[1, NULL]);
+SELECT idempotency.once_many('identifier', ARRAY[ARRAY[1], ARRAY[2]]);
+PREPARE untyped AS SELECT * FROM idempotency.once_many($1, $2);
+SELECT parameter_types FROM pg_prepared_statements WHERE name = 'untyped';
+EXECUTE untyped('identifier', '{11,twelve}');
+PREPARE typed(text, bigint[]) AS SELECT * FROM idempotency.once_many($1, $2);
+EXECUTE typed('identifier', ARRAY[11, 12]);
+DEALLOCATE ALL;
+
+-- Values whose text has several forms do not bind: one value would be several keys.  An
+-- array is no key.
+SELECT argument, pg_temp.try(format('SELECT idempotency.once(''identifier'', %s)', argument))
+	FROM unnest(ARRAY['25.00', '1e3::float8', 'now()', 'true', '''{}''::json', '''\x00''::bytea', '''{a}''::text[]', '''{1}''::int[]']) AS argument;
+
+-- The checks of scopes and keys hold for each type.
+SELECT argument, pg_temp.try(format('SELECT idempotency.once(%s)', argument))
+	FROM unnest(ARRAY[$$NULL, 'k'$$, $$'identifier', NULL$$, $$'identifier', NULL::uuid$$, $$'identifier', NULL::bigint$$, $$'identifier', ''$$,
+		$$'identifier', '   '::bpchar(3)$$, $$'identifier', E'a\tb'::varchar$$, $$'identifier', repeat('k', 256)$$,
+		$$'identifier', '{a,b}'::varchar$$, $$''::name, 'k'$$]) AS argument;
+
+-- In PL/pgSQL, a variable of the type accepts and compares as text does.
+DO $$
+DECLARE
+	id idempotency.identifier := 42;
+	value text := id;
+BEGIN
+	RAISE NOTICE '% % % % %', id, value, id = '42', id || '!', length(id);
+	id := 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid;
+	RAISE NOTICE '% %', id, id = value;
+END $$;
+
+-- No query without the extension's functions changes its meaning: no operator takes the
+-- type, and no function but the extension's own.
+SELECT o.oid::regoperator AS operator FROM pg_operator AS o
+	WHERE 'idempotency.identifier'::regtype IN (oprleft, oprright);
+SELECT p.oid::regprocedure AS other_function FROM pg_proc AS p
+	WHERE 'idempotency.identifier'::regtype = ANY (proargtypes) AND NOT EXISTS (SELECT FROM pg_depend AS d
+		WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e');
+SELECT statement, pg_temp.try(statement) FROM unnest(ARRAY[
+	$$SELECT 'a'::text = 1$$, $$SELECT 'a'::text = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid$$, $$SELECT 1 < 'a'::text$$,
+	$$SELECT 'a'::text || 1$$, $$SELECT 'a' || 'b'$$, $$SELECT 1 || 'b'$$, $$SELECT 'a'::name || 'b'::varchar$$,
+	$$SELECT min(v) FROM (VALUES ('b'::text), ('a')) AS t (v)$$, $$SELECT min('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid)$$,
+	$$SELECT pg_typeof(coalesce('a'::text, 'b'))$$, $$SELECT pg_typeof(coalesce('a'::varchar, 'b'::text))$$,
+	$$SELECT length(42)$$, $$SELECT upper('a'::name)$$, $$SELECT 1::text = '1'$$, $$SELECT '1' = 1$$,
+	$$SELECT 'a'::varchar IN ('a', 'b'::text)$$]) AS statement;
+
+DELETE FROM idempotency.key WHERE scope LIKE 'identifier%' OR scope IN (SELECT same FROM bound) OR key = 'k';
