@@ -8,6 +8,12 @@
 CREATE SCHEMA idempotency;
 COMMENT ON SCHEMA idempotency IS 'idempotency keys: retries have their effect exactly once';
 
+-- Functions that the server calls: for types, casts, operators, triggers, views and the
+-- planner.  These uses need no USAGE on the schema, and no role has it, so that \df
+-- idempotency.* lists the functions that users call.
+CREATE SCHEMA idempotency_internal;
+COMMENT ON SCHEMA idempotency_internal IS 'functions of the extension idempotency that the server calls';
+
 -- ---------------------------------------------------------------------------
 -- Types
 -- ---------------------------------------------------------------------------
@@ -17,34 +23,34 @@ COMMENT ON SCHEMA idempotency IS 'idempotency keys: retries have their effect ex
 -- ambiguous.
 CREATE TYPE idempotency.document;
 
-CREATE FUNCTION idempotency.document_in(cstring) RETURNS idempotency.document
+CREATE FUNCTION idempotency_internal.document_in(cstring) RETURNS idempotency.document
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_in';
-CREATE FUNCTION idempotency.document_out(idempotency.document) RETURNS cstring
+CREATE FUNCTION idempotency_internal.document_out(idempotency.document) RETURNS cstring
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_out';
-CREATE FUNCTION idempotency.document_recv(internal) RETURNS idempotency.document
+CREATE FUNCTION idempotency_internal.document_recv(internal) RETURNS idempotency.document
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_recv';
-CREATE FUNCTION idempotency.document_send(idempotency.document) RETURNS bytea
+CREATE FUNCTION idempotency_internal.document_send(idempotency.document) RETURNS bytea
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_send';
-COMMENT ON FUNCTION idempotency.document_in(cstring) IS 'I/O';
-COMMENT ON FUNCTION idempotency.document_out(idempotency.document) IS 'I/O';
-COMMENT ON FUNCTION idempotency.document_recv(internal) IS 'I/O';
-COMMENT ON FUNCTION idempotency.document_send(idempotency.document) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.document_in(cstring) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.document_out(idempotency.document) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.document_recv(internal) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.document_send(idempotency.document) IS 'I/O';
 
 CREATE TYPE idempotency.document (
-	INPUT = idempotency.document_in,
-	OUTPUT = idempotency.document_out,
-	RECEIVE = idempotency.document_recv,
-	SEND = idempotency.document_send,
+	INPUT = idempotency_internal.document_in,
+	OUTPUT = idempotency_internal.document_out,
+	RECEIVE = idempotency_internal.document_recv,
+	SEND = idempotency_internal.document_send,
 	LIKE = pg_catalog.json
 );
 COMMENT ON TYPE idempotency.document IS 'a JSON argument: json, jsonb, text or an untyped literal';
 
-CREATE FUNCTION idempotency.document(pg_catalog.jsonb) RETURNS idempotency.document
+CREATE FUNCTION idempotency_internal.document(pg_catalog.jsonb) RETURNS idempotency.document
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_from_jsonb';
-COMMENT ON FUNCTION idempotency.document(pg_catalog.jsonb) IS 'cast';
+COMMENT ON FUNCTION idempotency_internal.document(pg_catalog.jsonb) IS 'cast';
 
 CREATE CAST (pg_catalog.json AS idempotency.document) WITHOUT FUNCTION AS IMPLICIT;
-CREATE CAST (pg_catalog.jsonb AS idempotency.document) WITH FUNCTION idempotency.document(pg_catalog.jsonb) AS IMPLICIT;
+CREATE CAST (pg_catalog.jsonb AS idempotency.document) WITH FUNCTION idempotency_internal.document(pg_catalog.jsonb) AS IMPLICIT;
 CREATE CAST (pg_catalog.text AS idempotency.document) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.varchar AS idempotency.document) WITH INOUT AS IMPLICIT;
 CREATE CAST (idempotency.document AS pg_catalog.json) WITHOUT FUNCTION AS IMPLICIT;
@@ -61,24 +67,24 @@ COMMENT ON CAST (idempotency.document AS pg_catalog.jsonb) IS 'the value';
 -- extension takes it, so that the casts change no query that does not call the extension.
 CREATE TYPE idempotency.identifier;
 
-CREATE FUNCTION idempotency.identifier_in(cstring) RETURNS idempotency.identifier
+CREATE FUNCTION idempotency_internal.identifier_in(cstring) RETURNS idempotency.identifier
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textin';
-CREATE FUNCTION idempotency.identifier_out(idempotency.identifier) RETURNS cstring
+CREATE FUNCTION idempotency_internal.identifier_out(idempotency.identifier) RETURNS cstring
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textout';
-CREATE FUNCTION idempotency.identifier_recv(internal) RETURNS idempotency.identifier
+CREATE FUNCTION idempotency_internal.identifier_recv(internal) RETURNS idempotency.identifier
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textrecv';
-CREATE FUNCTION idempotency.identifier_send(idempotency.identifier) RETURNS bytea
+CREATE FUNCTION idempotency_internal.identifier_send(idempotency.identifier) RETURNS bytea
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textsend';
-COMMENT ON FUNCTION idempotency.identifier_in(cstring) IS 'I/O';
-COMMENT ON FUNCTION idempotency.identifier_out(idempotency.identifier) IS 'I/O';
-COMMENT ON FUNCTION idempotency.identifier_recv(internal) IS 'I/O';
-COMMENT ON FUNCTION idempotency.identifier_send(idempotency.identifier) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.identifier_in(cstring) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.identifier_out(idempotency.identifier) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.identifier_recv(internal) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.identifier_send(idempotency.identifier) IS 'I/O';
 
 CREATE TYPE idempotency.identifier (
-	INPUT = idempotency.identifier_in,
-	OUTPUT = idempotency.identifier_out,
-	RECEIVE = idempotency.identifier_recv,
-	SEND = idempotency.identifier_send,
+	INPUT = idempotency_internal.identifier_in,
+	OUTPUT = idempotency_internal.identifier_out,
+	RECEIVE = idempotency_internal.identifier_recv,
+	SEND = idempotency_internal.identifier_send,
 	LIKE = pg_catalog.text,
 	CATEGORY = 'S'
 );
@@ -108,24 +114,24 @@ COMMENT ON CAST (idempotency.identifier AS pg_catalog.text) IS 'the same bytes';
 -- in the index.  In SQL, the value is the text of the key.
 CREATE TYPE idempotency.keytext;
 
-CREATE FUNCTION idempotency.keytext_in(cstring) RETURNS idempotency.keytext
+CREATE FUNCTION idempotency_internal.keytext_in(cstring) RETURNS idempotency.keytext
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_in';
-CREATE FUNCTION idempotency.keytext_out(idempotency.keytext) RETURNS cstring
+CREATE FUNCTION idempotency_internal.keytext_out(idempotency.keytext) RETURNS cstring
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_out';
-CREATE FUNCTION idempotency.keytext_recv(internal) RETURNS idempotency.keytext
+CREATE FUNCTION idempotency_internal.keytext_recv(internal) RETURNS idempotency.keytext
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_recv';
-CREATE FUNCTION idempotency.keytext_send(idempotency.keytext) RETURNS bytea
+CREATE FUNCTION idempotency_internal.keytext_send(idempotency.keytext) RETURNS bytea
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_send';
-COMMENT ON FUNCTION idempotency.keytext_in(cstring) IS 'I/O';
-COMMENT ON FUNCTION idempotency.keytext_out(idempotency.keytext) IS 'I/O';
-COMMENT ON FUNCTION idempotency.keytext_recv(internal) IS 'I/O';
-COMMENT ON FUNCTION idempotency.keytext_send(idempotency.keytext) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.keytext_in(cstring) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.keytext_out(idempotency.keytext) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.keytext_recv(internal) IS 'I/O';
+COMMENT ON FUNCTION idempotency_internal.keytext_send(idempotency.keytext) IS 'I/O';
 
 CREATE TYPE idempotency.keytext (
-	INPUT = idempotency.keytext_in,
-	OUTPUT = idempotency.keytext_out,
-	RECEIVE = idempotency.keytext_recv,
-	SEND = idempotency.keytext_send,
+	INPUT = idempotency_internal.keytext_in,
+	OUTPUT = idempotency_internal.keytext_out,
+	RECEIVE = idempotency_internal.keytext_recv,
+	SEND = idempotency_internal.keytext_send,
 	LIKE = pg_catalog.bytea,
 	CATEGORY = 'S'
 );
@@ -141,53 +147,53 @@ COMMENT ON CAST (idempotency.keytext AS idempotency.identifier) IS 'the text of 
 -- Order and equality for the index: those of the bytes.  The operators are in pg_catalog,
 -- so that queries on the view keys use the index with any search path, and only a
 -- superuser can create operators that take precedence.
-CREATE FUNCTION idempotency.keytext_lt(idempotency.keytext, idempotency.keytext) RETURNS boolean
+CREATE FUNCTION idempotency_internal.keytext_lt(idempotency.keytext, idempotency.keytext) RETURNS boolean
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'bytealt';
-CREATE FUNCTION idempotency.keytext_le(idempotency.keytext, idempotency.keytext) RETURNS boolean
+CREATE FUNCTION idempotency_internal.keytext_le(idempotency.keytext, idempotency.keytext) RETURNS boolean
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteale';
-CREATE FUNCTION idempotency.keytext_eq(idempotency.keytext, idempotency.keytext) RETURNS boolean
+CREATE FUNCTION idempotency_internal.keytext_eq(idempotency.keytext, idempotency.keytext) RETURNS boolean
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteaeq';
-CREATE FUNCTION idempotency.keytext_ne(idempotency.keytext, idempotency.keytext) RETURNS boolean
+CREATE FUNCTION idempotency_internal.keytext_ne(idempotency.keytext, idempotency.keytext) RETURNS boolean
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteane';
-CREATE FUNCTION idempotency.keytext_ge(idempotency.keytext, idempotency.keytext) RETURNS boolean
+CREATE FUNCTION idempotency_internal.keytext_ge(idempotency.keytext, idempotency.keytext) RETURNS boolean
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteage';
-CREATE FUNCTION idempotency.keytext_gt(idempotency.keytext, idempotency.keytext) RETURNS boolean
+CREATE FUNCTION idempotency_internal.keytext_gt(idempotency.keytext, idempotency.keytext) RETURNS boolean
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteagt';
-CREATE FUNCTION idempotency.keytext_cmp(idempotency.keytext, idempotency.keytext) RETURNS integer
+CREATE FUNCTION idempotency_internal.keytext_cmp(idempotency.keytext, idempotency.keytext) RETURNS integer
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteacmp';
-CREATE FUNCTION idempotency.keytext_sortsupport(internal) RETURNS void
+CREATE FUNCTION idempotency_internal.keytext_sortsupport(internal) RETURNS void
 	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'bytea_sortsupport';
-COMMENT ON FUNCTION idempotency.keytext_lt(idempotency.keytext, idempotency.keytext) IS 'implementation of < operator';
-COMMENT ON FUNCTION idempotency.keytext_le(idempotency.keytext, idempotency.keytext) IS 'implementation of <= operator';
-COMMENT ON FUNCTION idempotency.keytext_eq(idempotency.keytext, idempotency.keytext) IS 'implementation of = operator';
-COMMENT ON FUNCTION idempotency.keytext_ne(idempotency.keytext, idempotency.keytext) IS 'implementation of <> operator';
-COMMENT ON FUNCTION idempotency.keytext_ge(idempotency.keytext, idempotency.keytext) IS 'implementation of >= operator';
-COMMENT ON FUNCTION idempotency.keytext_gt(idempotency.keytext, idempotency.keytext) IS 'implementation of > operator';
-COMMENT ON FUNCTION idempotency.keytext_cmp(idempotency.keytext, idempotency.keytext) IS 'less-equal-greater, for the index';
-COMMENT ON FUNCTION idempotency.keytext_sortsupport(internal) IS 'sort support, for the index';
+COMMENT ON FUNCTION idempotency_internal.keytext_lt(idempotency.keytext, idempotency.keytext) IS 'implementation of < operator';
+COMMENT ON FUNCTION idempotency_internal.keytext_le(idempotency.keytext, idempotency.keytext) IS 'implementation of <= operator';
+COMMENT ON FUNCTION idempotency_internal.keytext_eq(idempotency.keytext, idempotency.keytext) IS 'implementation of = operator';
+COMMENT ON FUNCTION idempotency_internal.keytext_ne(idempotency.keytext, idempotency.keytext) IS 'implementation of <> operator';
+COMMENT ON FUNCTION idempotency_internal.keytext_ge(idempotency.keytext, idempotency.keytext) IS 'implementation of >= operator';
+COMMENT ON FUNCTION idempotency_internal.keytext_gt(idempotency.keytext, idempotency.keytext) IS 'implementation of > operator';
+COMMENT ON FUNCTION idempotency_internal.keytext_cmp(idempotency.keytext, idempotency.keytext) IS 'less-equal-greater, for the index';
+COMMENT ON FUNCTION idempotency_internal.keytext_sortsupport(internal) IS 'sort support, for the index';
 
 CREATE OPERATOR pg_catalog.< (
-	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_lt,
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency_internal.keytext_lt,
 	COMMUTATOR = OPERATOR(pg_catalog.>), NEGATOR = OPERATOR(pg_catalog.>=),
 	RESTRICT = pg_catalog.scalarltsel, JOIN = pg_catalog.scalarltjoinsel);
 CREATE OPERATOR pg_catalog.<= (
-	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_le,
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency_internal.keytext_le,
 	COMMUTATOR = OPERATOR(pg_catalog.>=), NEGATOR = OPERATOR(pg_catalog.>),
 	RESTRICT = pg_catalog.scalarlesel, JOIN = pg_catalog.scalarlejoinsel);
 CREATE OPERATOR pg_catalog.= (
-	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_eq,
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency_internal.keytext_eq,
 	COMMUTATOR = OPERATOR(pg_catalog.=), NEGATOR = OPERATOR(pg_catalog.<>),
 	RESTRICT = pg_catalog.eqsel, JOIN = pg_catalog.eqjoinsel, MERGES);
 CREATE OPERATOR pg_catalog.<> (
-	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_ne,
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency_internal.keytext_ne,
 	COMMUTATOR = OPERATOR(pg_catalog.<>), NEGATOR = OPERATOR(pg_catalog.=),
 	RESTRICT = pg_catalog.neqsel, JOIN = pg_catalog.neqjoinsel);
 CREATE OPERATOR pg_catalog.>= (
-	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_ge,
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency_internal.keytext_ge,
 	COMMUTATOR = OPERATOR(pg_catalog.<=), NEGATOR = OPERATOR(pg_catalog.<),
 	RESTRICT = pg_catalog.scalargesel, JOIN = pg_catalog.scalargejoinsel);
 CREATE OPERATOR pg_catalog.> (
-	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency.keytext_gt,
+	LEFTARG = idempotency.keytext, RIGHTARG = idempotency.keytext, FUNCTION = idempotency_internal.keytext_gt,
 	COMMUTATOR = OPERATOR(pg_catalog.<), NEGATOR = OPERATOR(pg_catalog.<=),
 	RESTRICT = pg_catalog.scalargtsel, JOIN = pg_catalog.scalargtjoinsel);
 COMMENT ON OPERATOR pg_catalog.< (idempotency.keytext, idempotency.keytext) IS 'less than, by the stored bytes';
@@ -203,8 +209,8 @@ CREATE OPERATOR CLASS idempotency.keytext_ops DEFAULT FOR TYPE idempotency.keyte
 	OPERATOR 3 pg_catalog.=,
 	OPERATOR 4 pg_catalog.>=,
 	OPERATOR 5 pg_catalog.>,
-	FUNCTION 1 idempotency.keytext_cmp(idempotency.keytext, idempotency.keytext),
-	FUNCTION 2 idempotency.keytext_sortsupport(internal);
+	FUNCTION 1 idempotency_internal.keytext_cmp(idempotency.keytext, idempotency.keytext),
+	FUNCTION 2 idempotency_internal.keytext_sortsupport(internal);
 COMMENT ON OPERATOR CLASS idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
 COMMENT ON OPERATOR FAMILY idempotency.keytext_ops USING btree IS 'the order of the stored bytes';
 
@@ -449,10 +455,10 @@ COMMENT ON COLUMN idempotency.zombies.expires_in IS 'time until the key expires;
 COMMENT ON COLUMN idempotency.zombies.leased_until IS 'when the lease expired';
 
 -- The planner support function of every function that writes.
-CREATE FUNCTION idempotency.single_evaluation(internal)
+CREATE FUNCTION idempotency_internal.single_evaluation(internal)
 	RETURNS internal
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_single_evaluation';
-COMMENT ON FUNCTION idempotency.single_evaluation(internal) IS
+COMMENT ON FUNCTION idempotency_internal.single_evaluation(internal) IS
 	'planner support: refuse a call that the server might evaluate twice for one row';
 
 CREATE FUNCTION idempotency.claim(
@@ -461,7 +467,7 @@ CREATE FUNCTION idempotency.claim(
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim';
 COMMENT ON FUNCTION idempotency.claim(idempotency.identifier, idempotency.identifier, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or replay its outcome; any other outcome is an error';
 
@@ -471,7 +477,7 @@ CREATE FUNCTION idempotency.try_claim(
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_try_claim';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_try_claim';
 COMMENT ON FUNCTION idempotency.try_claim(idempotency.identifier, idempotency.identifier, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or return why that failed; check the outcome';
 
@@ -481,7 +487,7 @@ CREATE FUNCTION idempotency.complete(
 	token bigint DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_complete';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_complete';
 COMMENT ON FUNCTION idempotency.complete(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the success of a claimed operation, and return its response';
 
@@ -491,21 +497,21 @@ CREATE FUNCTION idempotency.fail(
 	token bigint DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fail';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fail';
 COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint) IS
 	'store the final failure of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL)
 	RETURNS void
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_release';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_release';
 COMMENT ON FUNCTION idempotency.release(idempotency.identifier, idempotency.identifier, bigint) IS
 	'release a claim without an outcome';
 
 CREATE FUNCTION idempotency.renew(scope idempotency.identifier, key idempotency.identifier, token bigint, lease interval)
 	RETURNS timestamptz
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_renew';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_renew';
 COMMENT ON FUNCTION idempotency.renew(idempotency.identifier, idempotency.identifier, bigint, interval) IS
 	'restart a lease from now (heartbeat); returns when it ends';
 
@@ -514,14 +520,14 @@ CREATE FUNCTION idempotency.checkpoint(
 	state idempotency.document DEFAULT NULL)
 	RETURNS void
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
 COMMENT ON FUNCTION idempotency.checkpoint(idempotency.identifier, idempotency.identifier, bigint, text, idempotency.document) IS
 	'store a recovery point, from which the next owner continues';
 
 CREATE FUNCTION idempotency.claim_abandoned(scope idempotency.identifier, lease interval, max integer DEFAULT 1)
 	RETURNS SETOF idempotency.abandoned
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
 COMMENT ON FUNCTION idempotency.claim_abandoned(idempotency.identifier, interval, integer) IS
 	'take over abandoned operations, oldest token first';
 
@@ -530,7 +536,7 @@ CREATE FUNCTION idempotency.run(
 	wait interval DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS idempotency.operation
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_run';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_run';
 COMMENT ON FUNCTION idempotency.run(idempotency.identifier, idempotency.identifier, idempotency.document, regprocedure, interval, interval) IS
 	'claim, call the handler, and complete; or replay';
 
@@ -543,21 +549,21 @@ COMMENT ON FUNCTION idempotency.peek(idempotency.identifier, idempotency.identif
 CREATE FUNCTION idempotency.forget(scope idempotency.identifier, key idempotency.identifier)
 	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_forget';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_forget';
 COMMENT ON FUNCTION idempotency.forget(idempotency.identifier, idempotency.identifier) IS
 	'delete a stored outcome; true if there was one';
 
 CREATE FUNCTION idempotency.once(scope idempotency.identifier, key idempotency.identifier, retention interval DEFAULT NULL)
 	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once';
 COMMENT ON FUNCTION idempotency.once(idempotency.identifier, idempotency.identifier, interval) IS
 	'record a message; true the first time';
 
 CREATE FUNCTION idempotency.once_many(scope idempotency.identifier, keys idempotency.identifier[], retention interval DEFAULT NULL)
 	RETURNS SETOF text
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once_many';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once_many';
 COMMENT ON FUNCTION idempotency.once_many(idempotency.identifier, idempotency.identifier[], interval) IS
 	'record many messages; returns those recorded for the first time';
 
@@ -619,7 +625,7 @@ COMMENT ON INDEX idempotency.outbox_pkey IS 'the order in which delivery reads';
 -- change, or receive the event twice.  The trigger is a statement trigger for UPDATE
 -- alone, which also covers MERGE and ON CONFLICT DO UPDATE.  COPY, by which a dump is
 -- restored, and logical replication do not fire it.
-CREATE FUNCTION idempotency.refuse_update()
+CREATE FUNCTION idempotency_internal.refuse_update()
 	RETURNS trigger
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -631,11 +637,11 @@ BEGIN
 		HINT = 'Publish another event with idempotency.publish().';
 END
 $$;
-COMMENT ON FUNCTION idempotency.refuse_update() IS
-	'internal: trigger that refuses UPDATE of the outbox';
+COMMENT ON FUNCTION idempotency_internal.refuse_update() IS
+	'trigger: refuse an UPDATE of the outbox';
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox
-	FOR EACH STATEMENT EXECUTE FUNCTION idempotency.refuse_update();
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.refuse_update();
 COMMENT ON TRIGGER refuse_update ON idempotency.outbox IS 'published events do not change';
 
 CREATE SEQUENCE idempotency.outbox_seq AS bigint NO CYCLE CACHE 1;
@@ -795,7 +801,7 @@ CREATE FUNCTION idempotency.publish(
 	event_id uuid DEFAULT NULL)
 	RETURNS uuid
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
 COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, idempotency.identifier, text, idempotency.document, uuid) IS
 	'publish an event when this transaction commits; returns the event''s id';
 
@@ -806,14 +812,14 @@ CREATE FUNCTION idempotency.subscribe(
 	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL)
 	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_subscribe';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_subscribe';
 COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole) IS
 	'create a subscription, or change its options; true if it is new';
 
 CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_unsubscribe';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_unsubscribe';
 COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
 	'delete a subscription and its parked events; true if there was one';
 
@@ -822,14 +828,14 @@ CREATE FUNCTION idempotency.fetch(
 	wait interval DEFAULT '0', lease interval DEFAULT '30 seconds')
 	RETURNS SETOF idempotency.event
 	LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fetch';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fetch';
 COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval) IS
 	'get the next batch of events';
 
 CREATE FUNCTION idempotency.ack(subscription text, batch bigint)
 	RETURNS void
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_ack';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_ack';
 COMMENT ON FUNCTION idempotency.ack(text, bigint) IS
 	'acknowledge a batch';
 
@@ -838,21 +844,21 @@ CREATE FUNCTION idempotency.nack(
 	retry_in interval DEFAULT NULL)
 	RETURNS timestamptz
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_nack';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_nack';
 COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval) IS
 	'report that an event of the batch failed; returns when it is retried, NULL if never';
 
 CREATE FUNCTION idempotency.extend(subscription text, batch bigint, lease interval)
 	RETURNS timestamptz
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_extend';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_extend';
 COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
 	'extend the lease of a batch; returns when it ends';
 
 CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
 	RETURNS bigint
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_redrive';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_redrive';
 COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
 	'deliver one dead letter again, or all of them; returns their number';
 
@@ -1048,7 +1054,7 @@ COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when the subscription
 -- Counters: statistics of each database
 -- ---------------------------------------------------------------------------
 
-CREATE FUNCTION idempotency.stats(
+CREATE FUNCTION idempotency_internal.stats(
 	OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint,
 	OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint,
 	OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint,
@@ -1059,7 +1065,7 @@ CREATE FUNCTION idempotency.stats(
 	OUT stats_reset timestamptz)
 	RETURNS SETOF record
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_stats';
-COMMENT ON FUNCTION idempotency.stats() IS
+COMMENT ON FUNCTION idempotency_internal.stats() IS
 	'the counters of the view stats, by the OID of the database';
 
 CREATE VIEW idempotency.stats AS
@@ -1088,7 +1094,7 @@ CREATE VIEW idempotency.stats AS
 		s.events_reaped,
 		s.events_dropped,
 		s.stats_reset
-	FROM idempotency.stats() AS s
+	FROM idempotency_internal.stats() AS s
 	JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.datid;
 COMMENT ON VIEW idempotency.stats IS 'counters of each database since the server started';
 COMMENT ON COLUMN idempotency.stats.datid IS 'OID of the database';
@@ -1164,7 +1170,7 @@ COMMENT ON INDEX idempotency.reaper_pkey IS 'one row per cluster and key table';
 CREATE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000)
 	RETURNS bigint
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
-	SUPPORT idempotency.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_reap';
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_reap';
 COMMENT ON FUNCTION idempotency.reap(integer) IS
 	'delete expired rows, and events that every subscription has passed, in this transaction; returns their number';
 
@@ -1173,7 +1179,7 @@ COMMENT ON FUNCTION idempotency.reap(integer) IS
 -- ---------------------------------------------------------------------------
 
 -- Grants the privileges to the role, after USAGE on the schema; for the functions below.
-CREATE FUNCTION idempotency.grant_privileges(role regrole, VARIADIC privileges text[])
+CREATE FUNCTION idempotency_internal.grant_privileges(role regrole, VARIADIC privileges text[])
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1192,20 +1198,22 @@ BEGIN
 	END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency.grant_privileges(regrole, text[]) IS
-	'internal: grant privileges on objects of the extension to a role';
+COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[]) IS
+	'grant privileges on objects of the extension to a role';
 
 -- Three sets of privileges.  Clients claim, finish and publish.  Consumers deduplicate and
 -- read events, including those of other roles.  Operators read keys and delete them.
+-- A cast of a constant through I/O functions needs EXECUTE on them.
 CREATE FUNCTION idempotency.grant_client(role regrole)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-	SELECT idempotency.grant_privileges(role,
+	SELECT idempotency_internal.grant_privileges(role,
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.outcome,
 			idempotency.operation, idempotency.abandoned',
 		'EXECUTE ON FUNCTION
-			idempotency.document(jsonb), idempotency.document_in, idempotency.document_out,
+			idempotency_internal.identifier_in, idempotency_internal.document(jsonb),
+			idempotency_internal.document_in, idempotency_internal.document_out,
 			idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 			idempotency.release, idempotency.renew, idempotency.checkpoint,
 			idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
@@ -1223,12 +1231,12 @@ CREATE FUNCTION idempotency.grant_consumer(role regrole)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-	SELECT idempotency.grant_privileges(role,
+	SELECT idempotency_internal.grant_privileges(role,
 		'USAGE ON TYPE idempotency.identifier, idempotency.event',
 		'EXECUTE ON FUNCTION
 			idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
 			idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
-			idempotency.once, idempotency.once_many')
+			idempotency.once, idempotency.once_many, idempotency_internal.identifier_in')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
 	'let a role subscribe to events and read them';
@@ -1237,16 +1245,19 @@ CREATE FUNCTION idempotency.grant_operator(role regrole)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-	SELECT idempotency.grant_privileges(role,
+	SELECT idempotency_internal.grant_privileges(role,
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.outcome,
 			idempotency.operation',
 		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
 			idempotency.subscriptions, idempotency.dead_letters',
 		'EXECUTE ON FUNCTION
-			idempotency.keytext_lt, idempotency.keytext_le, idempotency.keytext_eq,
-			idempotency.keytext_ne, idempotency.keytext_ge, idempotency.keytext_gt,
+			idempotency_internal.identifier_in,
+			idempotency_internal.keytext_in, idempotency_internal.keytext_out,
+			idempotency_internal.keytext_lt, idempotency_internal.keytext_le,
+			idempotency_internal.keytext_eq, idempotency_internal.keytext_ne,
+			idempotency_internal.keytext_ge, idempotency_internal.keytext_gt,
 			idempotency.peek, idempotency.forget, idempotency.reap, idempotency.redrive,
-			idempotency.stats(), idempotency.stats_reset')
+			idempotency_internal.stats(), idempotency.stats_reset')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';
@@ -1307,4 +1318,4 @@ $$;
 -- events and no error texts.
 GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
 GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idempotency.stats() TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idempotency_internal.stats() TO pg_monitor;

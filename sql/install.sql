@@ -25,7 +25,7 @@ SELECT object FROM member ORDER BY object COLLATE "C";
 -- ones are immutable, and peek() is stable.
 SELECT p.proname, p.provolatile, p.proparallel, p.proisstrict
 	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
-	WHERE p.proname !~ '^(document|identifier|keytext)_'
+	WHERE p.pronamespace = 'idempotency'::regnamespace
 	ORDER BY p.proname COLLATE "C", p.oid::regprocedure::text COLLATE "C";
 
 -- The table of outcomes and its unique index, which decides conflicts.
@@ -119,7 +119,7 @@ SELECT count(*) > 0 AS made_something
 SELECT catalog, b.rows AS before, a.rows AS after
 	FROM catalog_rows b JOIN catalog_rows a USING (catalog)
 	WHERE b.moment = 'before' AND a.moment = 'after' AND b.rows <> a.rows;
-SELECT count(*) AS schemas FROM pg_namespace WHERE nspname = 'idempotency';
+SELECT count(*) AS schemas FROM pg_namespace WHERE nspname LIKE 'idempotency%';
 
 -- Without the extension, the library reports what is missing.
 CREATE FUNCTION by_hand(text, text) RETURNS text LANGUAGE c AS '$libdir/idempotency', 'idempotency_peek';

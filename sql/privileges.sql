@@ -49,7 +49,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.once_many(''privileges'', ''{k}''::text[])'),
 	('SELECT idempotency.current_key(''privileges'')'),
 	('SELECT idempotency.require_claim()'),
-	('SELECT idempotency.document(''{}''::jsonb)'),
+	('SELECT ''{}''::jsonb::idempotency.document'),
 	('SELECT idempotency.canonical(''{}'')'),
 	('SELECT idempotency.fingerprint(''{}'')'),
 	('SELECT idempotency.fingerprint(''POST'', ''/'', ''{}'')'),
@@ -67,13 +67,13 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.redrive(''privileges'')'),
 	('SELECT idempotency.unsubscribe(''privileges'')'),
 	('SELECT idempotency.reap()'),
-	('SELECT idempotency.stats()'),
+	('SELECT * FROM idempotency_internal.stats()'),
 	('SELECT idempotency.stats_reset()'),
 	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_consumer(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_operator(''regress_idempotency_nobody'')'),
-	('SELECT idempotency.refuse_update()'),
-	('SELECT idempotency.grant_privileges(''regress_idempotency_nobody'', ''SELECT ON idempotency.key'')'),
+	('SELECT idempotency_internal.refuse_update()'),
+	('SELECT idempotency_internal.grant_privileges(''regress_idempotency_nobody'', ''SELECT ON idempotency.key'')'),
 	('SELECT * FROM idempotency.keys'),
 	('SELECT * FROM idempotency.keys WHERE scope = ''s'' AND key = ''k'''),
 	('SELECT * FROM idempotency.stats'),
@@ -110,7 +110,7 @@ INSERT INTO door (statement) VALUES
 -- The list is complete except for the I/O functions of the type and the planner's
 -- support functions.
 SELECT proname AS not_tested FROM pg_proc
-	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND proname <> 'single_evaluation'
+	WHERE pronamespace = 'idempotency'::regnamespace
 		AND NOT EXISTS (SELECT FROM door WHERE statement LIKE '%idempotency.' || proname || '(%');
 GRANT SELECT ON door TO PUBLIC;
 SELECT has_schema_privilege('public', 'public', 'CREATE') AS public_may_create \gset
@@ -141,7 +141,7 @@ SET LOCAL ROLE regress_idempotency_client;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 ROLLBACK;
 SELECT p.oid::regprocedure AS client_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND has_function_privilege('regress_idempotency_client', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND has_function_privilege('regress_idempotency_client', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
@@ -172,6 +172,22 @@ SELECT statement, pg_temp.try(statement) FROM unnest(ARRAY[
 	'SELECT idempotency.claim(''privileges'', ''k'', j) FROM jsonb_build_object(''a'', 1) AS j',
 	'SELECT idempotency.claim(''privileges'', ''k'', t) FROM repeat(''1'', 3) AS t',
 	'SELECT ''{}''::idempotency.document::json, ''{}''::idempotency.document::jsonb']) AS statement;
+-- And scopes and keys.
+CREATE FUNCTION pg_temp.all_keys(call text) RETURNS text LANGUAGE sql AS $$
+	SELECT string_agg(DISTINCT pg_temp.try(format(call, key)), ', ') FROM unnest(ARRAY['''k''', '''k''::text', '''k''::varchar', '''k''::bpchar',
+		'''k''::name', '1', '1::bigint', '1::smallint', '''a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11''::uuid',
+		'(SELECT ''k''::text OFFSET 0)', '(SELECT 1 OFFSET 0)', '(SELECT ''a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11''::uuid OFFSET 0)']) AS key
+$$;
+SELECT pg_temp.all_keys('SELECT idempotency.try_claim(%1$s, %1$s)') AS claim, pg_temp.all_keys('SELECT idempotency.publish(''t'', ''1'', %s)') AS publish,
+	pg_temp.all_keys('SELECT idempotency.once_many(''privileges'', ARRAY[%s])') AS once_many;
+SET LOCAL ROLE regress_idempotency_consumer;
+SELECT pg_temp.all_keys('SELECT idempotency.once(%1$s, %1$s)') AS once, pg_temp.all_keys('SELECT idempotency.once_many(''privileges'', ARRAY[%s])') AS once_many;
+SET LOCAL ROLE regress_idempotency_operator;
+SELECT pg_temp.all_keys('SELECT idempotency.peek(%1$s, %1$s)') AS peek, pg_temp.all_keys('SELECT idempotency.forget(%1$s, %1$s)') AS forget,
+	pg_temp.try('SELECT idempotency.forget(scope, key) FROM idempotency.keys WHERE key = ''k''::text::idempotency.keytext') AS view,
+	pg_temp.try('SELECT count(*) FROM idempotency.keys WHERE key = ''k''::idempotency.keytext::text') AS text,
+	pg_temp.try('SELECT idempotency.forget(''s'', ''k''::idempotency.keytext)') AS keytext;
+SET LOCAL ROLE regress_idempotency_client;
 DO $$
 DECLARE
 	request jsonb := '{"a": 1}';
@@ -232,7 +248,7 @@ SET LOCAL ROLE regress_idempotency_consumer;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 ROLLBACK;
 SELECT p.oid::regprocedure AS consumer_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND has_function_privilege('regress_idempotency_consumer', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND has_function_privilege('regress_idempotency_consumer', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
@@ -283,7 +299,7 @@ SELECT idempotency.forget('privileges', 'k2');
 SELECT count(*) FROM idempotency.keys WHERE scope = 'privileges' AND key = 'k2';
 RESET ROLE;
 SELECT p.oid::regprocedure AS operator_may_call FROM pg_proc p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|identifier|keytext)_' AND has_function_privilege('regress_idempotency_operator', p.oid, 'EXECUTE')
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND has_function_privilege('regress_idempotency_operator', p.oid, 'EXECUTE')
 	ORDER BY p.oid::regprocedure::text COLLATE "C";
 SELECT c.relname, privilege FROM pg_class c, unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')

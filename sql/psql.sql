@@ -12,12 +12,10 @@
 \df idempotency.once*
 \df idempotency.fetch
 
--- All arguments of functions that users call by name have names; casts, I/O functions,
--- operators and support functions need none.
+-- All arguments of functions that users call by name have names.
 SELECT p.oid::regprocedure AS without_names
 	FROM pg_proc AS p
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.pronargs > 0
-		AND p.proname !~ '^(keytext|document|identifier|single_evaluation)' AND coalesce(p.proargnames[1], '') = '';
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.pronargs > 0 AND coalesce(p.proargnames[1], '') = '';
 
 -- The key is the first argument, and so is the subscription.
 SELECT p.oid::regprocedure AS in_another_order

@@ -133,7 +133,7 @@ WHERE p.pronamespace = 'idempotency'::regnamespace AND p.provolatile = 'v' AND p
 ORDER BY 1;
 SELECT p.proname FROM pg_proc AS p
 WHERE p.pronamespace = 'idempotency'::regnamespace
-	AND (p.prosupport = 'idempotency.single_evaluation'::regproc) <> EXISTS (SELECT FROM call AS c WHERE c.name = p.proname);
+	AND (p.prosupport = 'idempotency_internal.single_evaluation'::regproc) <> EXISTS (SELECT FROM call AS c WHERE c.name = p.proname);
 
 -- Functions that only read are allowed everywhere.
 SELECT pg_temp.planned('UPDATE account SET note = (idempotency.peek(''s'', ''k'')).outcome WHERE idempotency.current_key(''s'') IS NULL');
@@ -152,7 +152,7 @@ ALTER TABLE guarded ENABLE ROW LEVEL SECURITY;
 SET ROLE regress_reevaluation;
 SELECT pg_temp.planned('SELECT * FROM guarded'), pg_temp.planned('DELETE FROM guarded'), pg_temp.planned('SELECT * FROM guarded FOR SHARE');
 -- Callers need no privilege on the support function.
-SELECT has_function_privilege('idempotency.single_evaluation(internal)', 'EXECUTE');
+SELECT has_function_privilege(oid, 'EXECUTE') FROM pg_proc WHERE proname = 'single_evaluation';
 RESET ROLE;
 CREATE FUNCTION wrapped(message text) RETURNS boolean LANGUAGE sql AS $$ SELECT idempotency.once('inbox', message) $$;
 CREATE FUNCTION wrapped_too(message text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RETURN idempotency.once('inbox', message); END $$;

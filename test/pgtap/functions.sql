@@ -8,7 +8,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(7);
+SELECT plan(8);
 
 CREATE TEMPORARY VIEW function AS
 	SELECT
@@ -17,7 +17,7 @@ CREATE TEMPORARY VIEW function AS
 		pg_catalog.format('%s(%s)', p.proname, pg_catalog.pg_get_function_arguments(p.oid)) AS signature
 	FROM pg_catalog.pg_proc AS p
 	JOIN pg_catalog.pg_language AS l ON l.oid = p.prolang
-	WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace;
+	WHERE p.pronamespace IN ('idempotency'::pg_catalog.regnamespace, 'idempotency_internal'::pg_catalog.regnamespace);
 
 SELECT set_eq(
 	$$
@@ -29,6 +29,7 @@ SELECT set_eq(
 			CASE proparallel WHEN 's' THEN 'safe' WHEN 'r' THEN 'restricted' ELSE 'unsafe' END AS parallel,
 			proisstrict AS strict
 		FROM pg_temp.function
+		WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace
 	$$,
 	$$ VALUES
 		-- keys
@@ -59,7 +60,6 @@ SELECT set_eq(
 		-- guards
 		('require_claim()', 'trigger', 'c', 'volatile', 'unsafe', false),
 		('current_key(scope idempotency.identifier)', 'text', 'c', 'volatile', 'unsafe', false),
-		('single_evaluation(internal)', 'internal', 'c', 'immutable', 'safe', true),
 
 		-- outbox
 		('publish(topic text, payload idempotency.document, aggregate_id idempotency.identifier DEFAULT NULL::idempotency.identifier, type text DEFAULT NULL::text, headers idempotency.document DEFAULT NULL::idempotency.document, event_id uuid DEFAULT NULL::uuid)',
@@ -87,19 +87,38 @@ SELECT set_eq(
 		('parse_header(value text)', 'text', 'c', 'immutable', 'safe', false),
 		('problem(operation idempotency.operation)', 'json', 'c', 'immutable', 'safe', true),
 
-		-- statistics
-		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, '
-			'OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT published bigint, OUT delivered bigint, '
-			'OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
-			'SETOF record', 'c', 'volatile', 'unsafe', false),
+		-- statistics and reaping
 		('stats_reset()', 'void', 'c', 'volatile', 'unsafe', false),
 		('reap(max_rows integer DEFAULT 1000)', 'bigint', 'c', 'volatile', 'unsafe', false),
 
 		-- privileges
 		('grant_client(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
 		('grant_consumer(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
-		('grant_operator(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
+		('grant_operator(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true)
+	$$,
+	'these functions, with these results, languages, volatilities, parallel safeties and strictnesses, and no other');
+
+-- The functions that the server calls, out of sight of \df idempotency.*
+SELECT set_eq(
+	$$
+		SELECT
+			signature,
+			pg_catalog.pg_get_function_result(oid) AS result,
+			language::text,
+			CASE provolatile WHEN 'i' THEN 'immutable' WHEN 's' THEN 'stable' ELSE 'volatile' END AS volatility,
+			CASE proparallel WHEN 's' THEN 'safe' WHEN 'r' THEN 'restricted' ELSE 'unsafe' END AS parallel,
+			proisstrict AS strict
+		FROM pg_temp.function
+		WHERE pronamespace = 'idempotency_internal'::pg_catalog.regnamespace
+	$$,
+	$$ VALUES
+		-- a support function, a trigger, the function of a view, and a part of three functions
+		('single_evaluation(internal)', 'internal', 'c', 'immutable', 'safe', true),
 		('refuse_update()', 'trigger', 'plpgsql', 'volatile', 'unsafe', false),
+		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, '
+			'OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT published bigint, OUT delivered bigint, '
+			'OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
+			'SETOF record', 'c', 'volatile', 'unsafe', false),
 		('grant_privileges(role regrole, VARIADIC privileges text[])', 'void', 'plpgsql', 'volatile', 'unsafe', true),
 
 		-- the I/O functions of the type document, and a cast
@@ -129,7 +148,7 @@ SELECT set_eq(
 		('keytext_cmp(idempotency.keytext, idempotency.keytext)', 'integer', 'internal', 'immutable', 'safe', true),
 		('keytext_sortsupport(internal)', 'void', 'internal', 'immutable', 'safe', true)
 	$$,
-	'these functions, with these results, languages, volatilities, parallel safeties and strictnesses, and no other');
+	'these functions of types, casts, operators, triggers, views and the planner, and no other');
 
 SELECT is_empty(
 	'SELECT signature FROM pg_temp.function WHERE prosecdef',
@@ -165,7 +184,7 @@ SELECT set_eq(
 			AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
 			AND d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass
 	$$,
-	'the functions of the schema are those of the extension');
+	'the functions of the schemas are those of the extension');
 
 SELECT * FROM finish();
 ROLLBACK;

@@ -62,6 +62,7 @@ SELECT set_eq(
 	$$ SELECT type, identity FROM pg_temp.member WHERE type <> 'function' $$,
 	$$ VALUES
 		('schema', 'idempotency'),
+		('schema', 'idempotency_internal'),
 		('type', 'idempotency.identifier'),
 		('type', 'idempotency.document'),
 		('type', 'idempotency.keytext'),
@@ -396,7 +397,7 @@ SELECT results_eq(
 		WHERE tgrelid IN (SELECT oid FROM pg_temp.relation)
 	$$,
 	$$ VALUES ('idempotency.outbox',
-		'CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox FOR EACH STATEMENT EXECUTE FUNCTION idempotency.refuse_update()',
+		'CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.refuse_update()',
 		'O') $$,
 	'one trigger, which refuses UPDATE of events');
 

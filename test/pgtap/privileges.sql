@@ -8,7 +8,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(62);
+SELECT plan(64);
 
 CREATE ROLE idempotency_plain;
 CREATE ROLE idempotency_client;
@@ -42,12 +42,12 @@ CREATE TEMPORARY VIEW access AS
 	SELECT 'schema ' || n.nspname AS object, a.*
 	FROM pg_catalog.pg_namespace AS n
 	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(n.nspacl, pg_catalog.acldefault('n', n.nspowner))) AS a
-	WHERE n.nspname = 'idempotency'
+	WHERE n.nspname IN ('idempotency', 'idempotency_internal')
 	UNION ALL
 	SELECT 'function ' || p.oid::pg_catalog.regprocedure, a.*
 	FROM pg_catalog.pg_proc AS p
 	CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
-	WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
+	WHERE p.pronamespace IN ('idempotency'::pg_catalog.regnamespace, 'idempotency_internal'::pg_catalog.regnamespace)
 	UNION ALL
 	SELECT 'relation ' || c.relname, a.*
 	FROM pg_catalog.pg_class AS c
@@ -101,7 +101,7 @@ SELECT set_eq(
 			pg_catalog.string_agg(l.who, ' ' ORDER BY l.who), '') AS may_execute
 		FROM pg_catalog.pg_proc AS p
 		LEFT JOIN pg_temp.looker AS l ON pg_catalog.has_function_privilege(l.role, p.oid, 'EXECUTE')
-		WHERE p.pronamespace = 'idempotency'::pg_catalog.regnamespace
+		WHERE p.pronamespace IN ('idempotency'::pg_catalog.regnamespace, 'idempotency_internal'::pg_catalog.regnamespace)
 		GROUP BY p.oid
 	$$,
 	$$ VALUES
@@ -120,7 +120,7 @@ SELECT set_eq(
 		('idempotency.once_many(idempotency.identifier,idempotency.identifier[],interval)', 'client consumer'),
 		('idempotency.require_claim()', 'client'),
 		('idempotency.current_key(idempotency.identifier)', 'client'),
-		('idempotency.single_evaluation(internal)', ''),
+		('idempotency_internal.single_evaluation(internal)', ''),
 		('idempotency.publish(text,idempotency.document,idempotency.identifier,text,idempotency.document,uuid)', 'client'),
 		('idempotency.subscribe(text,text[],regprocedure,text,integer,interval,interval,interval,regrole)', 'consumer'),
 		('idempotency.unsubscribe(text)', 'consumer'),
@@ -137,35 +137,35 @@ SELECT set_eq(
 		('idempotency.uuidv7()', 'client'),
 		('idempotency.parse_header(text)', 'client'),
 		('idempotency.problem(idempotency.operation)', 'client'),
-		('idempotency.stats()', 'operator'),
+		('idempotency_internal.stats()', 'operator'),
 		('idempotency.stats_reset()', 'operator'),
 		('idempotency.reap(integer)', 'operator'),
 		('idempotency.grant_client(regrole)', ''),
 		('idempotency.grant_consumer(regrole)', ''),
 		('idempotency.grant_operator(regrole)', ''),
-		('idempotency.refuse_update()', ''),
-		('idempotency.grant_privileges(regrole,text[])', ''),
-		('idempotency.document(jsonb)', 'client'),
-		('idempotency.document_in(cstring)', 'client'),
-		('idempotency.document_out(idempotency.document)', 'client'),
-		('idempotency.document_recv(internal)', ''),
-		('idempotency.document_send(idempotency.document)', ''),
-		('idempotency.identifier_in(cstring)', ''),
-		('idempotency.identifier_out(idempotency.identifier)', ''),
-		('idempotency.identifier_recv(internal)', ''),
-		('idempotency.identifier_send(idempotency.identifier)', ''),
-		('idempotency.keytext_in(cstring)', ''),
-		('idempotency.keytext_out(idempotency.keytext)', ''),
-		('idempotency.keytext_recv(internal)', ''),
-		('idempotency.keytext_send(idempotency.keytext)', ''),
-		('idempotency.keytext_lt(idempotency.keytext,idempotency.keytext)', 'operator'),
-		('idempotency.keytext_le(idempotency.keytext,idempotency.keytext)', 'operator'),
-		('idempotency.keytext_eq(idempotency.keytext,idempotency.keytext)', 'operator'),
-		('idempotency.keytext_ne(idempotency.keytext,idempotency.keytext)', 'operator'),
-		('idempotency.keytext_ge(idempotency.keytext,idempotency.keytext)', 'operator'),
-		('idempotency.keytext_gt(idempotency.keytext,idempotency.keytext)', 'operator'),
-		('idempotency.keytext_cmp(idempotency.keytext,idempotency.keytext)', ''),
-		('idempotency.keytext_sortsupport(internal)', '')
+		('idempotency_internal.refuse_update()', ''),
+		('idempotency_internal.grant_privileges(regrole,text[])', ''),
+		('idempotency_internal.document(jsonb)', 'client'),
+		('idempotency_internal.document_in(cstring)', 'client'),
+		('idempotency_internal.document_out(idempotency.document)', 'client'),
+		('idempotency_internal.document_recv(internal)', ''),
+		('idempotency_internal.document_send(idempotency.document)', ''),
+		('idempotency_internal.identifier_in(cstring)', 'client consumer operator'),
+		('idempotency_internal.identifier_out(idempotency.identifier)', ''),
+		('idempotency_internal.identifier_recv(internal)', ''),
+		('idempotency_internal.identifier_send(idempotency.identifier)', ''),
+		('idempotency_internal.keytext_in(cstring)', 'operator'),
+		('idempotency_internal.keytext_out(idempotency.keytext)', 'operator'),
+		('idempotency_internal.keytext_recv(internal)', ''),
+		('idempotency_internal.keytext_send(idempotency.keytext)', ''),
+		('idempotency_internal.keytext_lt(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency_internal.keytext_le(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency_internal.keytext_eq(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency_internal.keytext_ne(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency_internal.keytext_ge(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency_internal.keytext_gt(idempotency.keytext,idempotency.keytext)', 'operator'),
+		('idempotency_internal.keytext_cmp(idempotency.keytext,idempotency.keytext)', ''),
+		('idempotency_internal.keytext_sortsupport(internal)', '')
 	$$,
 	'functions: nothing for a plain role, the sets of clients, consumers and operators');
 
@@ -228,6 +228,26 @@ SELECT set_eq(
 	$$ VALUES ('client', 'USAGE'), ('consumer', 'USAGE'), ('operator', 'USAGE') $$,
 	'the schema: USAGE without CREATE for clients, consumers and operators');
 
+SELECT is_empty(
+	$$
+		SELECT l.who, p.privilege
+		FROM pg_temp.looker AS l
+		CROSS JOIN (VALUES ('USAGE'), ('CREATE')) AS p (privilege)
+		WHERE pg_catalog.has_schema_privilege(l.role, 'idempotency_internal', p.privilege)
+	$$,
+	'the schema of what the server calls: no privileges');
+
+SELECT is_empty(
+	$$
+		SELECT object FROM (
+			SELECT c.oid::pg_catalog.regclass::text FROM pg_catalog.pg_class AS c
+			WHERE c.relnamespace = 'idempotency_internal'::pg_catalog.regnamespace
+			UNION ALL
+			SELECT t.oid::pg_catalog.regtype::text FROM pg_catalog.pg_type AS t
+			WHERE t.typnamespace = 'idempotency_internal'::pg_catalog.regnamespace) AS o (object)
+	$$,
+	'it has functions, and no relations or types');
+
 SELECT results_eq(
 	$$
 		SELECT pg_catalog.count(*)
@@ -253,7 +273,7 @@ SELECT set_eq(
 		('relation stats', 'SELECT'),
 		('relation reaper', 'SELECT'),
 		('relation subscriptions', 'SELECT'),
-		('function idempotency.stats()', 'EXECUTE')
+		('function idempotency_internal.stats()', 'EXECUTE')
 	$$,
 	'pg_monitor can read the counters and the progress of the reaper and of the subscriptions, and nothing else');
 

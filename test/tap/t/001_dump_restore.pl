@@ -122,7 +122,7 @@ sub rights_of
 	return $node->safe_psql($dbname, q{
 		SELECT kind, name, acl.grantor::regrole, acl.grantee::regrole, acl.privilege_type, acl.is_grantable
 		FROM (
-			SELECT 'schema', nspname, coalesce(nspacl, acldefault('n', nspowner)), oid FROM pg_namespace
+			SELECT 'schema', nspname::text, coalesce(nspacl, acldefault('n', nspowner)), oid FROM pg_namespace
 			UNION ALL SELECT 'function', oid::regprocedure::text, coalesce(proacl, acldefault('f', proowner)),
 				pronamespace FROM pg_proc
 			UNION ALL SELECT 'relation', oid::regclass::text, coalesce(relacl, acldefault('r', relowner)),
@@ -130,7 +130,7 @@ sub rights_of
 			UNION ALL SELECT 'type', oid::regtype::text, coalesce(typacl, acldefault('T', typowner)),
 				typnamespace FROM pg_type WHERE typtype IN ('b', 'c') AND typcategory <> 'A'
 		) AS object (kind, name, acl, schema), aclexplode(acl) AS acl
-		WHERE schema = 'idempotency'::regnamespace
+		WHERE schema IN ('idempotency'::regnamespace, 'idempotency_internal'::regnamespace)
 		ORDER BY 1, 2, 3, 4, 5});
 }
 
@@ -144,9 +144,9 @@ my %before = (
 is(scalar(split /\n/, $before{keys}), 25, 'the source has all kinds of keys');
 like($before{answers}, qr/^kind\|odd\|replayed\|t\|201\|.*\|@{[unpack 'H*', $odd]}\|f\|/m,
 	'the source keeps the bytes of the response');
-like($before{rights}, qr/^function\|idempotency\.forget\(text,text\)\|\w+\|operator\|EXECUTE/m,
+like($before{rights}, qr/^function\|idempotency\.forget\(idempotency\.identifier,idempotency\.identifier\)\|\w+\|operator\|EXECUTE/m,
 	'the source has grants');
-unlike($before{rights}, qr/^function\|idempotency\.forget\(text,text\)\|\w+\|(client|-)\|/m, 'forget is not granted to clients');
+unlike($before{rights}, qr/^function\|idempotency\.forget\(idempotency\.identifier,idempotency\.identifier\)\|\w+\|(client|-)\|/m, 'forget is not granted to clients');
 
 # restored checks a database into which a dump was restored.
 sub restored

@@ -303,10 +303,10 @@ sub can
 	}
 }
 
-can('plain', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
-can('client', 0, $read, $reset, 'SELECT * FROM idempotency.stats()');
-can('monitor', 1, $read, 'SELECT * FROM idempotency.stats()');
-can('monitor', 0, $reset, @keys);
+can('plain', 0, $read, $reset, 'SELECT * FROM idempotency_internal.stats()');
+can('client', 0, $read, $reset);
+can('monitor', 1, $read);
+can('monitor', 0, 'SELECT * FROM idempotency_internal.stats()', $reset, @keys);
 can('operator', 1, $read, $reset);
 
 # ----------------------------------------------------------------

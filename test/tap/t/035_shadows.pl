@@ -85,11 +85,11 @@ is($node->safe_psql('shadows', qq{$member
 		WHERE i.schema = 'public' AND EXISTS (SELECT FROM member AS m WHERE m.classid = d.classid AND m.objid = d.objid)}), '',
 	'no object of the extension depends on a shadow');
 my $definitions = q{SET search_path = pg_catalog; SELECT pg_get_functiondef(oid) FROM pg_proc
-	WHERE pronamespace = 'idempotency'::regnamespace ORDER BY oid::regprocedure::text;
+	WHERE pronamespace IN ('idempotency'::regnamespace, 'idempotency_internal'::regnamespace) ORDER BY oid::regprocedure::text;
 	SELECT relname, pg_get_viewdef(oid) FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' ORDER BY relname;
 	SELECT attrelid::regclass::text, attname, format_type(atttypid, NULL), attcollation::regcollation FROM pg_attribute WHERE attrelid IN (SELECT oid FROM pg_class
 		WHERE relnamespace = 'idempotency'::regnamespace) AND attnum > 0 ORDER BY attrelid::regclass::text, attnum;
-	SELECT oid::regoperator, oprcode, oprrest, oprjoin FROM pg_operator WHERE oprcode::text LIKE 'idempotency.%' ORDER BY oid::regoperator::text};
+	SELECT oid::regoperator, oprcode, oprrest, oprjoin FROM pg_operator WHERE oprcode::text LIKE 'idempotency_internal.%' ORDER BY oid::regoperator::text};
 is($node->safe_psql('shadows', $definitions), $node->safe_psql('postgres', $definitions), 'every definition equals that in another database');
 
 # Use: every function of the extension by its name. The roles have their own search
@@ -119,13 +119,13 @@ SELECT idempotency.extend('sub', batch, '1 h'), idempotency.nack('sub', batch, i
 SELECT idempotency.redrive('sub'), idempotency.redrive('sub', '00000000-0000-7000-8000-000000000001')
 SELECT idempotency.ack('sub', batch) FROM idempotency.fetch('sub', 1)
 SELECT idempotency.canonical('{"b": 1, "a": 1.0}'), idempotency.fingerprint('{}'), idempotency.fingerprint('GET', '/', '{}'),
-	idempotency.document('{}'::pg_catalog.jsonb)
+	'{}'::pg_catalog.jsonb::idempotency.document
 SELECT idempotency.derive_key('s', 'k', 'p'), idempotency.natural_key('a', 'b'), idempotency.uuidv7(), idempotency.parse_header('"k"')
 SELECT 'a'::idempotency.keytext OPERATOR(pg_catalog.<) 'b', ('a'::idempotency.keytext)::pg_catalog.text, '{}'::pg_catalog.text::idempotency.document, '{}'::idempotency.document::pg_catalog.jsonb
 SELECT scope, key, state, status, age, expires_in, response_size, fingerprint FROM idempotency.keys WHERE key OPERATOR(pg_catalog.=) 'k'
 SELECT * FROM idempotency.zombies
 SELECT * FROM idempotency.stats
-SELECT idempotency.stats_reset() FROM idempotency.stats()
+SELECT idempotency.stats_reset() FROM idempotency.stats
 SELECT * FROM idempotency.subscriptions
 SELECT * FROM idempotency.dead_letters
 SELECT idempotency.forget('s', 'k'), idempotency.reap(10)
@@ -182,9 +182,9 @@ sub workers_work
 
 make_app('shadows');
 all_works('shadows', 'public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog');
-my $text = join "\n", @use, 'idempotency.grant_ idempotency.require_claim( idempotency.refuse_update(';
+my $text = join "\n", @use, 'idempotency.grant_ idempotency.require_claim(';
 my @unused = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe_psql('postgres', q{SELECT proname FROM pg_proc
-	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^(document|keytext|grant)_' AND proname <> 'single_evaluation'});
+	WHERE pronamespace = 'idempotency'::regnamespace AND proname !~ '^grant_'});
 is("@unused", '', 'every function was called');
 my @unread = grep { index($text, "idempotency.$_") < 0 } split /\n/, $node->safe_psql('postgres', q{SELECT relname FROM pg_class
 	WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v'});
@@ -201,7 +201,7 @@ is($node->safe_psql('shadows', q{SELECT idempotency.unsubscribe('relay'); DROP F
 # The owner of a type can create casts to and from it. A role without privileges on a
 # type of the extension cannot create casts to that type, and no role can create casts
 # between types of other roles.
-my @types = qw(idempotency.document idempotency.keytext text varchar json jsonb interval int4 int8 uuid bool timestamptz bytea text[]);
+my @types = qw(idempotency.document idempotency.identifier idempotency.keytext text varchar json jsonb interval int4 int8 uuid bool timestamptz bytea text[]);
 my @as_caster = (dbname => 'casts', extra_params => [ '--username', 'caster' ]);
 $node->safe_psql('postgres', 'CREATE ROLE caster LOGIN; CREATE DATABASE casts');
 $node->safe_psql('casts', q{CREATE EXTENSION idempotency; GRANT CREATE ON SCHEMA public TO caster; GRANT USAGE ON SCHEMA idempotency TO caster});
@@ -210,7 +210,7 @@ make_app('casts');
 # A role cannot create a function with a type on which it has no privilege, hence WITH
 # INOUT.
 $node->safe_psql('casts', q{CREATE TYPE mine AS ENUM ('1')}, @as_caster[2, 3]);
-foreach my $type ('document', 'keytext')
+foreach my $type ('document', 'identifier', 'keytext')
 {
 	fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "a plain role cannot create a cast ($_)", @as_caster)
 	  foreach "mine AS idempotency.$type", "idempotency.$type AS mine";
@@ -219,7 +219,7 @@ $node->safe_psql('casts', q{SELECT idempotency.grant_client('caster')});
 fails_with($node, 'CREATE CAST (mine AS idempotency.keytext) WITH INOUT AS IMPLICIT', '42501', 'a client cannot create a cast to the type of keys', @as_caster);
 $node->safe_psql('casts', q{GRANT USAGE ON TYPE idempotency.keytext TO caster});
 fails_with($node, "CREATE CAST ($_) WITH INOUT AS IMPLICIT", '42501', "a role with all grants cannot create a cast ($_)", @as_caster)
-  foreach map { ("bytea AS idempotency.$_", "idempotency.$_ AS int4") } 'document', 'keytext';
+  foreach map { ("bytea AS idempotency.$_", "idempotency.$_ AS int4") } 'document', 'identifier', 'keytext';
 fails_with($node, 'CREATE CAST (mine AS idempotency.document) WITHOUT FUNCTION AS IMPLICIT', '42501', 'a role with all grants cannot create a binary cast', @as_caster);
 fails_with($node, 'DROP CAST (json AS idempotency.document)', '42501', 'a role with all grants cannot drop a cast', @as_caster);
 
@@ -270,8 +270,13 @@ fails_with($node, $_->[0], $_->[1], $_->[0], dbname => 'trap')
 is($node->safe_psql('trap', $state), $before, 'an existing schema blocks the installation and is unchanged');
 fails_with($node, 'CREATE EXTENSION idempotency', '42501', 'the owner of the schema cannot create the extension', @as_mallory);
 
+# The schema of the functions that the server calls.
+$node->safe_psql('trap', 'DROP SCHEMA idempotency CASCADE; CREATE SCHEMA idempotency_internal', extra_params => [ '--username', 'mallory' ]);
+fails_with($node, 'CREATE EXTENSION idempotency', '42P06', 'an existing schema idempotency_internal blocks the installation', dbname => 'trap');
+is($node->safe_psql('trap', q{SELECT nspname FROM pg_namespace WHERE nspname LIKE 'idempotency%'}), 'idempotency_internal', 'nothing is left of it');
+$node->safe_psql('trap', 'DROP SCHEMA idempotency_internal', extra_params => [ '--username', 'mallory' ]);
+
 # A schema that is being created concurrently.
-$node->safe_psql('trap', 'DROP SCHEMA idempotency CASCADE', extra_params => [ '--username', 'mallory' ]);
 my $maker = open_session($node, @as_mallory);
 $maker->query_safe("SET client_min_messages = warning; BEGIN; $trap");
 my $superuser = open_session($node, dbname => 'trap');

@@ -110,10 +110,10 @@ my $t = 'idempotency.outbox';
 foreach (
 	[ 'a trigger', "CREATE TRIGGER x BEFORE INSERT ON $t FOR EACH ROW EXECUTE FUNCTION nothing()", "DROP TRIGGER x ON $t", 'triggers' ],
 	[ 'a disabled trigger', "CREATE TRIGGER x AFTER INSERT ON $t EXECUTE FUNCTION nothing(); ALTER TABLE $t DISABLE TRIGGER x", "DROP TRIGGER x ON $t", 'triggers' ],
-	[ 'no trigger of its own', "DROP TRIGGER refuse_update ON $t", "CREATE TRIGGER refuse_update BEFORE UPDATE ON $t EXECUTE FUNCTION idempotency.refuse_update()",
+	[ 'no trigger of its own', "DROP TRIGGER refuse_update ON $t", "CREATE TRIGGER refuse_update BEFORE UPDATE ON $t EXECUTE FUNCTION idempotency_internal.refuse_update()",
 		'CREATE TRIGGER refuse_update' ],
 	[ 'another trigger of that name', "DROP TRIGGER refuse_update ON $t; CREATE TRIGGER refuse_update BEFORE INSERT ON $t EXECUTE FUNCTION nothing()",
-		"DROP TRIGGER refuse_update ON $t; CREATE TRIGGER refuse_update BEFORE UPDATE ON $t EXECUTE FUNCTION idempotency.refuse_update()", 'CREATE TRIGGER refuse_update' ],
+		"DROP TRIGGER refuse_update ON $t; CREATE TRIGGER refuse_update BEFORE UPDATE ON $t EXECUTE FUNCTION idempotency_internal.refuse_update()", 'CREATE TRIGGER refuse_update' ],
 	[ 'its own trigger disabled', "ALTER TABLE $t DISABLE TRIGGER refuse_update", "ALTER TABLE $t ENABLE TRIGGER refuse_update", 'ENABLE TRIGGER refuse_update' ],
 	[ 'its own trigger for replicas', "ALTER TABLE $t ENABLE REPLICA TRIGGER refuse_update", "ALTER TABLE $t ENABLE TRIGGER refuse_update", 'ENABLE TRIGGER refuse_update' ],
 	[ 'a rule', "CREATE RULE r AS ON INSERT TO $t DO INSTEAD NOTHING", "DROP RULE r ON $t", 'Drop' ],

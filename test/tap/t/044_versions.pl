@@ -103,7 +103,7 @@ sub copied_server
 my ($outbox) = $script =~ /^(-- -+\n-- The outbox: .*?)^-- -+\n-- Counters: /ms or die 'the script has no section about the outbox';
 my $before = $script =~ s/\Q$outbox\E//r;
 my $way = $outbox;
-my %new = map { $_ => 1 } $outbox =~ /^CREATE \w+ idempotency\.(\w+)/mg;
+my %new = map { $_ => 1 } $outbox =~ /^CREATE \w+ idempotency(?:_internal)?\.(\w+)/mg;
 $before =~ s/^(GRANT SELECT ON .*), idempotency\.subscriptions(?= )/$1/m or die 'nothing grants idempotency.subscriptions';
 $way .= only_owner(sort keys %new) . "GRANT SELECT ON idempotency.subscriptions TO pg_monitor;\n";
 
@@ -114,7 +114,7 @@ sub only_owner
 	my ($take) = $script =~ /^(DO \$\$\n.*?^\$\$;\n)/ms or die 'the script takes no rights';
 	my $new = join ', ', map { "'$_'" } @_;
 
-	$take =~ s/^\t\t\tAND a\.grantee .*\K$/\n\t\t\tAND pg_catalog.regexp_replace(o.name, '^idempotency\\."?|[^.\\w].*\$', '', 'g') IN ($new)/m or die 'the script takes all rights';
+	$take =~ s/^\t\t\tAND a\.grantee .*\K$/\n\t\t\tAND pg_catalog.regexp_replace(o.name, '^idempotency(_internal)?\\."?|[^.\\w].*\$', '', 'g') IN ($new)/m or die 'the script takes all rights';
 	return $take;
 }
 
