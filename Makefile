@@ -134,13 +134,13 @@ payments: ## start the payments service of examples/payments on a throw-away ser
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test, random ones once (6 minutes); ONLY="regress isolation tap pgtap docs model relay payments fuzz stress storm torture", TESTS="name ..."
+test: ## run every test, random ones once (6 minutes); ONLY="regress isolation tap pgtap docs model relay payments clients fuzz stress storm torture", TESTS="name ...", LANGUAGES=all
 	@tools/prerequisites test
 	@tools/build
 	@test/run
 
-soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm fuzz payments tap relay model", SEED=
-	@tools/prerequisites test
+soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm fuzz payments tap relay clients model", SEED=
+	@LANGUAGES=all ONLY="$(KINDS)" tools/prerequisites test
 	@tools/build
 	@test/soak/run
 
