@@ -78,7 +78,7 @@ Native(const char *kind, json_t *value)
 
 	if (json_is_null(value) || (strcmp(kind, "value") == 0 && (json_is_object(value) || json_is_array(value))))
 		return NULL;
-	if (strcmp(kind, "texts") == 0 || strcmp(kind, "UUIDs") == 0 || strcmp(kind, "integers") == 0)
+	if (strcmp(kind, "value") != 0 && strcmp(kind, "wrapped") != 0 && json_is_array(value))
 		return ArrayText(value);
 	if (strcmp(kind, "wrapped") != 0 && json_is_string(value))
 		text = strdup(json_string_value(value));

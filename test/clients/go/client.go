@@ -58,13 +58,16 @@ func native(kind string, value interface{}) interface{} {
 		bytes, _ := hex.DecodeString(value.(string))
 		return bytes
 	case "texts":
+		texts := []string{}
+		for _, each := range value.([]interface{}) {
+			texts = append(texts, each.(string))
+		}
+		return texts
+	case "nullable texts":
 		texts := []*string{}
 		for _, each := range value.([]interface{}) {
-			if text, ok := each.(string); ok {
-				texts = append(texts, &text)
-			} else {
-				texts = append(texts, nil)
-			}
+			text, ok := each.(string)
+			texts = append(texts, map[bool]*string{true: &text, false: nil}[ok])
 		}
 		return texts
 	case "UUIDs":

@@ -62,7 +62,7 @@ public class Client {
 			case "integer" -> statement.setInt(index, value.getAsInt());
 			case "interval" -> statement.setObject(index, new PGInterval(0, 0, 0, 0, 0, value.getAsDouble()));
 			case "bytes" -> statement.setBytes(index, HexFormat.of().parseHex(value.getAsString()));
-			case "texts" -> statement.setArray(index, array("text", value, JsonElement::getAsString));
+			case "texts", "nullable texts" -> statement.setArray(index, array("text", value, JsonElement::getAsString));
 			case "UUIDs" -> statement.setArray(index, array("uuid", value, each -> UUID.fromString(each.getAsString())));
 			case "integers" -> statement.setArray(index, array("bigint", value, JsonElement::getAsLong));
 			default -> {

@@ -69,7 +69,7 @@ function native(string $kind, mixed $value): mixed
         'wrapped' => json_encode($value),
         'interval' => "$value seconds",
         'bytes' => hex2bin($value),
-        'texts', 'UUIDs', 'integers' => array_text($value),
+        'texts', 'nullable texts', 'UUIDs', 'integers' => array_text($value),
         default => $value,
     };
 }

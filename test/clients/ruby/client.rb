@@ -18,7 +18,7 @@ def native(kind, value)
   when "wrapped" then JSON.generate(value)
   when "interval" then "#{value} seconds"
   when "bytes" then { value: [value].pack("H*"), format: 1 }
-  when "texts", "UUIDs", "integers" then ARRAY.encode(value)
+  when "texts", "nullable texts", "UUIDs", "integers" then ARRAY.encode(value)
   else value
   end
 end
