@@ -127,7 +127,7 @@ SELECT by_hand('install', 'key');
 \echo :SQLSTATE
 DROP FUNCTION by_hand;
 
--- An existing schema of that name aborts the installation, whoever owns it, because
+-- An existing schema of that name aborts the installation, regardless of its owner, because
 -- objects in it could shadow those of the extension.
 CREATE SCHEMA idempotency;
 CREATE EXTENSION idempotency;

@@ -362,6 +362,31 @@ is($node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend
 	'the launcher is the same process');
 is_quiet('a hanging worker');
 
+# A worker that is terminated while it connects changes nothing: its database is visited
+# in the next cycles too. The worker is stopped while it waits for a catalog that its
+# connection reads.
+$lock = open_session($node);
+change_settings($node, 'idempotency.databases' => 'postgres, one');
+$from = -s $node->logfile;
+$lock->query_safe('BEGIN; LOCK TABLE pg_db_role_setting IN ACCESS EXCLUSIVE MODE');
+my $connecting;
+for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; time < $end && !$connecting; usleep(10_000))
+{
+	my $pids = $lock->query_safe(q{SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'pg_db_role_setting'::regclass});
+	($connecting) = grep { slurp_file("/proc/$_/cmdline") =~ /idempotency reaper/ && kill 'STOP', $_ } $pids =~ /^(\d+)$/mg;
+}
+my ($slow) = slurp_file($node->logfile, $from) =~ /.*starting background worker process "idempotency reaper for database (\d+)"/s;
+for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; time < $end && !has_pending_sigterm($connecting); usleep(10_000)) { }
+is(kill('CONT', $connecting), 1, 'a connecting worker received SIGTERM');
+$from = -s $node->logfile;
+$lock->query_safe('COMMIT');
+$lock->quit;
+my $other = $node->safe_psql('postgres', "SELECT datname FROM pg_database WHERE datname IN ('postgres', 'one') AND oid <> $slow");
+wait_for_reapers(3, $node, $other);
+cmp_ok(reaper_starts($node, $slow, $from), '>=', 2, 'a database whose worker was terminated while it connected is visited as before');
+change_settings($node, 'idempotency.databases' => '');
+is_quiet('a slow connection', qr/terminating background worker|exited with exit code 1|lock timeout/);
+
 # ----------------------------------------------------------------
 # A worker that fails with an error
 # ----------------------------------------------------------------
