@@ -69,11 +69,6 @@ static const Setting usersSettings[] = {
 static emit_log_hook_type previousLogHook = NULL;
 static WorkerRefusal *onRefusal = NULL;
 
-/* ----------------------------------------------------------------
- * Start
- * ----------------------------------------------------------------
- */
-
 /*
  * Describe fills what all workers of ours have in common.
  */
@@ -139,11 +134,6 @@ WorkerHasEnded(BackgroundWorkerHandle *handle)
 
 	return GetBackgroundWorkerPid(handle, &pid) == BGWH_STOPPED;
 }
-
-/* ----------------------------------------------------------------
- * Connection
- * ----------------------------------------------------------------
- */
 
 /*
  * IsSoft tells whether a FATAL error needs no attention: the database was just dropped,
@@ -224,11 +214,6 @@ WorkerConnectAs(Oid database, Oid role, WorkerRefusal *refusal)
 	Connect(database, role, usersSettings);
 	onRefusal = NULL;
 }
-
-/* ----------------------------------------------------------------
- * Sleep
- * ----------------------------------------------------------------
- */
 
 /*
  * WorkerSleep sleeps for "ms" milliseconds, or until a signal comes; for ever

@@ -67,11 +67,6 @@ VariableNumber(uint64 number)
 	return (int) (number & (WAKEUP_VARIABLES - 1));
 }
 
-/* ----------------------------------------------------------------
- * The waiter
- * ----------------------------------------------------------------
- */
-
 /*
  * WakeupPrepare makes sure that no later broadcast for the key is missed.  The caller
  * probes next, and ends the wait with WakeupCancel(); an error that ends the
@@ -147,11 +142,6 @@ WakeupCancel(void)
 	ConditionVariableCancelSleep();
 }
 
-/* ----------------------------------------------------------------
- * The owner
- * ----------------------------------------------------------------
- */
-
 /*
  * WakeupAfterCommit requests a broadcast for the key when this transaction commits.  A
  * rollback to a savepoint does not undo the request: a superfluous wakeup is harmless.
@@ -211,11 +201,6 @@ WakeupAtAbort(void)
 	memset(pending, 0, sizeof(pending));
 	anyPending = false;
 }
-
-/* ----------------------------------------------------------------
- * Initialization
- * ----------------------------------------------------------------
- */
 
 static void
 InitializeVariables(void *memory, LWLock *lock)

@@ -55,11 +55,6 @@ static WorkerKind relay = {
 /* The workers that this launcher has started and that have not ended. */
 static List *workers = NIL;
 
-/* ----------------------------------------------------------------
- * Which subscriptions can be run
- * ----------------------------------------------------------------
- */
-
 /*
  * OwnerProblem returns why no worker can run a subscription as its owner, in the
  * current memory context, or NULL.
@@ -125,11 +120,6 @@ CanRun(const RelayJob *job)
 		SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
 	return false;
 }
-
-/* ----------------------------------------------------------------
- * Workers
- * ----------------------------------------------------------------
- */
 
 /*
  * ForgetEnded forgets the workers that have ended, and tells the scheduler of those that

@@ -52,11 +52,6 @@ enum
 	ARG_EVENT_ID
 };
 
-/* ----------------------------------------------------------------
- * The row
- * ----------------------------------------------------------------
- */
-
 /*
  * Insert inserts a row.  "values" lacks the number and the transaction, which are filled
  * here.
@@ -101,11 +96,6 @@ Insert(const Datum *values, const bool *isnull)
 	relation_close(numbers, NoLock);
 	table_close(table, NoLock);
 }
-
-/* ----------------------------------------------------------------
- * Headers
- * ----------------------------------------------------------------
- */
 
 /*
  * Trim moves both ends of a JSON text inwards over white space.
@@ -212,11 +202,6 @@ HeadersFromArg(FunctionCallInfo fcinfo)
 	SET_VARSIZE(out.data, out.len);
 	return (text *) out.data;
 }
-
-/* ----------------------------------------------------------------
- * SQL
- * ----------------------------------------------------------------
- */
 
 /*
  * OptionalName returns a text that can be NULL, but not empty or too long.

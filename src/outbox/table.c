@@ -188,11 +188,6 @@ OutboxChannel(void)
 	return hash_bytes_uint32_extended(MyDatabaseId, CHANNEL_SEED);
 }
 
-/* ----------------------------------------------------------------
- * The lock between subscribe() and the reaper
- * ----------------------------------------------------------------
- */
-
 static LOCKTAG
 EventsLockTag(void)
 {

@@ -85,11 +85,6 @@ ReaperLock(bool dontWait)
 	return LockAcquire(&tag, ExclusiveLock, false, dontWait) != LOCKACQUIRE_NOT_AVAIL;
 }
 
-/* ----------------------------------------------------------------
- * The row
- * ----------------------------------------------------------------
- */
-
 static int64
 ResultInt64(int column)
 {

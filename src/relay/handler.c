@@ -63,11 +63,6 @@
 static TimeoutId graceTimeout = MAX_TIMEOUTS;
 static ProcessUtility_hook_type previousHook = NULL;
 
-/* ----------------------------------------------------------------
- * The handler
- * ----------------------------------------------------------------
- */
-
 /*
  * EventHandlerFind looks up the handler of a subscription, which runs as "owner", in the
  * current memory context.  Throws 42883, 42P13, 42501 and 42804.
@@ -208,11 +203,6 @@ CallAndCheck(void *argument)
 	InjectionPoint("event-keep");
 }
 
-/* ----------------------------------------------------------------
- * Errors
- * ----------------------------------------------------------------
- */
-
 /*
  * ErrorAsText returns what is kept of an error: the SQLSTATE, the message, and
  * the detail, in the current memory context.
@@ -229,11 +219,6 @@ ErrorAsText(const ErrorData *error)
 		appendStringInfo(&out, "\nDETAIL:  %s", error->detail);
 	return cstring_to_text_with_len(out.data, pg_mbcliplen(out.data, out.len, ERROR_BYTES));
 }
-
-/* ----------------------------------------------------------------
- * One event
- * ----------------------------------------------------------------
- */
 
 /*
  * EventHandle calls the handler with an event.  Returns whether that succeeded; if not,

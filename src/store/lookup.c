@@ -144,11 +144,6 @@ KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
 	return state;
 }
 
-/* ----------------------------------------------------------------
- * Abandoned operations
- * ----------------------------------------------------------------
- */
-
 struct AbandonedScan
 {
 	MemoryContext context; /* of the index scan */
