@@ -387,24 +387,12 @@ UnprovenToken(void)
  * ----------------------------------------------------------------
  */
 
+/*
+ * EndClaims gives to the parent what a subtransaction did with claims.  An invalid parent
+ * means that the subtransaction aborts, which undoes that.
+ */
 static void
-AbortClaims(SubTransactionId aborted)
-{
-	dlist_mutable_iter iter;
-
-	dlist_foreach_modify (iter, &claims)
-	{
-		OpenClaim *claim = dlist_container(OpenClaim, node, iter.cur);
-
-		if (claim->openedIn == aborted)
-			DeleteClaim(claim);
-		else if (claim->closedIn == aborted)
-			claim->closedIn = InvalidSubTransactionId;
-	}
-}
-
-static void
-PromoteClaims(SubTransactionId child, SubTransactionId parent)
+EndClaims(SubTransactionId child, SubTransactionId parent)
 {
 	dlist_mutable_iter iter;
 
@@ -416,7 +404,7 @@ PromoteClaims(SubTransactionId child, SubTransactionId parent)
 			claim->openedIn = parent;
 		if (claim->closedIn == child)
 			claim->closedIn = parent;
-		if (claim->closedIn == claim->openedIn)
+		if (claim->openedIn == InvalidSubTransactionId || claim->closedIn == claim->openedIn)
 			DeleteClaim(claim);
 	}
 }
@@ -457,8 +445,12 @@ PromoteResults(SubTransactionId child, SubTransactionId parent)
 	}
 }
 
+/*
+ * EndTokens does the same with tokens.  A token that the subtransaction proved stays
+ * proven by its grant.
+ */
 static void
-AbortTokens(SubTransactionId aborted)
+EndTokens(SubTransactionId child, SubTransactionId parent)
 {
 	dlist_mutable_iter iter;
 
@@ -466,26 +458,15 @@ AbortTokens(SubTransactionId aborted)
 	{
 		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
 
-		if (passed->grantedIn == aborted)
+		if (passed->grantedIn == child && parent == InvalidSubTransactionId)
+		{
 			DeleteToken(passed);
-		else if (passed->provenIn == aborted)
-			passed->provenIn = passed->grantedIn;
-	}
-}
-
-static void
-PromoteTokens(SubTransactionId child, SubTransactionId parent)
-{
-	dlist_iter iter;
-
-	dlist_foreach (iter, &tokens)
-	{
-		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
-
+			continue;
+		}
 		if (passed->grantedIn == child)
 			passed->grantedIn = parent;
 		if (passed->provenIn == child)
-			passed->provenIn = parent;
+			passed->provenIn = parent != InvalidSubTransactionId ? parent : passed->grantedIn;
 	}
 }
 
@@ -495,15 +476,15 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 {
 	if (event == SUBXACT_EVENT_ABORT_SUB)
 	{
-		AbortClaims(child);
+		EndClaims(child, InvalidSubTransactionId);
 		AbortResults(child);
-		AbortTokens(child);
+		EndTokens(child, InvalidSubTransactionId);
 	}
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
-		PromoteClaims(child, parent);
+		EndClaims(child, parent);
 		PromoteResults(child, parent);
-		PromoteTokens(child, parent);
+		EndTokens(child, parent);
 	}
 }
 
