@@ -232,7 +232,8 @@ CREATE TYPE idempotency.operation AS (
 	response json,
 	failed boolean,
 	retry_after interval,
-	expires_at timestamptz
+	expires_at timestamptz,
+	fingerprint bytea
 );
 COMMENT ON TYPE idempotency.operation IS 'the outcome of a claim, with the stored response if there is one';
 COMMENT ON COLUMN idempotency.operation.outcome IS 'the outcome of the claim';
@@ -247,6 +248,7 @@ COMMENT ON COLUMN idempotency.operation.response IS 'stored response, byte for b
 COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored response is a final failure';
 COMMENT ON COLUMN idempotency.operation.retry_after IS 'time until the owner''s lease ends, unless it is renewed';
 COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored response expires; NULL: never';
+COMMENT ON COLUMN idempotency.operation.fingerprint IS 'fingerprint of the stored request, from peek(); NULL: there is none';
 
 -- The result of claim_abandoned().  The composite is the first field for the same reason
 -- as the enum in the type above.
@@ -357,7 +359,7 @@ WITH (
 );
 SELECT pg_catalog.pg_extension_config_dump('idempotency.key', '');
 COMMENT ON TABLE idempotency.key IS 'stored outcomes and leases; read them through idempotency.keys';
-COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored, or the operation first leased';
+COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored, or the operation first leased; it never changes';
 COMMENT ON COLUMN idempotency.key.expires_at IS 'when the row expires; infinity: never';
 COMMENT ON COLUMN idempotency.key.status IS 'stored status, negative for a final failure; NULL for an inbox record and for a lease';
 COMMENT ON COLUMN idempotency.key.scope IS 'the boundary inside which the key is unique';
@@ -423,7 +425,7 @@ COMMENT ON COLUMN idempotency.keys.age IS 'time since the outcome was stored, or
 COMMENT ON COLUMN idempotency.keys.expires_in IS 'time until the key expires; NULL: never';
 COMMENT ON COLUMN idempotency.keys.response_size IS 'size of the response as stored (compressed)';
 COMMENT ON COLUMN idempotency.keys.fingerprint IS 'fingerprint of the request, in hex';
-COMMENT ON COLUMN idempotency.keys.created_at IS 'when the outcome was stored, or the operation first leased';
+COMMENT ON COLUMN idempotency.keys.created_at IS 'when the outcome was stored, or the operation first leased; it never changes';
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'when the key expires; NULL: never';
 
 CREATE VIEW idempotency.zombies AS
@@ -484,21 +486,21 @@ COMMENT ON FUNCTION idempotency.try_claim(idempotency.identifier, idempotency.id
 CREATE FUNCTION idempotency.complete(
 	scope idempotency.identifier, key idempotency.identifier, response idempotency.document DEFAULT NULL,
 	status integer DEFAULT 200, headers idempotency.document DEFAULT NULL,
-	token bigint DEFAULT NULL)
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_complete';
-COMMENT ON FUNCTION idempotency.complete(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint) IS
+COMMENT ON FUNCTION idempotency.complete(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval) IS
 	'store the success of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.fail(
 	scope idempotency.identifier, key idempotency.identifier, response idempotency.document,
 	status integer, headers idempotency.document DEFAULT NULL,
-	token bigint DEFAULT NULL)
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fail';
-COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint) IS
+COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval) IS
 	'store the final failure of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL)

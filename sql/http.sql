@@ -58,15 +58,15 @@ SELECT idempotency.parse_header('"' || repeat('x', 300) || '"');
 --
 -- problem(): RFC 9457 for the outcomes that are errors.
 --
-SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation) AS problem
+SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation) AS problem
 FROM unnest(enum_range(NULL::idempotency.outcome) || NULL) AS outcome;
 SELECT outcome, problem ->> 'type' AS type, problem ->> 'title' AS title, problem -> 'status' AS status, problem ->> 'detail' AS detail
 FROM unnest(ARRAY['in_progress', 'mismatched']) AS outcome
-CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 7, 2, 'charged', '{"a":1}', 201, '{}', '{"id":1}', false, '30 s', now())::idempotency.operation) AS problem;
+CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 7, 2, 'charged', '{"a":1}', 201, '{}', '{"id":1}', false, '30 s', now(), '\x00')::idempotency.operation) AS problem;
 SELECT idempotency.problem(NULL) IS NULL AS strict;
 
 -- A stored failure is the handler's own response, and replayed unchanged.
-SELECT idempotency.problem(ROW('replayed', true, NULL, NULL, NULL, NULL, 422, NULL, '{"title":"declined"}', true, NULL, now())::idempotency.operation) IS NULL AS none;
+SELECT idempotency.problem(ROW('replayed', true, NULL, NULL, NULL, NULL, 422, NULL, '{"title":"declined"}', true, NULL, now(), NULL)::idempotency.operation) IS NULL AS none;
 
 -- Of a real operation: the same key twice in one transaction.
 BEGIN;
@@ -77,5 +77,5 @@ ROLLBACK;
 -- The type belongs to the extension.
 BEGIN;
 ALTER TYPE idempotency.operation ALTER ATTRIBUTE outcome TYPE bigint;
-SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation);
+SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation);
 ROLLBACK;

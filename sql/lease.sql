@@ -498,7 +498,7 @@ SELECT retention, expires_at = leased_until + interval '2 hours' AS kept FROM id
 SELECT idempotency.renew('lease', 'kept', :own, '10 min') > now() AS renewed;
 SELECT retention, expires_at = leased_until + interval '2 hours' AS kept FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
 SELECT idempotency.complete('lease', 'kept', token => :own);
-SELECT expires_at BETWEEN created_at + interval '119 min' AND created_at + interval '121 min' AS kept, created_at > now() - interval '1 min' AS new
+SELECT expires_at BETWEEN now() + interval '119 min' AND now() + interval '121 min' AS kept, created_at < now() - interval '1 min' AS first_claim
 	FROM idempotency.key WHERE scope = 'lease' AND key = 'kept';
 -- Infinite retention.
 SELECT token AS own FROM idempotency.claim('lease', 'for ever', lease => '1 min', retention => '-1 second') \gset

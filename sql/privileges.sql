@@ -57,7 +57,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.natural_key(''k'')'),
 	('SELECT idempotency.uuidv7()'),
 	('SELECT idempotency.parse_header(''"k"'')'),
-	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL)::idempotency.operation)'),
+	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation)'),
 	('SELECT idempotency.publish(''privileges'', ''{}'')'),
 	('SELECT idempotency.subscribe(''privileges 2'', ''{*}'')'),
 	('SELECT * FROM idempotency.fetch(''privileges'')'),

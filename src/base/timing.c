@@ -104,9 +104,8 @@ RetentionEnd(const Retention *retention, TimestampTz from)
 		return DT_NOEND;
 	end = Later(from, &retention->length);
 	if (end <= from)
-		ErrorBadArgument(
-			"retention must be positive",
-			"Pass '-1 second' to retain it forever, or NULL for idempotency.retention.");
+		ErrorBadArgument("retention must be positive",
+						 "Pass '-1 second' to retain it forever, or NULL for the default.");
 	return end;
 }
 

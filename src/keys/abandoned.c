@@ -53,7 +53,7 @@ PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const StoredOutcome *st
 	values[ABANDONED_KEY] = PointerGetDatum(name->key);
 	values[ABANDONED_REQUEST] = PointerGetDatum(stored->lease.request);
 	isnull[ABANDONED_REQUEST] = stored->lease.request == NULL;
-	values[ABANDONED_OPERATION] = OperationDatum(type, OUTCOME_TAKEN_OVER, stored);
+	values[ABANDONED_OPERATION] = OperationDatum(type, OUTCOME_TAKEN_OVER, stored, NULL);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
 }
 

@@ -388,7 +388,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.claim()");
 	outcome = ClaimOrThrow(&request, &stored);
-	return OperationDatum(ResultType(fcinfo), outcome, &stored);
+	return OperationDatum(ResultType(fcinfo), outcome, &stored, NULL);
 }
 
 /*
@@ -404,5 +404,5 @@ idempotency_try_claim(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.try_claim()");
 	outcome = Claim(&request, &stored);
-	return OperationDatum(ResultType(fcinfo), outcome, &stored);
+	return OperationDatum(ResultType(fcinfo), outcome, &stored, NULL);
 }

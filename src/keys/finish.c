@@ -93,12 +93,13 @@ ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome)
 
 /*
  * Finish stores response, status and headers for complete() and fail().  A NULL
- * status is 200 for complete(), and 22023 for fail().  Returns the response, so that
- * the first answer can be what is replayed.
+ * status is 200 for complete(), and 22023 for fail(); a NULL retention is that of the
+ * claim.  Returns the response, so that the first answer can be what is replayed.
  */
 static Datum
-Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own, bool failed)
+Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *claimed, bool failed)
 {
+	Ownership own = *claimed;
 	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
 
 	if (!PG_ARGISNULL(2))
@@ -109,8 +110,10 @@ Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own, bool 
 		outcome.status = 200;
 	if (!PG_ARGISNULL(4))
 		outcome.headers = PG_GETARG_TEXT_PP(4);
-	ClaimFinish(name, own, &outcome);
-	if (own->claim == NULL)
+	if (!PG_ARGISNULL(6))
+		own.lease.retention = RetentionFromArg(fcinfo, 6);
+	ClaimFinish(name, &own, &outcome);
+	if (own.claim == NULL)
 		ScopeSetResult(name->scope, name->key, true);
 
 	if (outcome.response == NULL)
@@ -125,7 +128,7 @@ Complete(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 }
 
 /*
- * complete(scope, key, response, status, headers, token) RETURNS json: the
+ * complete(scope, key, response, status, headers, token, retention) RETURNS json: the
  * response
  */
 Datum
@@ -141,7 +144,7 @@ Fail(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 }
 
 /*
- * fail(scope, key, response, status, headers, token) RETURNS json: the
+ * fail(scope, key, response, status, headers, token, retention) RETURNS json: the
  * response
  */
 Datum

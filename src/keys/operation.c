@@ -46,6 +46,7 @@ enum
 	OP_FAILED,
 	OP_RETRY_AFTER,
 	OP_EXPIRES_AT,
+	OP_FINGERPRINT,
 	OPERATION_COLUMNS
 };
 
@@ -62,6 +63,7 @@ static const Oid attributeType[OPERATION_COLUMNS] = {
 	[OP_FAILED] = BOOLOID,
 	[OP_RETRY_AFTER] = INTERVALOID,
 	[OP_EXPIRES_AT] = TIMESTAMPTZOID,
+	[OP_FINGERPRINT] = BYTEAOID,
 };
 
 static const char *const outcomeNames[] = {
@@ -156,11 +158,12 @@ SetRetry(Row *row, const Lease *lease)
  * OperationDatum returns the composite, whose type the caller names, in the
  * current memory context.  "stored" is the outcome to replay, what an owner was
  * granted (and, for run(), the outcome of its operation), or the lease of another
- * owner, of which others see only how long it lasts.  Throws 55000 if the type is
- * gone.
+ * owner, of which others see only how long it lasts.  "fingerprint" can be NULL.
+ * Throws 55000 if the type is gone.
  */
 Datum
-OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
+OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
+			   const bytea *fingerprint)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc_noerror(operationType, -1, true);
 	Datum result;
@@ -179,6 +182,7 @@ OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored)
 		SetRetry(&row, &stored->lease);
 	if (outcome == OUTCOME_REPLAYED || (OutcomeIsGranted(outcome) && stored->expiresAt != 0))
 		SetAnswer(&row, stored);
+	SetText(&row, OP_FINGERPRINT, fingerprint);
 
 	result = HeapTupleGetDatum(heap_form_tuple(desc, row.values, row.isnull));
 	ReleaseTupleDesc(desc);

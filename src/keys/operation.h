@@ -30,7 +30,8 @@ OutcomeIsGranted(Outcome outcome)
 	return outcome == OUTCOME_CLAIMED || outcome == OUTCOME_TAKEN_OVER;
 }
 
-extern Datum OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored);
+extern Datum OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
+							const bytea *fingerprint);
 extern Oid ResultType(FunctionCallInfo fcinfo);
 
 #endif /* IDEMPOTENCY_KEYS_OPERATION_H */

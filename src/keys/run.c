@@ -182,7 +182,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	/* Claim or replay */
 	claimed = ClaimOrThrow(&request, &outcome);
 	if (claimed == OUTCOME_REPLAYED)
-		return OperationDatum(ResultType(fcinfo), OUTCOME_REPLAYED, &outcome);
+		return OperationDatum(ResultType(fcinfo), OUTCOME_REPLAYED, &outcome, NULL);
 
 	/* Call the handler, and store its outcome */
 	attempt = outcome.lease.attempt;
@@ -190,5 +190,5 @@ idempotency_run(PG_FUNCTION_ARGS)
 	RequireOwnership(&request.name, NULL, &own);
 	ClaimFinish(&request.name, &own, &outcome);
 	outcome.lease.attempt = attempt;
-	return OperationDatum(ResultType(fcinfo), claimed, &outcome);
+	return OperationDatum(ResultType(fcinfo), claimed, &outcome, NULL);
 }

@@ -73,6 +73,7 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 	ItemPointerSetInvalid(&version->tid);
 	version->xmin = InvalidTransactionId;
 	version->asOf = latest->snapXactCompletionCount;
+	version->createdAt = 0;
 	latest = RegisterSnapshot(latest);
 
 	if (FindVersion(table, name, SnapshotAny, latest, false, slot))
@@ -84,7 +85,10 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 		if (state == KEY_EXPIRED)
 			outcome->lease.token = KeyRowToken(slot);
 		else
+		{
+			version->createdAt = KeyRowCreated(slot);
 			KeyRowRead(slot, outcome);
+		}
 	}
 
 	ExecDropSingleTupleTableSlot(slot);

@@ -103,6 +103,15 @@ KeyRowState(TupleTableSlot *slot)
 }
 
 /*
+ * KeyRowCreated returns when the operation in a row was first stored or leased.
+ */
+TimestampTz
+KeyRowCreated(TupleTableSlot *slot)
+{
+	return GetTime(slot, COL_CREATED_AT);
+}
+
+/*
  * KeyRowLeaseEnd returns when the lease in a row ends.
  */
 TimestampTz
@@ -272,14 +281,18 @@ StoreShort(TupleTableSlot *slot)
 
 /*
  * KeyRowFill makes the slot a row that stores "record" under "name": an outcome, with
- * or without the token that finished it, or a lease in progress.
+ * or without the token that finished it, or a lease in progress.  "createdAt" is 0 for a
+ * new operation.
  */
 void
-KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *record)
+KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *record,
+		   TimestampTz createdAt)
 {
+	TimestampTz created = createdAt != 0 ? createdAt : GetCurrentTimestamp();
+
 	ExecClearTuple(slot);
 	memset(slot->tts_isnull, true, slot->tts_tupleDescriptor->natts * sizeof(bool));
-	Set(slot, COL_CREATED_AT, TimestampTzGetDatum(GetCurrentTimestamp()));
+	Set(slot, COL_CREATED_AT, TimestampTzGetDatum(created));
 	Set(slot, COL_EXPIRES_AT, TimestampTzGetDatum(record->expiresAt));
 	if (record->hasStatus)
 		Set(slot, COL_STATUS, Int16GetDatum(record->failed ? -record->status : record->status));

@@ -58,10 +58,12 @@ extern void KeyRowPrepare(TupleDesc desc);
 extern KeyState KeyRowState(TupleTableSlot *slot);
 extern bool KeyRowIsExpired(TupleTableSlot *slot);
 extern TimestampTz KeyRowLeaseEnd(TupleTableSlot *slot);
+extern TimestampTz KeyRowCreated(TupleTableSlot *slot);
 extern int64 KeyRowToken(TupleTableSlot *slot);
 extern void KeyRowName(TupleTableSlot *slot, KeyName *name);
 extern void KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome);
-extern void KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outcome);
+extern void KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outcome,
+					   TimestampTz createdAt);
 extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const StoredOutcome *changed,
 						 int parts);
 

@@ -30,7 +30,8 @@ typedef struct KeyVersion
 	Oid table;
 	ItemPointerData tid; /* invalid: there was no row */
 	TransactionId xmin;
-	uint64 asOf; /* how many transactions had ended at the probe */
+	uint64 asOf;		   /* how many transactions had ended at the probe */
+	TimestampTz createdAt; /* of its operation, which a write keeps; 0: none, or expired */
 } KeyVersion;
 
 /* An operation in progress whose claim survives commit.  NULL is an SQL NULL. */

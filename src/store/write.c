@@ -200,7 +200,7 @@ KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *
 	WriterOpen(&writer, false);
 	if (exists)
 		FetchSeen(&writer, name, seen, writer.slot);
-	KeyRowFill(writer.slot, name, record);
+	KeyRowFill(writer.slot, name, record, exists ? seen->createdAt : 0);
 	if (exists)
 		Overwrite(&writer, name, seen);
 	else
@@ -303,14 +303,15 @@ TryInsert(KeyStoreBatch *batch)
 }
 
 /*
- * Fill makes the writer's slot a record of "name" that is stored now.
+ * Fill makes the writer's slot a record of "name" that is stored now; "createdAt" as for
+ * KeyRowFill().
  */
 static void
-Fill(Writer *writer, const KeyName *name, const Retention *retention)
+Fill(Writer *writer, const KeyName *name, const Retention *retention, TimestampTz createdAt)
 {
 	StoredOutcome record = {.expiresAt = RetentionEnd(retention, GetCurrentTimestamp())};
 
-	KeyRowFill(writer->slot, name, &record);
+	KeyRowFill(writer->slot, name, &record, createdAt);
 }
 
 /*
@@ -335,7 +336,7 @@ ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, const Retention *rete
 		ErrorLeased(name, KeyRowLeaseEnd(batch->scratch));
 	*vacant = state != KEY_STORED;
 	if (*vacant)
-		Fill(writer, name, retention);
+		Fill(writer, name, retention, state == KEY_ABANDONED ? KeyRowCreated(batch->scratch) : 0);
 	settled = !*vacant || OverwriteVersion(writer, name, tid);
 	ExecClearTuple(batch->scratch);
 	return settled;
@@ -360,14 +361,14 @@ KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, const Retention *
 
 		CHECK_FOR_INTERRUPTS();
 		ResetPerTupleExprContext(writer->estate);
-		Fill(writer, name, retention);
+		Fill(writer, name, retention, 0);
 		ItemPointerSetInvalid(&conflict);
 
 		if (ExecCheckIndexConstraintsCompat(writer->relinfo, writer->slot, writer->estate,
 											&conflict, writer->keyIndexes))
 		{
 			/* the check may have waited: the retention begins when the row is written */
-			Fill(writer, name, retention);
+			Fill(writer, name, retention, 0);
 			if (TryInsert(batch))
 				return true;
 		}

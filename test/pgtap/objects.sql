@@ -185,7 +185,8 @@ SELECT results_eq(
 		('response', 'json'),
 		('failed', 'boolean'),
 		('retry_after', 'interval'),
-		('expires_at', 'timestamp with time zone')
+		('expires_at', 'timestamp with time zone'),
+		('fingerprint', 'bytea')
 	$$,
 	'the columns of operation');
 SELECT enum_has_labels('idempotency', 'outcome', ARRAY['claimed', 'taken_over', 'replayed', 'in_progress', 'mismatched'],

@@ -102,7 +102,7 @@ SELECT pg_temp.refused(
 	'IK422', 'claim refuses a key with another request');
 
 SELECT is(
-	op::text, '(mismatched,f,,,,,,,,f,,)', 'try_claim returns mismatched, and does not reveal the response')
+	op::text, '(mismatched,f,,,,,,,,f,,,)', 'try_claim returns mismatched, and does not reveal the response')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-1', '{"amount": 26}') AS op;
 
 SELECT is(
@@ -111,10 +111,10 @@ FROM idempotency.try_claim('tenant1/charge.create', 'order-1', '{"amount": 26}')
 
 -- in_progress: IK409
 
-SELECT is(op::text, '(claimed,f,,1,,,,,,f,,)', 'a new key is claimed')
+SELECT is(op::text, '(claimed,f,,1,,,,,,f,,,)', 'a new key is claimed')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-3') AS op;
 
-SELECT is(op::text, '(in_progress,f,,,,,,,,f,,)', 'and then in progress')
+SELECT is(op::text, '(in_progress,f,,,,,,,,f,,,)', 'and then in progress')
 FROM idempotency.try_claim('tenant1/charge.create', 'order-3') AS op;
 
 SELECT is(idempotency.problem(op) ->> 'status', '409', 'its problem document has status 409')

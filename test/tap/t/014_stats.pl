@@ -341,7 +341,7 @@ foreach my $setting ("shared_preload_libraries = ''", "shared_preload_libraries 
 	$node->start;
 	is($node->safe_psql('postgres', 'SELECT count(*) FROM idempotency.stats'), '0', "$how: no rows");
 	is($node->safe_psql('postgres', $complete->($how) . "; SELECT count(*) FROM idempotency.stats"),
-		"(claimed,f,,1,,,,,,f,,)\n1\n0", "$how: claims work and are not counted");
+		"(claimed,f,,1,,,,,,f,,,)\n1\n0", "$how: claims work and are not counted");
 	is($node->safe_psql('postgres', "SELECT outcome FROM idempotency.claim('s', '$how', '{\"a\": 1}')"), 'replayed',
 		"$how: outcomes are stored");
 	fails_with($node, 'SELECT idempotency.stats_reset()', '55000', "$how: stats_reset is rejected",
