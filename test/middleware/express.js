@@ -1,0 +1,32 @@
+// The service of test/middleware/run with Express.
+
+"use strict";
+
+const express = require("express");
+const { Pool } = require("pg");
+const idempotent = require("../../examples/middleware/idempotent_express.js");
+
+async function charge(request, client) {
+	const { customer, amount, action } = request.body;
+	const { rows } = await client.query("INSERT INTO charge (customer, amount) VALUES ($1, $2) RETURNING id", [customer, amount]);
+	await client.query("SELECT pg_sleep($1)", [action === "slow" ? 1 : 0]);
+	if (action === "decline")
+		return { status: 402, body: { error: "card_declined" } };
+	if (action === "overload")
+		return { status: 503, body: { error: "overload" } };
+	const { rows: [{ trouble }] } = await client.query("SELECT count(*) > 0 AS trouble FROM trouble");
+	if (action === "crash" && trouble)
+		throw new Error("a bug");
+	return { status: 201, headers: { Location: `/charges/${rows[0].id}` }, body: { id: rows[0].id, customer } };
+}
+
+const pool = new Pool({ max: 20 });
+const app = express();
+app.set("env", "test"); // an error is answered without a log
+app.use(express.json({ verify: idempotent.keepBody }));
+app.post("/charges", idempotent({ pool }, charge));
+app.post("/lenient", idempotent({ pool, lenient: true, scope: "lenient" }, charge));
+app.post("/waiting", idempotent({ pool, wait: "30 seconds" }, charge));
+app.post("/unavailable", idempotent({ pool: new Pool({ host: "/nonexistent" }) }, charge));
+app.use((error, request, response, next) => response.status(500).json({ error: error.message }));
+const server = app.listen(0, "127.0.0.1", () => console.log(server.address().port));
