@@ -26,7 +26,9 @@ class Session
             $statement->bindValue($index + 1, native($kind, $value), $kind === 'bytes' ? PDO::PARAM_LOB : PDO::PARAM_STR);
         }
         $statement->execute();
-        return $statement->fetchAll(PDO::FETCH_NUM);
+        $rows = $statement->fetchAll(PDO::FETCH_NUM);
+        array_walk_recursive($rows, fn (&$value) => $value = is_resource($value) ? bin2hex(stream_get_contents($value)) : $value);
+        return $rows;
     }
 
     /** Does what a request says, and returns the rows. */
