@@ -43,12 +43,6 @@
 /* How often there is a survey, if nothing is reaped, in milliseconds. */
 #define SURVEY_MS 10000
 
-/*
- * After how many milliseconds a visit that got no slot is tried again.  The end of a
- * worker of another extension does not set the latch.
- */
-#define SLOT_MS 500
-
 /* DATABASE_RARE: visited every so many cycles. */
 #define RARE_CYCLES 10
 

@@ -10,6 +10,12 @@
 
 #include "fmgr.h"
 
+/*
+ * After how many milliseconds a worker that got no slot is tried again.  The end of a
+ * worker of another extension does not set the latch.
+ */
+#define SLOT_MS 500
+
 /* What the worker of a visit is started with. */
 typedef struct VisitJob
 {

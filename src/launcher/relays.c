@@ -145,9 +145,9 @@ ForgetEnded(void)
 
 /*
  * StartWorkers starts a worker for each subscription that is chosen, up to
- * idempotency.relay_workers.
+ * idempotency.relay_workers.  Returns false if there was no slot for one.
  */
-static void
+static bool
 StartWorkers(void)
 {
 	RelayJob job;
@@ -167,8 +167,8 @@ StartWorkers(void)
 		handle = WorkerStart(&relay, job.database, &job, sizeof(job));
 		if (handle == NULL)
 		{
-			SchedulerStartFailed(&job, RELAY_BUSY);
-			return;
+			SchedulerStartFailed(&job, RELAY_NO_SLOT);
+			return false;
 		}
 		caller = MemoryContextSwitchTo(TopMemoryContext);
 		started = palloc(sizeof(Worker));
@@ -182,6 +182,7 @@ StartWorkers(void)
 					  errdetail("It has %d slots, the value of idempotency.relay_subscriptions.",
 								RelaySubscriptions),
 					  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
+	return true;
 }
 
 /*
@@ -218,10 +219,12 @@ RelaysRun(void)
 	long ms = -1;
 
 	ForgetEnded();
-	StartWorkers();
+	if (!StartWorkers())
+		ms = SLOT_MS;
 	running = TerminateBlocking();
 	next = RelayWorkers > 0 ? SchedulerNextTime() : 0;
 	if (next != 0)
-		ms = Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next), LONGEST_MS) + 1;
+		ms = WorkerSooner(
+			ms, Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next), LONGEST_MS) + 1);
 	return WorkerSooner(ms, running ? BLOCKED_MS + 1 : -1);
 }

@@ -48,6 +48,7 @@ typedef enum RelayEnd
 	RELAY_DIED, /* it did not say */
 	RELAY_IDLE,
 	RELAY_UNFINISHED, /* there is more to do */
+	RELAY_NO_SLOT,	  /* no worker could be started */
 	RELAY_BUSY,		  /* another session has locked the subscription, or the database */
 	RELAY_UNFIT,	  /* the subscription cannot be run as it is */
 	RELAY_GONE

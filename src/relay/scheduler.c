@@ -473,6 +473,12 @@ Leave(RelaySubscription *it, RelayEnd end, TimestampTz dueAt, int64 busyMost)
 			Succeed(it);
 			it->due = true;
 			break;
+		case RELAY_NO_SLOT:
+			/* It is chosen first, and workers leave for it */
+			it->due = true;
+			it->ranAt = 0;
+			(void) pg_atomic_fetch_add_u32(&Registry->waiting, 1);
+			break;
 		case RELAY_BUSY:
 			BackOff(it, BUSY_MS, busyMost);
 			break;

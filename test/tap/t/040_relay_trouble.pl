@@ -339,12 +339,14 @@ $node->safe_psql('postgres', 'DELETE FROM done');
 
 # One slot is left beside this launcher and the server's own. Visits and relays alternate:
 # a relay that always has more to do leaves the slot to a visit, and visits that follow
-# each other leave it to a relay.
+# each other leave it to a relay. So do relays among each other.
 my $slots = $node->safe_psql('postgres', 'SHOW max_worker_processes');
 $node->safe_psql('postgres', $_) foreach q{ALTER SYSTEM SET max_worker_processes = 3}, q{ALTER SYSTEM SET idempotency.reaper_naptime = '100ms'};
 $node->restart;
 log_since();
-as_app(q{SELECT count(idempotency.publish('nap', '{"do": "nap 0.05"}')) FROM generate_series(1, 400)});
+as_app(q{SELECT idempotency.subscribe('pair', ARRAY['pair'], 'handle(idempotency.event)');
+	SELECT count(idempotency.publish('nap', '{"do": "nap 0.05"}')) FROM generate_series(1, 400)});
+publish('pair', 'x');
 expire_keys($node, 10, 'k', 'postgres');
 becomes_true(q{SELECT count(*) = 0 FROM idempotency.key}, 'a visit gets the slot of a relay');
 my $handled = $node->safe_psql('postgres', 'SELECT count(*) FROM done');
@@ -352,8 +354,10 @@ cmp_ok($handled, '<', 400, 'the relay has more to do');
 becomes_true("SELECT count(*) > $handled FROM done", 'the relay gets the slot of a visit');
 expire_keys($node, 10, 'k', 'postgres');
 becomes_true(q{SELECT count(*) = 0 FROM idempotency.key}, 'the next visit gets it back');
-cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM done'), '<', 400, 'the relay still has more to do');
-becomes_true('SELECT count(*) = 400 FROM done', 'the relay handles all events');
+becomes_true(q{SELECT count(*) = 1 FROM done WHERE topic = 'pair'}, 'another subscription gets it too');
+cmp_ok($node->safe_psql('postgres', q{SELECT count(*) FROM done WHERE topic = 'nap'}), '<', 400, 'the relay still has more to do');
+becomes_true(q{SELECT count(*) = 400 FROM done WHERE topic = 'nap'}, 'the relay handles all events');
+as_app(q{SELECT idempotency.unsubscribe('pair')});
 $node->safe_psql('postgres', $_) foreach qq{ALTER SYSTEM SET max_worker_processes = $slots}, q{ALTER SYSTEM SET idempotency.reaper_naptime = '1h'};
 $node->restart;
 idle();
