@@ -404,7 +404,8 @@ EndClaims(SubTransactionId child, SubTransactionId parent)
 			claim->openedIn = parent;
 		if (claim->closedIn == child)
 			claim->closedIn = parent;
-		if (claim->openedIn == InvalidSubTransactionId || claim->closedIn == claim->openedIn)
+		/* opened and closed in one, or opened in one that aborts: both are invalid then */
+		if (claim->closedIn == claim->openedIn)
 			DeleteClaim(claim);
 	}
 }
