@@ -312,11 +312,30 @@ CREATE FUNCTION idempotency.parse_header(value text)
 COMMENT ON FUNCTION idempotency.parse_header(text) IS
 	'the key in the value of an Idempotency-Key header (an RFC 8941 string)';
 
+-- STABLE: the link in these answers is a setting.
 CREATE FUNCTION idempotency.problem(operation idempotency.operation)
 	RETURNS json
-	LANGUAGE C IMMUTABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_problem';
+	LANGUAGE C STABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_problem';
 COMMENT ON FUNCTION idempotency.problem(idempotency.operation) IS
 	'problem details (RFC 9457) for in_progress and mismatched; NULL for other outcomes';
+
+CREATE FUNCTION idempotency.problem(sqlstate text)
+	RETURNS json
+	LANGUAGE C STABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_problem_of_error';
+COMMENT ON FUNCTION idempotency.problem(text) IS
+	'problem details (RFC 9457) for IK400, IK409 and IK422; NULL for other errors';
+
+CREATE FUNCTION idempotency.problem_headers(operation idempotency.operation)
+	RETURNS json
+	LANGUAGE C STABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_problem_headers';
+COMMENT ON FUNCTION idempotency.problem_headers(idempotency.operation) IS
+	'the headers of an HTTP response with problem(operation)';
+
+CREATE FUNCTION idempotency.problem_headers(sqlstate text)
+	RETURNS json
+	LANGUAGE C STABLE PARALLEL SAFE STRICT AS 'MODULE_PATHNAME', 'idempotency_problem_headers_of_error';
+COMMENT ON FUNCTION idempotency.problem_headers(text) IS
+	'the headers of an HTTP response with problem(sqlstate)';
 
 -- ---------------------------------------------------------------------------
 -- The key store
@@ -1224,7 +1243,9 @@ AS $$
 			idempotency.canonical, idempotency.fingerprint(idempotency.document),
 			idempotency.fingerprint(text, text, idempotency.document),
 			idempotency.derive_key, idempotency.natural_key, idempotency.uuidv7,
-			idempotency.parse_header, idempotency.problem')
+			idempotency.parse_header,
+			idempotency.problem(idempotency.operation), idempotency.problem(text),
+			idempotency.problem_headers(idempotency.operation), idempotency.problem_headers(text)')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
 	'let a role claim, complete and replay';

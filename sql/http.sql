@@ -79,3 +79,70 @@ BEGIN;
 ALTER TYPE idempotency.operation ALTER ATTRIBUTE outcome TYPE bigint;
 SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation);
 ROLLBACK;
+
+--
+-- problem_headers(), and the link to the documentation
+--
+CREATE FUNCTION pg_temp.operation(outcome text, retry_after interval DEFAULT NULL) RETURNS idempotency.operation LANGUAGE sql AS
+	$$ SELECT jsonb_populate_record(NULL::idempotency.operation, jsonb_build_object('outcome', outcome, 'retry_after', retry_after)) $$;
+
+-- Without a link, and for the SQLSTATEs that the draft has an answer for.
+SELECT sqlstate, idempotency.problem(sqlstate), idempotency.problem_headers(sqlstate)
+	FROM unnest('{IK400,IK409,IK422,IK410,IK428,40001,ik400,"IK400 ","",NULL}'::text[]) AS sqlstate;
+SELECT outcome, idempotency.problem_headers(pg_temp.operation(outcome)) FROM unnest(enum_range(NULL::idempotency.outcome)::text[] || NULL) AS outcome;
+-- Retry-After is the rest of the lease in whole seconds, rounded up.
+SELECT retry_after, idempotency.problem_headers(pg_temp.operation('in_progress', retry_after)) ->> 'Retry-After' AS seconds
+	FROM unnest('{0,1 microsecond,1 s,1.000001 s,29.5 s,2 min,1 day,-1 s,178000000 years,NULL}'::interval[]) AS retry_after;
+
+-- With a link: the same in the type and in the header.
+SET idempotency.documentation = 'https://developer.example.com/idempotency?a=1&b=(2)#keys';
+SELECT idempotency.problem(v.sqlstate), idempotency.problem_headers(v.sqlstate) FROM (VALUES ('IK400'), ('IK409'), ('IK422'), ('42P01')) AS v (sqlstate);
+SELECT op.outcome, problem ->> 'type' AS type, problem ->> 'title' AS title, h ->> 'Link' AS link, h ->> 'Retry-After' AS retry_after
+	FROM unnest('{in_progress,mismatched}'::text[]) AS o, pg_temp.operation(o, '3 s') AS op,
+		idempotency.problem(op) AS problem, idempotency.problem_headers(op) AS h;
+-- The failure of a handler has a type of its own, or about:blank.
+CREATE FUNCTION http_declined(json) RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'declined' USING ERRCODE = 'IKFIN'; END $$;
+SELECT status, response FROM idempotency.run('http', 'declined', NULL, 'http_declined(json)');
+DROP FUNCTION http_declined;
+DELETE FROM idempotency.key WHERE scope = 'http';
+
+-- A procedure answers an error with its SQLSTATE.
+CREATE FUNCTION pg_temp.answer(scope text, key text, request json) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	IF (idempotency.claim(scope, key, request)).replayed THEN
+		RETURN 'replayed';
+	END IF;
+	PERFORM idempotency.complete(scope, key);
+	RETURN 'done';
+EXCEPTION WHEN SQLSTATE 'IK400' OR SQLSTATE 'IK409' OR SQLSTATE 'IK422' THEN
+	RETURN (idempotency.problem(SQLSTATE) ->> 'title') || ', ' || (idempotency.problem_headers(SQLSTATE) ->> 'Link');
+END $$;
+SELECT pg_temp.answer('http', NULL, '1'), pg_temp.answer('http', 'k', '1'), pg_temp.answer('http', 'k', '1'), pg_temp.answer('http', 'k', '2');
+DELETE FROM idempotency.key WHERE scope = 'http';
+
+-- A role, a database and a function can set it; any URI reference is valid.
+CREATE FUNCTION pg_temp.link() RETURNS text LANGUAGE sql SET idempotency.documentation = '/docs/keys' AS
+	$$ SELECT idempotency.problem_headers('IK422') ->> 'Link' $$;
+SELECT pg_temp.link(), idempotency.problem_headers('IK422') ->> 'Link' AS outside;
+SELECT value, set_config('idempotency.documentation', value, false) = value AS accepted, idempotency.problem('IK400') ->> 'type' AS type
+	FROM unnest(ARRAY['https://example.com', 'HTTP://[::1]:8080/a;b=c,d?e#f', '//example.com/a', '../a', 'a/b:c', '?q', '#keys', 'urn:example:idempotency',
+		'tag:example.com,2026:keys', '/%E2%9C%93', '~a!$&''()*+,;=@', '']) AS value;
+SELECT length(set_config('idempotency.documentation', rpad('/', 2000, 'a'), false));
+
+-- Nothing that could end the header or the brackets around the link is valid.
+CREATE FUNCTION pg_temp.link_refused(value text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM set_config('idempotency.documentation', value, false);
+	RETURN 'accepted';
+EXCEPTION WHEN invalid_parameter_value THEN
+	RETURN sqlstate;
+END $$;
+SELECT quote_literal(left(value, 40)) AS value, pg_temp.link_refused(value) FROM unnest(ARRAY['https://example.com/>; rel="x"', 'https://example.com/<a', 'https://example.com/"',
+	E'https://example.com/\r\nSet-Cookie: a=b', E'https://example.com/\n', E'\thttps://example.com', 'https://example.com/a b', ' ', 'https://example.com/\', 'https://example.com/{a}',
+	'https://example.com/|', 'https://example.com/^', 'https://example.com/`', U&'https://example.com/\00e9', E'https://example.com/\u0085', E'a\x7f', '/%', '/%1', '/%GG', '/%0', ':a',
+	'1http://example.com', 'ht tp://a', 'ht_tp:a', 'é:a', '#a#b', rpad('/', 2001, 'a')]) AS value;
+SELECT count(*) AS accepted, string_agg(chr(i), '' ORDER BY i) AS characters FROM generate_series(1, 255) AS i
+	WHERE pg_temp.link_refused('/a' || chr(i) || '0') = 'accepted';
+\set VERBOSITY default
+SET idempotency.documentation = '<a>';
+RESET idempotency.documentation;

@@ -58,6 +58,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.uuidv7()'),
 	('SELECT idempotency.parse_header(''"k"'')'),
 	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation)'),
+	('SELECT idempotency.problem_headers(''IK400'')'),
 	('SELECT idempotency.publish(''privileges'', ''{}'')'),
 	('SELECT idempotency.subscribe(''privileges 2'', ''{*}'')'),
 	('SELECT * FROM idempotency.fetch(''privileges'')'),

@@ -79,16 +79,14 @@ CREATE TYPE payments.answer AS (
 -- why there is none yet. A lease says how long its owner can take; a transaction does
 -- not.
 CREATE FUNCTION payments.answer_to(op idempotency.operation) RETURNS payments.answer
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 	SELECT CASE op.outcome
 		WHEN 'replayed' THEN
 			(op.status, op.headers, op.response, true)::payments.answer
 		WHEN 'in_progress' THEN
-			(409, json_build_object('Content-Type', 'application/problem+json',
-				'Retry-After', greatest(1, ceil(coalesce(extract(epoch FROM op.retry_after), 1)))::text),
-				idempotency.problem(op), false)::payments.answer
+			(409, idempotency.problem_headers(op), idempotency.problem(op), false)::payments.answer
 		WHEN 'mismatched' THEN
-			(422, '{"Content-Type": "application/problem+json"}', idempotency.problem(op), false)::payments.answer
+			(422, idempotency.problem_headers(op), idempotency.problem(op), false)::payments.answer
 	END
 $$;
 

@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
 #include <limits.h>
 
 #include "miscadmin.h"
@@ -20,6 +21,7 @@
 
 #define WAIT_MS 5000
 #define HANDLER_TIMEOUT_MS 60000
+#define DOCUMENTATION_MAX_BYTES 2000
 
 Retention DefaultRetention = {.length = {.time = USECS_PER_DAY}};
 int DefaultWait = WAIT_MS;
@@ -75,6 +77,7 @@ static Setting HandlerTimeoutSetting = {
 };
 Setting PrefixSetting = {.name = PREFIX_SETTING};
 Setting FinalErrorsSetting = {.name = "idempotency.final_errors"};
+static Setting DocumentationSetting = {.name = "idempotency.documentation"};
 
 /* The parsed idempotency.final_errors. */
 typedef struct FinalErrors
@@ -120,6 +123,7 @@ ASSIGN_HOOK(ResponseSize)
 ASSIGN_HOOK(OutboxRetention)
 ASSIGN_HOOK(HandlerTimeout)
 ASSIGN_HOOK(Prefix)
+ASSIGN_HOOK(Documentation)
 
 static void
 AssignRetention(const char *newval, void *extra)
@@ -141,6 +145,57 @@ CheckPrefix(char **newval, void **extra, GucSource source)
 	if (!value.valid)
 		GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
 	return SettingAccept(&PrefixSetting, *newval, extra, source, &value);
+}
+
+/*
+ * IsUriReference tells whether "s" can be a URI reference (RFC 3986): the characters that
+ * one consists of, a scheme in front of the first colon, and at most one fragment.  So a
+ * valid value needs no escape between the angle brackets of a Link header, and cannot end
+ * the header.
+ */
+static bool
+IsUriReference(const char *s)
+{
+	static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+	static const char schemeCharacters[] =
+		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.";
+	static const char characters[] =
+		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+		"-._~:/?#[]@!$&'()*+,;=%";
+	size_t beforeColon = strcspn(s, ":/?#");
+
+	if (strlen(s) > DOCUMENTATION_MAX_BYTES || s[strspn(s, characters)] != '\0')
+		return false;
+	for (const char *at = strchr(s, '%'); at != NULL; at = strchr(at + 1, '%'))
+	{
+		if (!isxdigit((unsigned char) at[1]) || !isxdigit((unsigned char) at[2]))
+			return false;
+	}
+	if (s[beforeColon] == ':' &&
+		(strspn(s, letters) == 0 || strspn(s, schemeCharacters) != beforeColon))
+		return false;
+	return strchr(s, '#') == strrchr(s, '#');
+}
+
+static bool
+CheckDocumentation(char **newval, void **extra, GucSource source)
+{
+	SettingValue value = {.valid = IsUriReference(*newval)};
+
+	if (!value.valid)
+		GUC_check_errdetail("It must be a URI reference (RFC 3986) of at most %d bytes.",
+							DOCUMENTATION_MAX_BYTES);
+	return SettingAccept(&DocumentationSetting, *newval, extra, source, &value);
+}
+
+/*
+ * DocumentationUri returns the URI reference of idempotency.documentation; empty if it is
+ * not set, or if its value is invalid, since problem details can do without it.
+ */
+const char *
+DocumentationUri(void)
+{
+	return DocumentationSetting.state == SETTING_VALID ? DocumentationSetting.text : "";
 }
 
 /*
@@ -300,6 +355,10 @@ DefineClientSettings(void)
 	SettingDefine(&FinalErrorsSetting, "SQLSTATEs that idempotency.run() stores as final failures.",
 				  "A comma-separated list.", "IKFIN", PGC_USERSET, CheckFinalErrors,
 				  AssignFinalErrors);
+	SettingDefine(&DocumentationSetting,
+				  "A link to the documentation of the API, for problem details.",
+				  "A URI reference; empty: no link.", "", PGC_USERSET, CheckDocumentation,
+				  AssignDocumentation);
 	SettingDefine(&OutboxRetentionSetting,
 				  "How long an event is retained after every subscription has passed it.",
 				  "0 deletes it at once, -1 never.", "1d", PGC_SUSET, CheckOutboxRetention,

@@ -34,6 +34,7 @@ extern int RelaySubscriptions; /* with a handler, in all databases */
 extern int HandlerTimeout;	   /* milliseconds; 0: none */
 
 extern bool IsFinalError(int sqlstate);
+extern const char *DocumentationUri(void);
 extern void DefineSettings(void);
 
 #endif /* IDEMPOTENCY_BASE_GUC_H */

@@ -10,6 +10,9 @@
  */
 #include "postgres.h"
 
+#include <limits.h>
+#include <math.h>
+
 #include "access/htup_details.h"
 #include "catalog/pg_enum.h"
 #include "catalog/pg_proc.h"
@@ -22,14 +25,12 @@
 
 #include "base/composite.h"
 #include "base/errors.h"
+#include "base/timing.h"
 #include "keys/operation.h"
 #include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_problem);
-
-/* The HTTP statuses of the two outcomes that are errors. */
-#define STATUS_CONFLICT 409
-#define STATUS_UNPROCESSABLE 422
+PG_FUNCTION_INFO_V1(idempotency_problem_headers);
 
 /* The attributes of idempotency.operation, in order. */
 enum
@@ -235,24 +236,61 @@ ResultType(FunctionCallInfo fcinfo)
 }
 
 /*
- * idempotency_problem is problem(operation): problem details for an outcome
- * that is an error, NULL for any other.  The titles are HTTP's names of the
- * status codes, as RFC 9457 requires for about:blank.
+ * ProblemOfOperation returns the SQLSTATE that claim() has for the outcome in a composite,
+ * or NULL if it has none.
+ */
+static const char *
+ProblemOfOperation(HeapTupleHeader operation)
+{
+	const char *outcome = OperationOutcome(operation);
+
+	if (outcome != NULL && strcmp(outcome, "in_progress") == 0)
+		return PROBLEM_IN_PROGRESS;
+	if (outcome != NULL && strcmp(outcome, "mismatched") == 0)
+		return PROBLEM_MISMATCHED;
+	return NULL;
+}
+
+/*
+ * RetryAfter returns the rest of the lease in a composite in whole seconds, at least 1.
+ */
+static int
+RetryAfter(HeapTupleHeader operation)
+{
+	bool isnull;
+	Datum left = GetAttributeByNum(operation, OP_RETRY_AFTER + 1, &isnull);
+	double seconds;
+
+	if (isnull)
+		return PROBLEM_RETRY_AFTER;
+	seconds = ceil(IntervalMicroseconds(DatumGetIntervalP(left)) / USECS_PER_SEC);
+	return (int) Min(Max(seconds, 1), INT_MAX);
+}
+
+/*
+ * problem(operation) RETURNS json: problem details for an outcome that is an error, NULL
+ * for any other
  */
 Datum
 idempotency_problem(PG_FUNCTION_ARGS)
 {
-	const char *outcome = OperationOutcome(PG_GETARG_HEAPTUPLEHEADER(0));
+	const char *sqlstate = ProblemOfOperation(PG_GETARG_HEAPTUPLEHEADER(0));
 
-	if (outcome == NULL)
+	if (sqlstate == NULL)
 		PG_RETURN_NULL();
-	if (strcmp(outcome, "in_progress") == 0)
-		PG_RETURN_TEXT_P(ProblemDocument(STATUS_CONFLICT, "Conflict",
-										 "An operation with this idempotency key is in progress. "
-										 "Retry later with the same key."));
-	if (strcmp(outcome, "mismatched") == 0)
-		PG_RETURN_TEXT_P(ProblemDocument(STATUS_UNPROCESSABLE, "Unprocessable Content",
-										 "This idempotency key was used with another request. "
-										 "A new request needs a new key."));
-	PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(ProblemBody(sqlstate));
+}
+
+/*
+ * problem_headers(operation) RETURNS json
+ */
+Datum
+idempotency_problem_headers(PG_FUNCTION_ARGS)
+{
+	HeapTupleHeader operation = PG_GETARG_HEAPTUPLEHEADER(0);
+	const char *sqlstate = ProblemOfOperation(operation);
+
+	if (sqlstate == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(ProblemHeaders(sqlstate, RetryAfter(operation)));
 }

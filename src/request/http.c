@@ -20,9 +20,12 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
+#include "base/guc.h"
 #include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_parse_header);
+PG_FUNCTION_INFO_V1(idempotency_problem_of_error);
+PG_FUNCTION_INFO_V1(idempotency_problem_headers_of_error);
 
 /*
  * The parameters of an item (RFC 8941, sections 3.1.2 and 3.3), as a regular
@@ -129,19 +132,55 @@ idempotency_parse_header(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text_with_len(key.data, key.len));
 }
 
-/*
- * ProblemDocument returns problem details as JSON text, palloc'ed in the current
- * context.  "detail" may be NULL.  The type is about:blank: title and detail say
- * all beyond the status.
+/* ----------------------------------------------------------------
+ * Problem details
+ * ----------------------------------------------------------------
  */
-text *
-ProblemDocument(int status, const char *title, const char *detail)
+
+/* An error that the IETF draft has an answer for. */
+typedef struct Problem
+{
+	const char *sqlstate;
+	int status;
+	const char *phrase; /* HTTP's name of the status: the title of about:blank */
+	const char *title;	/* of the draft, with a link to the documentation */
+	const char *detail;
+} Problem;
+
+static const Problem problems[] = {
+	{"IK400", 400, "Bad Request", "Idempotency-Key is missing or malformed",
+	 "This operation requires an idempotency key of 1 to 255 characters."},
+	{PROBLEM_IN_PROGRESS, 409, "Conflict", "A request is outstanding for this Idempotency-Key",
+	 "An operation with this idempotency key is in progress. Retry later with the same key."},
+	{PROBLEM_MISMATCHED, 422, "Unprocessable Content", "Idempotency-Key is already used",
+	 "This idempotency key was used with another request. A new request needs a new key."},
+};
+
+static const Problem *
+ProblemFind(const char *sqlstate)
+{
+	for (size_t i = 0; i < lengthof(problems); i++)
+	{
+		if (strcmp(problems[i].sqlstate, sqlstate) == 0)
+			return &problems[i];
+	}
+	return NULL;
+}
+
+/*
+ * Document returns problem details as JSON text, palloc'ed in the current context.
+ * "detail" may be NULL.
+ */
+static text *
+Document(const char *type, const char *title, int status, const char *detail)
 {
 	StringInfoData json;
 	text *document;
 
 	initStringInfo(&json);
-	appendStringInfoString(&json, "{\"type\":\"about:blank\",\"title\":");
+	appendStringInfoString(&json, "{\"type\":");
+	escape_json(&json, type);
+	appendStringInfoString(&json, ",\"title\":");
 	escape_json(&json, title);
 	appendStringInfo(&json, ",\"status\":%d", status);
 	if (detail != NULL)
@@ -154,4 +193,83 @@ ProblemDocument(int status, const char *title, const char *detail)
 	document = cstring_to_text_with_len(json.data, json.len);
 	pfree(json.data);
 	return document;
+}
+
+/*
+ * ProblemDocument returns the problem details of an application's error.  The type is
+ * about:blank: title and detail say all beyond the status.
+ */
+text *
+ProblemDocument(int status, const char *title, const char *detail)
+{
+	return Document("about:blank", title, status, detail);
+}
+
+/*
+ * ProblemBody returns the problem details for an SQLSTATE, or NULL.  The type is the link
+ * to the documentation, or about:blank.
+ */
+text *
+ProblemBody(const char *sqlstate)
+{
+	const Problem *problem = ProblemFind(sqlstate);
+	const char *link = DocumentationUri();
+
+	if (problem == NULL)
+		return NULL;
+	if (*link == '\0')
+		return ProblemDocument(problem->status, problem->phrase, problem->detail);
+	return Document(link, problem->title, problem->status, problem->detail);
+}
+
+/*
+ * ProblemHeaders returns the headers of the answer whose body is ProblemBody(), as a JSON
+ * object, or NULL.  An operation in progress has Retry-After, in seconds.
+ */
+text *
+ProblemHeaders(const char *sqlstate, int retryAfter)
+{
+	const Problem *problem = ProblemFind(sqlstate);
+	const char *link = DocumentationUri();
+	StringInfoData json;
+
+	if (problem == NULL)
+		return NULL;
+	initStringInfo(&json);
+	appendStringInfoString(&json, "{\"Content-Type\":\"application/problem+json\"");
+	if (*link != '\0')
+	{
+		appendStringInfoString(&json, ",\"Link\":");
+		escape_json(&json, psprintf("<%s>; rel=\"describedby\"", link));
+	}
+	if (strcmp(sqlstate, PROBLEM_IN_PROGRESS) == 0)
+		appendStringInfo(&json, ",\"Retry-After\":\"%d\"", retryAfter);
+	appendStringInfoChar(&json, '}');
+	return cstring_to_text_with_len(json.data, json.len);
+}
+
+/*
+ * problem(sqlstate) RETURNS json: for the SQLSTATE of an error that the caller has caught
+ */
+Datum
+idempotency_problem_of_error(PG_FUNCTION_ARGS)
+{
+	text *body = ProblemBody(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+
+	if (body == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(body);
+}
+
+/*
+ * problem_headers(sqlstate) RETURNS json
+ */
+Datum
+idempotency_problem_headers_of_error(PG_FUNCTION_ARGS)
+{
+	text *headers = ProblemHeaders(text_to_cstring(PG_GETARG_TEXT_PP(0)), PROBLEM_RETRY_AFTER);
+
+	if (headers == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(headers);
 }

@@ -85,7 +85,10 @@ SELECT set_eq(
 		('natural_key(VARIADIC parts idempotency.identifier[])', 'text', 'c', 'immutable', 'safe', false),
 		('uuidv7()', 'uuid', 'c', 'volatile', 'safe', false),
 		('parse_header(value text)', 'text', 'c', 'immutable', 'safe', false),
-		('problem(operation idempotency.operation)', 'json', 'c', 'immutable', 'safe', true),
+		('problem(operation idempotency.operation)', 'json', 'c', 'stable', 'safe', true),
+		('problem(sqlstate text)', 'json', 'c', 'stable', 'safe', true),
+		('problem_headers(operation idempotency.operation)', 'json', 'c', 'stable', 'safe', true),
+		('problem_headers(sqlstate text)', 'json', 'c', 'stable', 'safe', true),
 
 		-- statistics and reaping
 		('stats_reset()', 'void', 'c', 'volatile', 'unsafe', false),

@@ -572,6 +572,7 @@ SELECT set_eq(
 		('idempotency.max_response_size', '1MB', NULL, 'string', 'user', NULL, NULL),
 		('idempotency.scope_prefix', '', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL),
+		('idempotency.documentation', '', NULL, 'string', 'user', NULL, NULL),
 		('idempotency.outbox_retention', '1d', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.relay_workers', '2', NULL, 'integer', 'sighup', '0', '1024'),
 		('idempotency.handler_timeout', '1min', NULL, 'string', 'superuser', NULL, NULL),

@@ -7,7 +7,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(120);
+SELECT plan(121);
 
 CREATE SCHEMA shop;
 
@@ -265,7 +265,7 @@ SELECT throws_ok(pg_catalog.format('SET LOCAL %s', assignment), '22023', NULL, a
 FROM (VALUES
 	('idempotency.retention = 0'), ('idempotency.retention = -2'), ('idempotency.wait = -1'),
 	('idempotency.max_response_size = 1000'), ($$idempotency.scope_prefix = 'tenant1'$$),
-	($$idempotency.final_errors = '40001'$$), ($$idempotency.final_errors = 'IK409'$$),
+	($$idempotency.documentation = 'https://example.com/>'$$), ($$idempotency.final_errors = '40001'$$), ($$idempotency.final_errors = 'IK409'$$),
 	($$idempotency.final_errors = 'ikfin'$$)) AS v (assignment);
 
 -- retention

@@ -21,7 +21,7 @@ my $expected = qr/^(?:00000|08P01|IK4(?:00|03|08|09|10|12|22|28)|22(?:000|001|00
 
 my @settings = (
 	'idempotency.retention = -1', 'idempotency.retention = 1', 'idempotency.retention = 2147483647', 'idempotency.wait = 0', 'idempotency.max_response_size = 1024',
-	"idempotency.scope_prefix = 's/'", "idempotency.final_errors = 'IKFIN, 22012'", "idempotency.final_errors = ''", 'idempotency.outbox_retention = 0',
+	"idempotency.scope_prefix = 's/'", "idempotency.final_errors = 'IKFIN, 22012'", "idempotency.final_errors = ''", "idempotency.documentation = '/keys'", "idempotency.documentation = '<'", 'idempotency.outbox_retention = 0',
 	'search_path = fuzz', "search_path = ''", 'session_replication_role = replica',
 		"TimeZone = 'Pacific/Kiritimati'", "IntervalStyle = 'iso_8601'", "DateStyle = 'German'",
 	'row_security = off', 'jit = on', 'bytea_output = escape', 'extra_float_digits = -15', 'synchronous_commit = off', 'work_mem = 64', 'max_stack_depth = 100',

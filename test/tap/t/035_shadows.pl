@@ -102,7 +102,7 @@ my @use = split /\n(?!\t)/, <<'SQL';
 SELECT idempotency.grant_client('user'), idempotency.grant_consumer('user'), idempotency.grant_operator('user')
 SELECT (idempotency.claim('s', 'k', '{"a": 1}', wait => '1 s', retention => '1 h')).outcome
 SELECT idempotency.complete('s', 'k', '{"b": 2}', 200, '{"c": 3}')
-SELECT (idempotency.try_claim('s', 'k', '{"a": 1}')).response, idempotency.problem(idempotency.try_claim('s', 'k', '{"a": 2}'))
+SELECT (idempotency.try_claim('s', 'k', '{"a": 1}')).response, idempotency.problem(idempotency.try_claim('s', 'k', '{"a": 2}')), idempotency.problem_headers('IK422')
 SELECT idempotency.fail('s', 'f', '1', 400) FROM idempotency.claim('s', 'f')
 SELECT idempotency.release('s', 'r') FROM idempotency.claim('s', 'r')
 SELECT idempotency.checkpoint('s', 'l', token, 'p', '{}'), idempotency.renew('s', 'l', token, '1 min'), idempotency.release('s', 'l', token)

@@ -54,6 +54,7 @@ my %database = (
 	size => q{SET idempotency.max_response_size = '10 kib'},
 	errors => q{SET idempotency.final_errors = 'ikfin'},
 	patience => q{SET idempotency.wait = 'a while'},
+	link => q{SET idempotency.documentation = 'https://example.com/>'},
 	events => q{SET idempotency.outbox_retention = '3 fortnights'},
 	good => q{SET idempotency.outbox_retention = '30 days'});
 $node->safe_psql('postgres', 'CREATE ROLE app LOGIN; CREATE ROLE hasty LOGIN; CREATE ROLE tenant LOGIN; CREATE ROLE handler LOGIN; CREATE ROLE operator LOGIN');
@@ -73,7 +74,7 @@ $node->safe_psql('postgres', q{ALTER ROLE hasty SET idempotency.retention = 'soo
 $node->safe_psql($_, q{ALTER FUNCTION kept SET idempotency.retention = '90 minutes'; SET check_function_bodies = off;
 	CREATE FUNCTION lost(key text) RETURNS boolean LANGUAGE sql SET idempotency.retention = 'for a while' AS $$ SELECT idempotency.once('s', key) $$})
   foreach 'bad', 'month';
-is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_db_role_setting WHERE setconfig::text LIKE '%idempotency.%'}), 13, 'all values were stored');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_db_role_setting WHERE setconfig::text LIKE '%idempotency.%'}), 14, 'all values were stored');
 
 foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries')
 {
@@ -138,6 +139,8 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	is($run->('size', qq{BEGIN; SELECT outcome FROM idempotency.claim('s', 'k$key'); SELECT idempotency.complete('s', 'k$key', NULL); COMMIT}), "claimed\n", "$library: an operation without response needs no limit");
 	refused("$library: run(), without a valid list of final errors", 'final_errors', "SELECT idempotency.run('s', 'new', '1', 'echo(json)')", [ as('errors') ]);
 	is($run->('patience', "SELECT idempotency.once('s', 'k$key')"), 't', "$library: an invalid wait falls back to the default");
+	is($run->('link', q{SELECT idempotency.problem('IK400') ->> 'type'}), 'about:blank', "$library: an invalid link is not in any answer");
+	is($run->('link', q{SELECT idempotency.problem('IK400') ->> 'type'}, options => '-c idempotency.documentation=/keys'), '/keys', "$library: a client sets a valid one");
 	refused("$library: a prefix without delimiter", 'scope_prefix', "SELECT idempotency.peek('$_', 'k')", [ as('interval', role => 'tenant') ]) foreach 't1', 't1/', 't2/';
 
 	# Events are kept if no valid retention is known, even if a client hides the invalid
