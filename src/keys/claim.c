@@ -326,7 +326,7 @@ ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored)
 
 /*
  * FingerprintFromArgs returns the fingerprint that argument 6 passes, or computes
- * that of the request in argument 2; NULL without either.  Throws IK400 for both,
+ * that of the request in argument 2; NULL without either.  Throws 22023 for both,
  * or for a fingerprint that is not a digest.
  */
 static bytea *
@@ -338,14 +338,14 @@ FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name)
 	if (PG_ARGISNULL(6))
 		return PG_ARGISNULL(2) ? NULL : FingerprintOfDocument(PG_GETARG_TEXT_PP(2));
 	if (!PG_ARGISNULL(2))
-		ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						errmsg("request and fingerprint are both given"), DetailName(name),
 						errhint("Pass the request, or a fingerprint that you computed from it.")));
 
 	fingerprint = PG_GETARG_BYTEA_PP(6);
 	bytes = VARSIZE_ANY_EXHDR(fingerprint);
 	if (bytes < 16 || bytes > 64)
-		ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						errmsg("fingerprint has %d bytes", bytes), DetailName(name),
 						errhint("Pass a cryptographic digest of 16 to 64 bytes, such as "
 								"idempotency.fingerprint() returns.")));
