@@ -34,9 +34,11 @@ from django.http import HttpResponse
 # SQLSTATEs of errors after which the same request can succeed.
 TRANSIENT = re.compile(r"08|40|53|55P03|57|58|25006|IK409|IK410")
 
-CLAIM = """SELECT outcome::text, status, headers::text, response::text, idempotency.problem(op)::text
+CLAIM = """SELECT outcome::text, status, headers::text, response::text, idempotency.problem(op)::text,
+        idempotency.problem_headers(op)::text
     FROM idempotency.try_claim(scope => %s, key => {}, fingerprint => idempotency.fingerprint(%s, %s, %s),
         wait => %s, retention => %s) AS op"""
+BAD_KEY = "SELECT 400, idempotency.problem_headers('IK400')::text, idempotency.problem('IK400')::text"
 FINISH = "SELECT idempotency.{}(scope => %s, key => {}, response => %s, status => %s, headers => %s)"
 
 
@@ -53,12 +55,15 @@ def problem(status, detail, headers=None):
     return HttpResponse(json.dumps(body), "application/problem+json", status, headers=headers)
 
 
-def problem_of(error):
+def problem_of(error, using):
     """Returns the answer to an error of the database, or None if the error is a bug."""
     cause = error.__cause__
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     if state == "IK400":
-        return problem(400, f"The header Idempotency-Key is missing or malformed. {cause.diag.message_detail or ''}".strip())
+        # A missing or malformed header: the answer links to idempotency.documentation.
+        with connections[using].cursor() as cursor:
+            cursor.execute(BAD_KEY)
+            return stored(*cursor.fetchone())
     if state == "22P02":
         return problem(400, "The body is not JSON.")
     if TRANSIENT.match(state or "") or state is None and isinstance(error, (InterfaceError, OperationalError)):
@@ -79,10 +84,9 @@ def run(cursor, view, request, arguments, scope, key, header, wait, retention, u
     """Claims, runs the view and completes, in the open transaction; returns the response, or raises Undo."""
     body = request.body.decode(errors="surrogateescape") or None
     cursor.execute(CLAIM.format(key), (scope, header, request.method, request.get_full_path(), body, wait, retention))
-    outcome, status, headers, text, refusal = cursor.fetchone()
+    outcome, status, headers, text, refusal, refusal_headers = cursor.fetchone()
     if refusal is not None:
-        status = json.loads(refusal)["status"]
-        return HttpResponse(refusal, "application/problem+json", status, headers={"Retry-After": "1"} if status == 409 else None)
+        return stored(json.loads(refusal)["status"], refusal_headers, refusal)
     if outcome == "replayed":
         return stored(status, headers, text)
     try:
@@ -115,7 +119,7 @@ def idempotent(scope="http", lenient=False, wait=timedelta(0), retention=None, u
             except Undo as undo:
                 return undo.response
             except Error as error:
-                response = problem_of(error)
+                response = problem_of(error, using)
                 if response is None:
                     raise
                 return response

@@ -30,7 +30,8 @@ const { STATUS_CODES } = require("http");
 // Errors after which the same request can succeed.
 const transient = /^(08|40|53|55P03|57|58|25006|IK409|IK410|E[A-Z]+$)/;
 
-const CLAIM = (key) => `SELECT outcome, status, headers::text, response::text, idempotency.problem(op)::text AS problem
+const CLAIM = (key) => `SELECT outcome, status, headers::text, response::text, idempotency.problem(op)::text AS problem,
+		idempotency.problem(op) -> 'status' AS refused, idempotency.problem_headers(op) AS problem_headers
 	FROM idempotency.try_claim(scope => $1, key => ${key}, fingerprint => idempotency.fingerprint($3, $4, $5),
 		wait => $6, retention => $7) AS op`;
 
@@ -42,10 +43,17 @@ function problem(status, detail, headers = {}) {
 
 const unavailable = () => problem(503, "Try again with the same key.", { "Retry-After": "1" });
 
+// badKey is the answer to a missing or malformed header. It links to idempotency.documentation.
+async function badKey(client) {
+	const { rows: [answer] } = await client.query("SELECT idempotency.problem_headers($1) AS headers, idempotency.problem($1)::text AS body",
+		["IK400"]);
+	return { status: 400, ...answer };
+}
+
 // problemOf returns the answer to an error, or undefined if the error is a bug.
-function problemOf(error) {
+async function problemOf(error, client) {
 	if (error.code === "IK400")
-		return problem(400, `The header Idempotency-Key is missing or malformed. ${error.detail ?? ""}`.trim());
+		return badKey(client);
 	if (error.code === "22P02")
 		return problem(400, "The body is not JSON.");
 	if (transient.test(error.code) || /Connection terminated|timeout/.test(error.message))
@@ -77,9 +85,7 @@ async function run(client, options, handler, request) {
 	const operation = await claim(client, options, request);
 	if (operation.problem !== null) {
 		await client.query("ROLLBACK");
-		const { status } = JSON.parse(operation.problem);
-		const headers = { "Content-Type": "application/problem+json", ...(status === 409 && { "Retry-After": "1" }) };
-		return { status, headers, body: operation.problem };
+		return { status: operation.refused, headers: operation.problem_headers, body: operation.problem };
 	}
 	if (operation.outcome === "replayed") {
 		await client.query("COMMIT");
@@ -112,7 +118,7 @@ function idempotent(options, handler) {
 			answer = await run(client, options, handler, request);
 		} catch (error) {
 			await client?.query("ROLLBACK").catch(() => { broken = true; });
-			answer = problemOf(error);
+			answer = await problemOf(error, client);
 			if (!answer)
 				return next(error);
 		} finally {

@@ -37,9 +37,11 @@ from starlette.responses import JSONResponse, Response
 # SQLSTATEs of errors after which the same request can succeed.
 TRANSIENT = re.compile(r"08|40|53|55P03|57|58|25006|IK409|IK410")
 
-CLAIM = """SELECT outcome::text, status, headers::text, response::text, idempotency.problem(op)::text
+CLAIM = """SELECT outcome::text, status, headers::text, response::text, idempotency.problem(op)::text,
+        idempotency.problem_headers(op)::text
     FROM idempotency.try_claim(scope => %s, key => {}, fingerprint => idempotency.fingerprint(%s, %s, %s),
         wait => %s, retention => %s) AS op"""
+BAD_KEY = "SELECT 400, idempotency.problem_headers('IK400')::text, idempotency.problem('IK400')::text"
 FINISH = "SELECT idempotency.{}(scope => %s, key => {}, response => %s, status => %s, headers => %s)"
 
 
@@ -58,8 +60,6 @@ def problem(status, detail, headers=None):
 
 def problem_of(error):
     """Returns the answer to an error of the database, or None if the error is a bug."""
-    if error.sqlstate == "IK400":
-        return problem(400, f"The header Idempotency-Key is missing or malformed. {error.diag.message_detail or ''}".strip())
     if error.sqlstate == "22P02":
         return problem(400, "The body is not JSON.")
     if TRANSIENT.match(error.sqlstate or "") or error.sqlstate is None and isinstance(error, psycopg.OperationalError):
@@ -77,10 +77,9 @@ async def run(connection, handler, request, scope, key, header, wait, retention)
     body = (await request.body()).decode(errors="surrogateescape") or None
     path = request.url.path + ("?" + request.url.query if request.url.query else "")
     found = await connection.execute(CLAIM.format(key), (scope, header, request.method, path, body, wait, retention))
-    outcome, status, headers, text, refusal = await found.fetchone()
+    outcome, status, headers, text, refusal, refusal_headers = await found.fetchone()
     if refusal is not None:
-        status = json.loads(refusal)["status"]
-        return Response(refusal, status, {"Retry-After": "1"} if status == 409 else None, "application/problem+json")
+        return stored(json.loads(refusal)["status"], refusal_headers, refusal)
     if outcome == "replayed":
         return stored(status, headers, text)
     try:
@@ -112,8 +111,15 @@ def idempotent(connect, scope="http", lenient=False, wait=timedelta(0), retentio
             key = "%s" if lenient and re.fullmatch(r"[\w.:+/=-]+", header or "", re.ASCII) else "idempotency.parse_header(%s)"
             boundary = scope(request) if callable(scope) else scope
             try:
-                async with connect() as connection, connection.transaction():
-                    return await run(connection, handler, request, boundary, key, header, wait, retention)
+                async with connect() as connection:
+                    try:
+                        async with connection.transaction():
+                            return await run(connection, handler, request, boundary, key, header, wait, retention)
+                    except psycopg.Error as error:
+                        if error.sqlstate != "IK400":
+                            raise
+                        # A missing or malformed header: the answer links to idempotency.documentation.
+                        return stored(*await (await connection.execute(BAD_KEY)).fetchone())
             except Undo as undo:
                 return undo.response
             except psycopg.Error as error:
