@@ -12,6 +12,7 @@ use warnings FATAL => 'all';
 use Exporter 'import';
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use PsqlTest;
 use Test::More;
 use Time::HiRes qw(usleep);
 
@@ -25,6 +26,10 @@ if ($ENV{IDEMPOTENCY_STOP_AT_FAILURE})
 	require Test2::API;
 	Test2::API::test2_stack()->top->listen(sub { BAIL_OUT($_[1]->summary) if $_[1]->isa('Test2::Event::Ok') && $_[1]->causes_fail });
 }
+
+# Settings of all servers. Cluster.pm gives a cluster for replication 1 MB of shared
+# buffers, so that each process reads the catalogs from files.
+my $settings = "autovacuum = off\njit = off\nshared_buffers = 32MB\n";
 
 # Verbose errors contain the SQLSTATE that error_is() compares.
 my @verbose = ('-v', 'VERBOSITY=verbose');
@@ -45,7 +50,7 @@ sub new_node
 	my $node = PostgreSQL::Test::Cluster->new($name, %{ $opt{new} // {} });
 
 	$node->init(extra => [ '--encoding=UTF8', '--locale=C' ], %{ $opt{init} // {} });
-	$node->append_conf('postgresql.conf', "autovacuum = off\n" . ($opt{conf} // ''));
+	$node->append_conf('postgresql.conf', $settings . ($opt{conf} // ''));
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 	return $node;
