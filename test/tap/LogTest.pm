@@ -72,12 +72,15 @@ sub wait_for_reapers
 	$at //= $node;
 	my $oid = $at->safe_psql($dbname // 'postgres', 'SELECT oid FROM pg_database WHERE datname = current_database()');
 	my $from = -s $at->logfile;
-	my $sent = 0;
-	foreach (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
+	my ($read, $sent) = ($from, 0);
+	foreach (1 .. 50 * $PostgreSQL::Test::Utils::timeout_default)
 	{
-		$sent = reaper_starts($at, $oid, $from);
+		# Only what is new, up to the end of a line.
+		my $new = slurp_file($at->logfile, $read) =~ s/[^\n]*\z//r;
+		$read += length $new;
+		$sent += () = $new =~ /starting background worker process "idempotency reaper for database $oid"/g;
 		return $from if $sent > $count;
-		usleep(10_000);
+		usleep(20_000);
 	}
 	die "$sent reapers instead of $count";
 }

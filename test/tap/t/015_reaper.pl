@@ -142,7 +142,7 @@ SELECT count(*) FROM idempotency.once_many('batch', array(SELECT 'k' || random()
 INSERT INTO seen SELECT k FROM idempotency.once_many('lasting', array(
 	SELECT (extract(epoch FROM clock_timestamp()) * 1000 + i)::int8::text FROM generate_series(1, 10) AS i)) AS k;
 SQL
-$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '8', '-T', soak(4, 10), '--max-tries=1000',
+$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '8', '-t', soak(300, 2000), '--max-tries=1000',
 		'-f', "$dir/lasting.sql\@4", '-f', "$dir/brief.sql\@6", '-f', "$dir/leased.sql\@4", '-f', "$dir/batches.sql\@3",
 		$node->connstr('postgres') ],
 	0, [qr/number of failed transactions: 0/], [qr/^(?!.*error)/s], 'clients and reaper do not block each other');
@@ -169,7 +169,7 @@ is_quiet('under load');
 # Each round inserts as many new rows as the last round deleted.
 $node->safe_psql('postgres', q{DELETE FROM idempotency.key WHERE scope <> 'live'; VACUUM FULL idempotency.key});
 my @sizes;
-foreach my $round (1 .. 12)
+foreach my $round (1 .. soak(6, 12))
 {
 	expire_keys($node, 20_000, "round $round ");
 	$node->poll_query_until('postgres', q{SELECT count(*) = 7 FROM idempotency.key}) or die "round $round is not deleted";
@@ -331,11 +331,12 @@ foreach my $change ([ $swallow, 'INSERT', '55000' ], [ $swallow, 'UPDATE', '5500
 
 # backlog expires many rows, and returns once the reaper has started to delete them.
 my $backlog = 0;
+my $rows = soak(100_000, 200_000);
 sub backlog
 {
 	change_settings($node, 'idempotency.reaper_naptime' => '0');
 	$backlog++;
-	foreach my $part (1 .. 4) { expire_keys($node, 50_000, "backlog $backlog $part ") }
+	foreach my $part (1 .. $rows / 50_000) { expire_keys($node, 50_000, "backlog $backlog $part ") }
 	$before = (split /\|/, reaped())[0];
 	change_settings($node, 'idempotency.reaper_naptime' => '100ms');
 	$node->poll_query_until('postgres', qq{SELECT rows_reaped > $before FROM idempotency.reaper})
@@ -368,12 +369,12 @@ $node->stop('immediate');
 without_reaper();
 $node->start;
 my ($removed, $left) = left($before);
-is($removed + $left, 200_000, "stopped after $removed rows: deleted and remaining rows add up");
+is($removed + $left, $rows, "stopped after $removed rows: deleted and remaining rows add up");
 cmp_ok($left, '>', 0, 'the stop interrupted the work');
 is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
 change_settings($node, 'idempotency.reaper_naptime' => '100ms');
 gone('the remaining rows are deleted after the restart');
-is((left($before))[0], 200_000, 'the counters match after the restart');
+is((left($before))[0], $rows, 'the counters match after the restart');
 is(($node->psql('postgres', q{SELECT bt_index_check('idempotency.key_pkey', true)}))[2], '', 'every row is in the index');
 
 # kill -9 of the worker, or of the next one if it has just exited: all backends restart.
@@ -383,7 +384,7 @@ do { $pid = $node->safe_psql('postgres', q{SELECT min(pid) FROM pg_stat_activity
 pass('kill -9 of the worker');
 wait_until_up($node);
 gone('the remaining rows are deleted after the crash');
-is((left($before))[0], 200_000, 'the counters match after the crash');
+is((left($before))[0], $rows, 'the counters match after the crash');
 is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
 
 # SIGTERM of the worker and of the launcher.
@@ -391,7 +392,7 @@ log_since();
 $before = backlog();
 $node->safe_psql('postgres', q{SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'});
 gone('another worker continues after a termination');
-is((left($before))[0], 200_000, 'the counters match after a termination');
+is((left($before))[0], $rows, 'the counters match after a termination');
 is_quiet('a terminated worker');
 my $launcher = worker_pid($node, 'idempotency launcher');
 $node->safe_psql('postgres', "SELECT pg_terminate_backend($launcher)");
@@ -406,7 +407,7 @@ unlike(log_since(), qr/(?:WARNING|ERROR|FATAL|PANIC):/, 'the log has no warning 
 $before = backlog();
 $node->safe_psql('postgres', q{SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE backend_type LIKE 'idempotency %'});
 gone('the worker continues after a cancel');
-is((left($before))[0], 200_000, 'the counters match after a cancel');
+is((left($before))[0], $rows, 'the counters match after a cancel');
 
 # A fast shutdown stops the worker during its work.
 $before = backlog();
@@ -416,7 +417,7 @@ unlike(log_since(), qr/(?:WARNING|ERROR|PANIC):|FATAL: .*idempotency/, 'a fast s
 without_reaper();
 $node->start;
 ($removed, $left) = left($before);
-is($removed + $left, 200_000, "fast shutdown after $removed rows: deleted and remaining rows add up");
+is($removed + $left, $rows, "fast shutdown after $removed rows: deleted and remaining rows add up");
 cmp_ok($left, '>', 0, 'the shutdown interrupted the work');
 
 $node->stop;

@@ -209,8 +209,8 @@ SELECT consume('beginning ' || :n, 5);
 SELECT consume('now ' || :n, 5);
 SQL
 $node->safe_psql('postgres', 'CREATE TABLE subscribed (subscription text PRIMARY KEY, at timestamptz NOT NULL)');
-$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '9', '-T', soak(5, 10), '--max-tries=1000',
-		'-f', "$dir/publish.sql\@400", '-f', "$dir/consume_fast.sql\@200", '-f', "$dir/consume_slow.sql\@200", '-f', "$dir/subscribe.sql\@1",
+$node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '9', '-t', soak(150, 1000), '--random-seed=1', '--max-tries=1000',
+		'-f', "$dir/publish.sql\@400", '-f', "$dir/consume_fast.sql\@200", '-f', "$dir/consume_slow.sql\@200", '-f', "$dir/subscribe.sql\@10",
 		$node->connstr('postgres') ],
 	0, [qr/number of failed transactions: 0/], [qr/^(?!.*error)/s], 'clients do not block each other');
 my @all = split /\n/, $node->safe_psql('postgres', 'SELECT subscription FROM idempotency.subscription ORDER BY 1');

@@ -321,7 +321,9 @@ foreach my $crash (sort keys %crashes)
 	}
 	push @clients, map { IPC::Run::start([ 'psql', '-XAtq', '-c', "CALL consume('load $_')", $node->connstr('postgres') ],
 			'>', \my $nothing, '2>', \my $ignored) } 'a', 'a', 'b';
-	$node->poll_query_until('postgres', q{SELECT count(*) >= } . soak(500, 1500) . q{ FROM effect}) or die 'no progress';
+	my $events = soak(500, 1500);
+	$node->poll_query_until('postgres', qq{SELECT (SELECT count(*) FROM effect) >= $events
+		AND (SELECT count(*) FROM idempotency.outbox WHERE aggregatetype = 'load') >= 800}) or die 'no progress';
 	my @pids = split /\n/, $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'
 		AND pid <> pg_backend_pid() ORDER BY pid LIMIT 1});
 	$crashes{$crash}->(@pids);
