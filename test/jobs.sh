@@ -16,9 +16,22 @@ remove_work() {
 	rm -rf "$work"
 }
 
+# choose_servers exports the directory of all servers: in memory if there is enough,
+# because the tests create and remove hundreds of thousands of small files.
+choose_servers() {
+	local memory
+	[ -z "${SERVERS:-}" ] || return 0
+	memory=$(awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo)
+	if [ "$memory" -ge 8000 ] && [ "$(df --output=avail -m /dev/shm | tail -n 1)" -ge 6000 ] &&
+		as_server test -w /dev/shm && ! grep -q '^[^ ]* /dev/shm [^ ]* [^ ]*noexec' /proc/mounts; then
+		export SERVERS=/dev/shm
+	fi
+}
+
 # make_work makes the directory of the run. The copy has the results of the build, which
 # some tests use.
 make_work() {
+	choose_servers
 	work=$(server_directory test)
 	end_with remove_work
 	as_server mkdir "$work"/{tree,templates,jobs}

@@ -65,10 +65,10 @@ as_server() {
 }
 
 # server_directory makes a directory that the server's user owns and no other user can
-# enter, and prints its name. It is in /tmp, whatever TMPDIR says: root's own TMPDIR can
-# be closed to the server, and the name of a socket must be short.
+# enter, and prints its name. It is in $SERVERS or /tmp, whatever TMPDIR says: root's own
+# TMPDIR can be closed to the server, and the name of a socket must be short.
 server_directory() {
-	as_server mktemp -d "/tmp/idempotency-$1.XXXXXX"
+	as_server mktemp -d "${SERVERS:-/tmp}/idempotency-$1.XXXXXX"
 }
 
 # ----------------------------------------------------------------
