@@ -113,7 +113,7 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h)
 # Targets for users; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo payments test soak torture fuzz matrix mutants sanitize bench dist package format check-format
+.PHONY: help demo payments test soak coverage torture fuzz matrix mutants sanitize bench dist package format check-format
 
 help: ## print this list
 	@echo 'all            build'
@@ -143,6 +143,10 @@ soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stre
 	@LANGUAGES=all ONLY="$(KINDS)" tools/prerequisites test
 	@tools/build
 	@test/soak/run
+
+coverage: ## run the tests with gcov: lines and branches by folder, functions that no test calls; ONLY=, TESTS=
+	@tools/prerequisites test
+	@test/coverage/run
 
 matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=
 	@tools/prerequisites matrix
