@@ -40,30 +40,32 @@ sub environment
 
 # script_of returns what the psql that stays must read for a call: the connection string
 # and the script; and the status of the call if its last statement fails. Returns nothing
-# for a call with commands of psql or data on stdin, which can leave something behind, with
-# options or streams that Cluster.pm does not use, or with a name that \connect changes.
+# for a call with commands of psql other than \echo, or data on stdin, which can leave
+# something behind; with options or streams that Cluster.pm does not use; or with a name
+# that \connect changes.
 sub script_of
 {
 	my ($command, @streams) = @_;
 	return unless ref $command eq 'ARRAY' && @streams == 6 && "@streams[0, 2, 4]" eq '< > 2>' && 3 == grep { ref eq 'SCALAR' } @streams;
 	my ($psql, $format, $d, $connection, $f, $stdin, @options) = @$command;
 	my $sql = ${ $streams[1] };
-	my ($stops, $verbosity) = (0, 'default');
+	my %set = (ON_ERROR_STOP => 0, ON_ERROR_ROLLBACK => 'off', VERBOSITY => 'default');
 
 	return unless defined $stdin && "$format $d $f $stdin" eq '-XAtq -d -f -' && $psql =~ /psql$/;
-	return unless defined $sql && $sql !~ /\\|\bSTDIN\b/i && $connection !~ /["\\]/;
+	return unless defined $sql && $sql =~ s/^\\echo \w+$//gmr !~ /\\|\bSTDIN\b/i;
 	while (my ($option, $value) = splice @options, 0, 2)
 	{
 		if ($option =~ /^(?:-U|--username)$/ && $value =~ /^\w+$/) { $connection .= " user=$value" }
-		elsif ($option eq '-v' && $value eq 'ON_ERROR_STOP=1') { $stops = 1 }
-		elsif ($option eq '-v' && $value =~ /^VERBOSITY=(\w+)$/) { $verbosity = $1 }
+		elsif ($option eq '-d') { $connection = $value }
+		elsif ($option eq '-v' && $value =~ /^(\w+)=(\w+)$/ && exists $set{$1}) { $set{$1} = $2 }
 		else { return }
 	}
 
 	# After a single statement, psql does not have to end at an error.
-	my $single = $sql !~ /;\s*\S/;
-	my $stop = $stops && !$single ? 1 : 0;
-	return ($connection, "\\set ON_ERROR_STOP $stop\n\\set VERBOSITY $verbosity\n$sql\n;\n", $single && $stops ? 3 << 8 : 0);
+	my $failed = 0;
+	($failed, $set{ON_ERROR_STOP}) = (3 << 8, 0) if $set{ON_ERROR_STOP} && $sql !~ /;\s*\S|\\/;
+	return ($connection, join('', map { "\\set $_ $set{$_}\n" } sort keys %set) . "$sql\n;\n", $failed) unless $connection =~ /["\\]/;
+	return;
 }
 
 # reads makes psql read lines and then print a mark, and returns what psql has printed

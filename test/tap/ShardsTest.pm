@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use File::Basename;
+use IdempotencyTest qw(soak);
 use IPC::Run;
 use POSIX ();
 use PostgreSQL::Test::Cluster;
@@ -55,7 +56,7 @@ sub make_server
 
 	# Cluster.pm disables restart_after_crash and enables log_statement.
 	$node->init(extra => [ '--encoding=UTF8', '--locale=C', '--no-sync' ]);
-	$node->append_conf('postgresql.conf', "restart_after_crash = on\nlog_statement = none\n$conf");
+	$node->append_conf('postgresql.conf', "restart_after_crash = on\nlog_statement = none\nautovacuum = off\njit = off\n$conf");
 	$node->start;
 	foreach my $block (blocks($title))
 	{
@@ -107,7 +108,7 @@ sub start_client
 		print $log map { "$_|$answers{$_}\n" } sort keys %answers;
 		push @answered, grep { $answers{"$_->[0]|$_->[1]"} } @open;
 		@open = grep { !$answers{"$_->[0]|$_->[1]"} } @open;
-		usleep(@open ? 50_000 : 10_000);
+		usleep(soak(100_000, @open ? 50_000 : 10_000)); # each call of psql is expensive
 	}
 	POSIX::_exit(0);
 }

@@ -24,8 +24,8 @@ sub session
 	my $connstr = $node->connstr($opt{dbname} // 'postgres');
 	$connstr .= " options='$opt{options}'" if defined $opt{options};
 	my (undef, $out, $err) = eval {
-		$node->psql('postgres', "\\set ON_ERROR_ROLLBACK on\n$sql", on_error_stop => 0,
-			extra_params => [ '-d', $connstr, '-U', $opt{role} // 'tenant' ]);
+		$node->psql('postgres', $sql, on_error_stop => 0,
+			extra_params => [ '-d', $connstr, '-U', $opt{role} // 'tenant', '-v', 'ON_ERROR_ROLLBACK=on' ]);
 	};
 
 	# The connection of a rejected role can be closed before psql has sent anything.
