@@ -12,7 +12,7 @@ use warnings FATAL => 'all';
 use Exporter 'import';
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
-use PsqlTest;
+use PollTest;
 use Test::More;
 use Time::HiRes qw(usleep);
 
