@@ -90,11 +90,18 @@ CREATE TYPE idempotency.identifier (
 );
 COMMENT ON TYPE idempotency.identifier IS 'a scope or a key: text, uuid, an integer or an untyped literal';
 
+-- The function of the server that removes the padding, under the result type of the cast:
+-- pg_upgrade restores casts in the order of their names, and text(bpchar) fits only after
+-- the cast from text.
+CREATE FUNCTION idempotency_internal.identifier(pg_catalog.bpchar) RETURNS idempotency.identifier
+	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'rtrim1';
+COMMENT ON FUNCTION idempotency_internal.identifier(pg_catalog.bpchar) IS 'cast';
+
 -- Not from numeric: 25 and 25.00 are one number and two texts.
 CREATE CAST (pg_catalog.text AS idempotency.identifier) WITHOUT FUNCTION AS IMPLICIT;
 CREATE CAST (pg_catalog.varchar AS idempotency.identifier) WITHOUT FUNCTION AS IMPLICIT;
-CREATE CAST (pg_catalog.bpchar AS idempotency.identifier) WITH FUNCTION pg_catalog.text(pg_catalog.bpchar) AS IMPLICIT;
-CREATE CAST (pg_catalog.name AS idempotency.identifier) WITH FUNCTION pg_catalog.text(pg_catalog.name) AS IMPLICIT;
+CREATE CAST (pg_catalog.bpchar AS idempotency.identifier) WITH FUNCTION idempotency_internal.identifier(pg_catalog.bpchar) AS IMPLICIT;
+CREATE CAST (pg_catalog.name AS idempotency.identifier) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.uuid AS idempotency.identifier) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.int2 AS idempotency.identifier) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.int4 AS idempotency.identifier) WITH INOUT AS IMPLICIT;
@@ -1233,7 +1240,8 @@ AS $$
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.outcome,
 			idempotency.operation, idempotency.abandoned',
 		'EXECUTE ON FUNCTION
-			idempotency_internal.identifier_in, idempotency_internal.document(jsonb),
+			idempotency_internal.identifier_in, idempotency_internal.identifier,
+			idempotency_internal.document(jsonb),
 			idempotency_internal.document_in, idempotency_internal.document_out,
 			idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 			idempotency.release, idempotency.renew, idempotency.checkpoint,
@@ -1259,7 +1267,8 @@ AS $$
 		'EXECUTE ON FUNCTION
 			idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
 			idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
-			idempotency.once, idempotency.once_many, idempotency_internal.identifier_in')
+			idempotency.once, idempotency.once_many,
+			idempotency_internal.identifier_in, idempotency_internal.identifier')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
 	'let a role subscribe to events and read them';
@@ -1274,7 +1283,7 @@ AS $$
 		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
 			idempotency.subscriptions, idempotency.dead_letters',
 		'EXECUTE ON FUNCTION
-			idempotency_internal.identifier_in,
+			idempotency_internal.identifier_in, idempotency_internal.identifier,
 			idempotency_internal.keytext_in, idempotency_internal.keytext_out,
 			idempotency_internal.keytext_lt, idempotency_internal.keytext_le,
 			idempotency_internal.keytext_eq, idempotency_internal.keytext_ne,

@@ -132,6 +132,7 @@ SELECT set_eq(
 		('document_send(idempotency.document)', 'bytea', 'internal', 'immutable', 'safe', true),
 
 		-- the I/O functions of the type identifier
+		('identifier(character)', 'idempotency.identifier', 'internal', 'immutable', 'safe', true),
 		('identifier_in(cstring)', 'idempotency.identifier', 'internal', 'immutable', 'safe', true),
 		('identifier_out(idempotency.identifier)', 'cstring', 'internal', 'immutable', 'safe', true),
 		('identifier_recv(internal)', 'idempotency.identifier', 'internal', 'immutable', 'safe', true),

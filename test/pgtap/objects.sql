@@ -542,7 +542,7 @@ SELECT set_eq(
 		('text', 'idempotency.identifier', 'i', 'b'),
 		('character varying', 'idempotency.identifier', 'i', 'b'),
 		('character', 'idempotency.identifier', 'i', 'f'),
-		('name', 'idempotency.identifier', 'i', 'f'),
+		('name', 'idempotency.identifier', 'i', 'i'),
 		('uuid', 'idempotency.identifier', 'i', 'i'),
 		('smallint', 'idempotency.identifier', 'i', 'i'),
 		('integer', 'idempotency.identifier', 'i', 'i'),

@@ -343,9 +343,10 @@ $node->stop;
 
 my $bindir = $node->config_data('--bindir');
 chdir $dir;
-command_ok([ 'pg_upgrade', '--no-sync', '--old-datadir', $node->data_dir, '--new-datadir', $upgraded->data_dir,
+ok(run_log([ 'pg_upgrade', '--no-sync', '--old-datadir', $node->data_dir, '--new-datadir', $upgraded->data_dir,
 	'--old-bindir', $bindir, '--new-bindir', $bindir, '--socketdir', $upgraded->host,
-	'--old-port', $node->port, '--new-port', $upgraded->port ], 'pg_upgrade succeeds');
+	'--old-port', $node->port, '--new-port', $upgraded->port ]), 'pg_upgrade succeeds')
+  or diag(map { "$_:\n" . slurp_file($_) } glob($upgraded->data_dir . '/pg_upgrade_output.d/*/log/pg_upgrade_dump_*.log'));
 $upgraded->start;
 $before = $later;
 restored($upgraded, 'postgres', 'upgraded', max => 3, lived => \%later);
