@@ -4,6 +4,8 @@
 # every session of that role. It applies in every function that takes a scope, and the
 # role cannot lift it. This holds whether the library is preloaded or loaded by the
 # first call, after the role has changed settings.
+#
+# The script takes 20 seconds, because each of 650 attempts needs its own session.
 
 use strict;
 use warnings FATAL => 'all';

@@ -8,6 +8,9 @@
 # subscription passed them, events after a sequence gap, parked events, and events of an
 # unacknowledged batch. Uncommitted events are never delivered, and block no other
 # event.
+#
+# The script takes half a minute, because it restores into seven clusters, one of them by
+# pg_upgrade.
 
 use strict;
 use warnings FATAL => 'all';

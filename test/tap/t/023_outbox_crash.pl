@@ -7,6 +7,9 @@
 # that a session was shown is repeated. Events of a prepared transaction are held back
 # across crashes until it ends, and no other events. Last, publishing and consuming
 # clients are interrupted: each acknowledged publish has its effect.
+#
+# The script takes half a minute, because the server recovers from each kind of crash in
+# each state of a batch.
 
 use strict;
 use warnings FATAL => 'all';

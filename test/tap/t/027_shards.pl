@@ -6,6 +6,9 @@
 # events, while their clients retry. Afterwards each operation has had its effect once,
 # on one shard. All responses to a key are equal, tokens have only grown, and every
 # event was booked once and in order.
+#
+# The script takes a minute, because five servers recover from a dozen crashes, and each
+# time clients must make progress.
 
 use strict;
 use warnings FATAL => 'all';

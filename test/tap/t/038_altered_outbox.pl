@@ -5,6 +5,8 @@
 # table that is written by SQL and has rules, or triggers before the write of a row.
 # Triggers after the write run with restricted privileges. Other alterations do no harm.
 # After a repair everything continues.
+#
+# The script takes 15 seconds, because it makes 600 sessions, three for each alteration.
 
 use strict;
 use warnings FATAL => 'all';
