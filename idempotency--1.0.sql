@@ -257,19 +257,25 @@ COMMENT ON COLUMN idempotency.operation.retry_after IS 'time until the owner''s 
 COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored response expires; NULL: never';
 COMMENT ON COLUMN idempotency.operation.fingerprint IS 'fingerprint of the stored request, from peek(); NULL: there is none';
 
--- The result of claim_abandoned().  The composite is the first field for the same reason
--- as the enum in the type above.
+-- The result of claim_abandoned().  The token is the first field for the same reason as the
+-- enum in the type above.
 CREATE TYPE idempotency.abandoned AS (
-	operation idempotency.operation,
+	token bigint,
 	scope text,
 	key text,
-	request json
+	request json,
+	attempt integer,
+	recovery_point text,
+	state json
 );
 COMMENT ON TYPE idempotency.abandoned IS 'an abandoned operation that was taken over';
+COMMENT ON COLUMN idempotency.abandoned.token IS 'the fencing token of the new lease';
 COMMENT ON COLUMN idempotency.abandoned.scope IS 'the scope of the operation';
 COMMENT ON COLUMN idempotency.abandoned.key IS 'the key of the operation';
 COMMENT ON COLUMN idempotency.abandoned.request IS 'the request of the first claim that passed one';
-COMMENT ON COLUMN idempotency.abandoned.operation IS 'the result of the takeover, as claim() returns it';
+COMMENT ON COLUMN idempotency.abandoned.attempt IS 'number of owners that the operation has had';
+COMMENT ON COLUMN idempotency.abandoned.recovery_point IS 'the last checkpoint of the previous owner';
+COMMENT ON COLUMN idempotency.abandoned.state IS 'the state stored with that checkpoint';
 
 -- ---------------------------------------------------------------------------
 -- Helper functions

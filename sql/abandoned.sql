@@ -42,19 +42,16 @@ $$;
 -- Which operations a call takes
 --
 
--- A call takes the oldest leases first, one by default, and returns each as claim()
--- would.
+-- A call takes the oldest leases first, one by default.
 SELECT pg_temp.abandon('abandoned', 'first', 1, ' {"amount":  100, "b": 1.50, "b": [ ]}') AS own \gset
 SELECT idempotency.checkpoint('abandoned', 'first', :own, 'charged', '{"charge":  7}');
 SELECT pg_temp.abandon('abandoned', 'second', 3) > 0 AS abandoned;
 SELECT pg_temp.abandon('abandoned', 'third', 2) > 0 AS abandoned;
-SELECT scope, key, '[' || request::text || ']' AS request, (operation).outcome, (operation).replayed, (operation).token > :own AS grown,
-		(operation).attempt, (operation).recovery_point, (operation).state, (operation).status, (operation).response,
-		(operation).failed, (operation).retry_after, (operation).expires_at
+SELECT scope, key, '[' || request::text || ']' AS request, token > :own AS grown, attempt, recovery_point, state
 	FROM idempotency.claim_abandoned('abandoned', '1 min');
 SELECT key, state FROM idempotency.keys WHERE scope = 'abandoned' ORDER BY key;
 -- The taken operation has a running lease, so the next call takes the next operation.
-SELECT key, request, (operation).attempt, (operation).recovery_point FROM idempotency.claim_abandoned('abandoned', '1 min', 1);
+SELECT key, request, attempt, recovery_point FROM idempotency.claim_abandoned('abandoned', '1 min', 1);
 -- After the last operation, calls return nothing, whatever max is.
 SELECT key FROM idempotency.claim_abandoned('abandoned', '1 min', 2147483647);
 SELECT * FROM idempotency.claim_abandoned('abandoned', '1 min', 100);
@@ -63,7 +60,7 @@ SELECT * FROM idempotency.claim_abandoned('nothing of the kind', '1 min', 100);
 -- Operations that were taken over before and those that were not are ordered by lease.
 -- An operation that fails repeatedly therefore blocks no other operation.
 UPDATE idempotency.key SET leased_until = now() - interval '1 s' - (now() - created_at) WHERE scope = 'abandoned';
-SELECT key, (operation).attempt FROM idempotency.claim_abandoned('abandoned', '1 min', 10);
+SELECT key, attempt FROM idempotency.claim_abandoned('abandoned', '1 min', 10);
 SELECT idempotency.forget('abandoned', key) FROM idempotency.key WHERE scope = 'abandoned' \g /dev/null
 
 -- A call skips operations that still run, have an outcome, are inbox records, count as
@@ -103,14 +100,14 @@ SELECT token AS own FROM idempotency.claim('abandoned', 'released', '{"amount": 
 SELECT idempotency.checkpoint('abandoned', 'released', :own, 'charged', '{"charge": 7}'), idempotency.release('abandoned', 'released', :own);
 SELECT outcome FROM idempotency.claim('abandoned', 'set back', lease => '1 hour');
 SELECT pg_temp.age_lease('abandoned', 'set back', '-2 hours');
-SELECT key, request, (operation).attempt, (operation).recovery_point, (operation).state
+SELECT key, request, attempt, recovery_point, state
 	FROM idempotency.claim_abandoned('abandoned', '1 min', 100);
 
 -- With 200 available, a call returns exactly as many as max allows.
 SELECT count(pg_temp.abandon('many', 'k' || n, n, to_json(n))) FROM generate_series(1, 23) AS n;
 SELECT count(pg_temp.abandon('many', 'l' || n, 1, to_json(n))) FROM generate_series(1, 227) AS n;
-SELECT count(*), count(DISTINCT key), count(DISTINCT (operation).token), min((operation).attempt), max((operation).attempt),
-		bool_and(request::text = substr(key, 2)) AS own_requests, array_agg(key ORDER BY (operation).token) FILTER (WHERE key LIKE 'k%') AS oldest
+SELECT count(*), count(DISTINCT key), count(DISTINCT token), min(attempt), max(attempt),
+		bool_and(request::text = substr(key, 2)) AS own_requests, array_agg(key ORDER BY token) FILTER (WHERE key LIKE 'k%') AS oldest
 	FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT count(*) FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT state, count(*) FROM idempotency.keys WHERE scope = 'many' GROUP BY state;
@@ -128,7 +125,7 @@ SELECT state, count(*) FROM idempotency.keys WHERE scope = 'limit' GROUP BY stat
 SELECT pg_temp.abandon('becomes', 'kept', 2, '{"amount": 1}', '3 hours') AS stale \gset
 BEGIN;
 SET LOCAL idempotency.retention = '7d';
-SELECT (operation).token AS own FROM idempotency.claim_abandoned('becomes', '10 min') \gset
+SELECT token AS own FROM idempotency.claim_abandoned('becomes', '10 min') \gset
 COMMIT;
 SELECT leased_until - leased_at AS lease, leased_at > now() - interval '1 min' AS from_now_on, retention,
 		expires_at = leased_until + interval '3 hours' AS kept, created_at < now() - interval '1 hour' AS first_claim
@@ -146,7 +143,7 @@ SELECT outcome, response, expires_at BETWEEN now() + interval '179 min' AND now(
 SELECT outcome FROM idempotency.try_claim('becomes', 'kept', '{"amount": 2}');
 -- An infinite retention stays infinite.
 SELECT pg_temp.abandon('becomes', 'for ever', 2, NULL, '-1 second') > 0 AS abandoned;
-SELECT (operation).token AS own FROM idempotency.claim_abandoned('becomes', '1 min') \gset
+SELECT token AS own FROM idempotency.claim_abandoned('becomes', '1 min') \gset
 SELECT retention, expires_at FROM idempotency.key WHERE scope = 'becomes' AND key = 'for ever';
 SELECT idempotency.complete('becomes', 'for ever', token => :own);
 SELECT outcome, expires_at FROM idempotency.claim('becomes', 'for ever');
@@ -164,10 +161,10 @@ SELECT key, state FROM idempotency.keys WHERE scope = 'becomes' ORDER BY key;
 SELECT pg_temp.abandon('becomes', 'c', 1) AS stale \gset
 BEGIN;
 SAVEPOINT before;
-SELECT key, (operation).attempt FROM idempotency.claim_abandoned('becomes', '1 min');
+SELECT key, attempt FROM idempotency.claim_abandoned('becomes', '1 min');
 ROLLBACK TO before;
 SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
-SELECT key, (operation).attempt FROM idempotency.claim_abandoned('becomes', '1 min');
+SELECT key, attempt FROM idempotency.claim_abandoned('becomes', '1 min');
 ROLLBACK;
 SELECT token = :stale AS untouched, attempt FROM idempotency.key WHERE scope = 'becomes' AND key = 'c';
 SELECT idempotency.complete('becomes', 'c', '"by the former owner"', token => :stale);
@@ -247,7 +244,7 @@ ALTER TYPE idempotency.abandoned ALTER ATTRIBUTE key TYPE bigint;
 SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
 ROLLBACK;
 BEGIN;
-ALTER TYPE idempotency.abandoned DROP ATTRIBUTE operation;
+ALTER TYPE idempotency.abandoned DROP ATTRIBUTE state;
 SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
 ROLLBACK;
 

@@ -62,7 +62,7 @@ SELECT idempotency.renew(1, 5, :token, '1 min') > now() AS renewed;
 SELECT idempotency.checkpoint(1, 5, :token, 'charged');
 SELECT idempotency.release(1, 5, :token);
 COMMIT;
-SELECT scope, key, recovery_point FROM idempotency.claim_abandoned(1, '1 min'), LATERAL (SELECT (operation).recovery_point) AS o;
+SELECT scope, key, recovery_point FROM idempotency.claim_abandoned(1, '1 min');
 CREATE FUNCTION identifier_handler(json) RETURNS json LANGUAGE sql AS 'SELECT ''"handled"''::json';
 SELECT outcome, response FROM idempotency.run(1, 6, NULL, 'identifier_handler(json)');
 DROP FUNCTION identifier_handler;

@@ -64,7 +64,7 @@ BEGIN
 		PERFORM idempotency.renew('limits', name || ' leased', own, '1 microsecond');
 		PERFORM idempotency.checkpoint('limits', name || ' leased', own, 'begun', '{"b": 2}');
 		COMMIT;
-		SELECT (operation).token INTO own FROM idempotency.claim_abandoned('limits', '1 min');
+		SELECT token INTO own FROM idempotency.claim_abandoned('limits', '1 min');
 		PERFORM idempotency.try_claim('limits', name || ' leased', lease => '1 min');
 		PERFORM idempotency.complete('limits', name || ' leased', '{"b": 2}', token => own);
 		COMMIT;

@@ -231,7 +231,7 @@ SELECT token FROM idempotency.claim('privileges', 'k3', '{}', lease => '1 min') 
 SELECT idempotency.renew('privileges', 'k3', :token, '2 min') > now() AS renewed;
 SELECT idempotency.checkpoint('privileges', 'k3', :token, 'charged', '{"charge": 1}');
 SELECT idempotency.release('privileges', 'k3', :token);
-SELECT key, (operation).recovery_point, (operation).token AS token FROM idempotency.claim_abandoned('privileges', '1 min') \gset
+SELECT key, recovery_point, token FROM idempotency.claim_abandoned('privileges', '1 min') \gset
 SELECT :'key' AS key, :'recovery_point' AS recovery_point, idempotency.complete('privileges', 'k3', '3', token => :token);
 -- A client's own table can have the guard and a column of the type.
 CREATE TABLE public.mine (id int, document idempotency.document, key text DEFAULT idempotency.current_key('privileges'));

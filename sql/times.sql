@@ -48,8 +48,8 @@ SELECT idempotency.complete('times', 'taken over 2');
 SELECT outcome FROM idempotency.claim('times', 'taken over 3', lease => '1 hour');
 SELECT idempotency.fail('times', 'taken over 3', NULL, 400);
 COMMIT;
-SELECT (operation).outcome, (operation).token FROM idempotency.claim_abandoned('times', '1 hour') WHERE key = 'taken over 4' \gset
-SELECT :'outcome' AS outcome, idempotency.complete('times', 'taken over 4', token => :token);
+SELECT token FROM idempotency.claim_abandoned('times', '1 hour') WHERE key = 'taken over 4' \gset
+SELECT idempotency.complete('times', 'taken over 4', token => :token);
 SELECT idempotency.once('times', 'taken over 5'), idempotency.once_many('times', '{taken over 6}');
 SELECT i, t.* FROM generate_series(1, 6) AS i, pg_temp.times('taken over ' || i) AS t ORDER BY i;
 

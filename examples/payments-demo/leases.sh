@@ -205,8 +205,8 @@ waiting_duplicate() {
 completer() {
 	local key customer amount token card_charge
 	psql -X -q -A -t -v ON_ERROR_STOP=1 -c "$(at_the_gate)" -c "
-		SELECT key, request ->> 'customer', request ->> 'amount', (operation).token,
-			(operation).state ->> 'card_charge'
+		SELECT key, request ->> 'customer', request ->> 'amount', token,
+			state ->> 'card_charge'
 		FROM idempotency.claim_abandoned('order.place', '30 s', 2)" >"$work/taken.$1"
 	while IFS='|' read -r key customer amount token card_charge; do
 		finish_order "$key" "$customer" "$amount" "$token" "$card_charge" >/dev/null

@@ -211,11 +211,11 @@ CREATE TYPE payments.order_lease AS (
 	item            text
 );
 
-CREATE FUNCTION payments.order_lease_of(p_scope text, p_key text, p_request json, op idempotency.operation)
+CREATE FUNCTION payments.order_lease_of(p_scope text, p_key text, p_request json, p_token bigint, p_state json)
 RETURNS payments.order_lease
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-	SELECT (p_scope, p_key, op.token, idempotency.derive_key(p_scope, p_key, 'charge'),
-		op.state ->> 'provider_charge', substr(p_scope, length('orders/') + 1),
+	SELECT (p_scope, p_key, p_token, idempotency.derive_key(p_scope, p_key, 'charge'),
+		p_state ->> 'provider_charge', substr(p_scope, length('orders/') + 1),
 		p_request ->> 'amount', p_request ->> 'currency', p_request ->> 'item')::payments.order_lease
 $$;
 
@@ -253,7 +253,7 @@ BEGIN
 	IF op.outcome = 'claimed' THEN
 		PERFORM idempotency.checkpoint(scope, key, op.token, 'charging');
 	END IF;
-	lease := payments.order_lease_of(scope, key, request, op);
+	lease := payments.order_lease_of(scope, key, request, op.token, op.state);
 END $$;
 
 -- The heartbeat.
@@ -323,7 +323,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 	SELECT l.*
 	FROM (SELECT name FROM payments.tenant ORDER BY random()) AS tenant,
 		idempotency.claim_abandoned('orders/' || tenant.name, lease => payments.lease_time()) AS a,
-		payments.order_lease_of(a.scope, a.key, a.request, a.operation) AS l
+		payments.order_lease_of(a.scope, a.key, a.request, a.token, a.state) AS l
 	LIMIT 10
 $$;
 

@@ -26,34 +26,44 @@ PG_FUNCTION_INFO_V1(idempotency_claim_abandoned);
 /* The columns of the result. */
 enum
 {
-	ABANDONED_OPERATION,
+	ABANDONED_TOKEN,
 	ABANDONED_SCOPE,
 	ABANDONED_KEY,
 	ABANDONED_REQUEST,
+	ABANDONED_ATTEMPT,
+	ABANDONED_RECOVERY_POINT,
+	ABANDONED_STATE,
 	ABANDONED_COLUMNS
 };
 
 static const Oid columnType[ABANDONED_COLUMNS] = {
-	[ABANDONED_SCOPE] = TEXTOID,
-	[ABANDONED_KEY] = TEXTOID,
-	[ABANDONED_REQUEST] = JSONOID,
+	[ABANDONED_TOKEN] = INT8OID,   [ABANDONED_SCOPE] = TEXTOID,
+	[ABANDONED_KEY] = TEXTOID,	   [ABANDONED_REQUEST] = JSONOID,
+	[ABANDONED_ATTEMPT] = INT4OID, [ABANDONED_RECOVERY_POINT] = TEXTOID,
+	[ABANDONED_STATE] = JSONOID,
 };
 
 /*
  * PutOperation adds an operation to the result.
  */
 static void
-PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const StoredOutcome *stored)
+PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const Lease *lease)
 {
-	Oid type = TupleDescAttr(rsinfo->setDesc, ABANDONED_OPERATION)->atttypid;
-	Datum values[ABANDONED_COLUMNS];
-	bool isnull[ABANDONED_COLUMNS] = {false};
+	Datum values[ABANDONED_COLUMNS] = {
+		[ABANDONED_TOKEN] = Int64GetDatum(lease->token),
+		[ABANDONED_SCOPE] = PointerGetDatum(name->scope),
+		[ABANDONED_KEY] = PointerGetDatum(name->key),
+		[ABANDONED_REQUEST] = PointerGetDatum(lease->request),
+		[ABANDONED_ATTEMPT] = Int32GetDatum(lease->attempt),
+		[ABANDONED_RECOVERY_POINT] = PointerGetDatum(lease->recoveryPoint),
+		[ABANDONED_STATE] = PointerGetDatum(lease->state),
+	};
+	bool isnull[ABANDONED_COLUMNS] = {
+		[ABANDONED_REQUEST] = lease->request == NULL,
+		[ABANDONED_RECOVERY_POINT] = lease->recoveryPoint == NULL,
+		[ABANDONED_STATE] = lease->state == NULL,
+	};
 
-	values[ABANDONED_SCOPE] = PointerGetDatum(name->scope);
-	values[ABANDONED_KEY] = PointerGetDatum(name->key);
-	values[ABANDONED_REQUEST] = PointerGetDatum(stored->lease.request);
-	isnull[ABANDONED_REQUEST] = stored->lease.request == NULL;
-	values[ABANDONED_OPERATION] = OperationDatum(type, OUTCOME_TAKEN_OVER, stored, NULL);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
 }
 
@@ -76,7 +86,7 @@ TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
 
 		if (ClaimAbandoned(&request, &stored))
 		{
-			PutOperation(rsinfo, &request.name, &stored);
+			PutOperation(rsinfo, &request.name, &stored.lease);
 			max--;
 		}
 		MemoryContextReset(each);

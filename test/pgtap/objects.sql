@@ -198,10 +198,13 @@ SELECT results_eq(
 		WHERE relname = 'abandoned' ORDER BY attnum
 	$$,
 	$$ VALUES
-		('operation', 'idempotency.operation'),
+		('token', 'bigint'),
 		('scope', 'text'),
 		('key', 'text'),
-		('request', 'json')
+		('request', 'json'),
+		('attempt', 'integer'),
+		('recovery_point', 'text'),
+		('state', 'json')
 	$$,
 	'the columns of abandoned, the result for completers');
 

@@ -149,9 +149,15 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	found idempotency.abandoned;
+	op idempotency.operation;
 BEGIN
 	FOR found IN SELECT * FROM idempotency.claim_abandoned('storm/charge', p_lease, p_max) LOOP
-		PERFORM storm.granted(found.key, p_worker, found.operation);
+		op.outcome := 'taken_over';
+		op.token := found.token;
+		op.attempt := found.attempt;
+		op.recovery_point := found.recovery_point;
+		op.state := found.state;
+		PERFORM storm.granted(found.key, p_worker, op);
 		RETURN NEXT found;
 	END LOOP;
 END

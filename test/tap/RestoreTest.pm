@@ -192,7 +192,7 @@ sub check_leases
 	cmp_ok($token, '>', $history->{token}, "$name: the new token is greater than all earlier tokens");
 	fails_with($node, "SELECT idempotency.complete('lease', 'abandoned', token => $history->{abandoned})", 'IK410',
 		"$name: the former owner is rejected", dbname => $dbname);
-	is( $sql->(q{SELECT key, request, (operation).recovery_point FROM idempotency.claim_abandoned('lease', '1 day', 10)}),
+	is( $sql->(q{SELECT key, request, recovery_point FROM idempotency.claim_abandoned('lease', '1 day', 10)}),
 		'released|{"amount" :  1}|begun', "$name: claim_abandoned returns a released operation");
 	return;
 }

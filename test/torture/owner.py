@@ -18,7 +18,7 @@ LEASE = 0.4  # seconds
 STALL = 1.6 * LEASE  # after which a stale owner checkpoints, renews or finishes
 TRY_CLAIM = ("SELECT outcome, token, recovery_point, state::text, concat_ws('|', status, headers, response) AS answer"
              " FROM idempotency.try_claim('lease', %s, %s, lease => '400 ms', wait => %s)")
-SWEEP = ("SELECT key, (operation).token, (operation).recovery_point, (operation).state::text"
+SWEEP = ("SELECT key, token, recovery_point, state::text"
          " FROM idempotency.claim_abandoned('lease', '400 ms', 2)")
 CHECKPOINT = "SELECT 1 FROM idempotency.checkpoint('lease', %s, %s, 'charged', %s)"
 RENEW = "SELECT renew FROM idempotency.renew('lease', %s, %s, '400 ms')"

@@ -204,7 +204,7 @@ sub leases_restored
 	cmp_ok($token, '>', $greatest, "$dbname: the new token is greater than all earlier tokens");
 	fails_with($node, "SELECT idempotency.complete('lease', 'abandoned', token => $token{abandoned})", 'IK410',
 		"$dbname: the former owner is rejected", dbname => $dbname);
-	is( $node->safe_psql($dbname, qq{SELECT key, request, (operation).attempt, (operation).recovery_point, (operation).token > $token
+	is( $node->safe_psql($dbname, qq{SELECT key, request, attempt, recovery_point, token > $token
 			FROM idempotency.claim_abandoned('lease', '1 day', 10) ORDER BY key}),
 		qq(for ever|{"amount" :  1.50}|2|begun|t\nreleased|{"amount" :  1.50}|2|charged|t), "$dbname: claim_abandoned returns released operations");
 	is( $node->safe_psql($dbname, q{SELECT string_agg(key::text, ', ') FROM idempotency.key WHERE scope = 'lease' AND retention IS NULL AND token IS NOT NULL}),
