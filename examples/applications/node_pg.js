@@ -33,7 +33,7 @@ async function retrying(work) {
 			if (!again || Date.now() + pause > end)
 				throw error;
 		} finally {
-			await client.end().catch(() => {});
+			client.end().catch(() => {}); // not awaited: after a lost connection it might not settle
 		}
 		await sleep(pause * (0.5 + Math.random() / 2));
 	}
