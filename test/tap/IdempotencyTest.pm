@@ -18,7 +18,7 @@ use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(soak new_node open_session fails_with session_fails error_is
   answers_of keys_of synchronous_standby change_settings dumps backend_pid
-  wait_for_end wait_until_up kill9 restart_after_kill9 memory_tools memory_is_flat);
+  wait_for_end wait_until_up upgrade_ok kill9 restart_after_kill9 memory_tools memory_is_flat);
 
 # A mutant run stops at the first failure.
 if ($ENV{IDEMPOTENCY_STOP_AT_FAILURE})
@@ -54,6 +54,19 @@ sub new_node
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 	return $node;
+}
+
+# upgrade_ok checks that pg_upgrade succeeds from one stopped server to another, with more
+# options, and prints the logs of the dumps if it fails. It writes into the current directory.
+sub upgrade_ok
+{
+	my ($old, $new, $name, @options) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	ok(run_log([ 'pg_upgrade', '--no-sync', '--old-datadir', $old->data_dir, '--new-datadir', $new->data_dir,
+		'--old-bindir', $old->config_data('--bindir'), '--new-bindir', $new->config_data('--bindir'), '--socketdir', $new->host,
+		'--old-port', $old->port, '--new-port', $new->port, @options ]), $name)
+	  or diag(map { "$_:\n" . slurp_file($_) } glob($new->data_dir . '/pg_upgrade_output.d/*/log/pg_upgrade_dump_*.log'));
+	return;
 }
 
 # open_session starts a psql that continues after an error.

@@ -344,12 +344,8 @@ $node->start;
 $node->safe_psql('postgres', q{ALTER SYSTEM RESET synchronous_standby_names});
 $node->stop;
 
-my $bindir = $node->config_data('--bindir');
 chdir $dir;
-ok(run_log([ 'pg_upgrade', '--no-sync', '--old-datadir', $node->data_dir, '--new-datadir', $upgraded->data_dir,
-	'--old-bindir', $bindir, '--new-bindir', $bindir, '--socketdir', $upgraded->host,
-	'--old-port', $node->port, '--new-port', $upgraded->port ]), 'pg_upgrade succeeds')
-  or diag(map { "$_:\n" . slurp_file($_) } glob($upgraded->data_dir . '/pg_upgrade_output.d/*/log/pg_upgrade_dump_*.log'));
+upgrade_ok($node, $upgraded, 'pg_upgrade succeeds');
 $upgraded->start;
 $before = $later;
 restored($upgraded, 'postgres', 'upgraded', max => 3, lived => \%later);

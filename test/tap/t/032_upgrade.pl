@@ -58,10 +58,7 @@ sub upgrades
 	$old->stop;
 
 	chdir $dir;
-	ok(run_log([ 'pg_upgrade', @mode, '--no-sync', '--old-datadir', $old->data_dir, '--new-datadir', $new->data_dir,
-		'--old-bindir', $bindir, '--new-bindir', $new->config_data('--bindir'), '--new-options', $workers_on, '--socketdir', $new->host,
-		'--old-port', $old->port, '--new-port', $new->port ]), "$from to $to: pg_upgrade succeeds")
-	  or diag(map { "$_:\n" . slurp_file($_) } glob($new->data_dir . '/pg_upgrade_output.d/*/log/pg_upgrade_dump_*.log'));
+	upgrade_ok($old, $new, "$from to $to: pg_upgrade succeeds", @mode, '--new-options', $workers_on);
 	$new->start;
 	ok(rows_of($new) eq $before, "$from to $to: every row is equal, byte for byte");
 	check_restored($new, $history, name => "$from to $to");
