@@ -65,8 +65,10 @@ OBJS = \
 	src/request/keygen.o \
 	src/request/number.o \
 	src/base/bgworker.o \
+	src/base/builtin.o \
 	src/base/composite.o \
 	src/base/database.o \
+	src/base/digest.o \
 	src/base/errors.o \
 	src/base/guc.o \
 	src/base/lockwait.o \
@@ -90,7 +92,7 @@ PG_CFLAGS = -Wall -Wextra -Wmissing-prototypes -Wno-unused-parameter $(if $(WERR
 
 # `make installcheck` runs these tests on a running server; `make test` runs them and
 # all others on its own server.
-REGRESS = $(patsubst sql/%.sql,%,$(wildcard sql/*.sql))
+REGRESS = $(patsubst sql/%.sql,%,$(filter-out sql/portable.sql,$(wildcard sql/*.sql)))
 REGRESS_OPTS = --load-extension=idempotency --encoding=UTF8
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec))
 ISOLATION_OPTS = --load-extension=idempotency --inputdir=test/isolation
@@ -102,6 +104,8 @@ PG_CONFIG ?= pg_config
 PGXS := $(wildcard $(shell $(PG_CONFIG) --pgxs 2>/dev/null))
 ifneq ($(PGXS),)
 include $(PGXS)
+# The library of digest.c, if the server was built with it.
+SHLIB_LINK += $(filter -lcrypto, $(LIBS))
 else
 all install installcheck clean:
 	@echo "No PGXS found; try: tools/prerequisites demo" >&2; exit 1
@@ -134,12 +138,12 @@ payments: ## start the payments service of examples/payments on a throw-away ser
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test, random ones once (6 minutes); ONLY="regress isolation tap pgtap docs model relay payments clients middleware applications fuzz stress storm torture", TESTS="name ...", LANGUAGES=all
+test: ## run every test, random ones once (6 minutes); ONLY="regress portable isolation tap pgtap docs model relay payments clients middleware applications fuzz stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
 	@tools/prerequisites test
 	@tools/build
 	@test/run
 
-soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm fuzz payments tap relay clients model", SEED=
+soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm fuzz payments tap relay clients applications model", SEED=
 	@LANGUAGES=all ONLY="$(KINDS)" tools/prerequisites test
 	@tools/build
 	@test/soak/run
@@ -148,9 +152,9 @@ coverage: ## run the tests with gcov: lines and branches by folder, functions th
 	@tools/prerequisites test
 	@test/coverage/run
 
-matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=
-	@tools/prerequisites matrix
-	@test/matrix/run $(RELEASES)
+matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=; SOURCE=directory of PostgreSQL's source
+	@ONLY="$(if $(SOURCE),regress isolation pgtap tap)" tools/prerequisites $(if $(SOURCE),sanitize,matrix)
+	@$(if $(SOURCE),test/matrix/source "$(SOURCE)",test/matrix/run $(RELEASES))
 
 mutants: ## plant one bug after another; the tests must catch each (15 minutes); ONLY="name ..."
 	@tools/prerequisites test

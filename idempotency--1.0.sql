@@ -18,19 +18,19 @@ COMMENT ON SCHEMA idempotency_internal IS 'functions of the extension idempotenc
 -- Types
 -- ---------------------------------------------------------------------------
 
--- The input type for JSON arguments: the I/O functions of json, and implicit casts from
--- json, jsonb, text and varchar.  Overloads for these types would make an untyped literal
+-- The input type for JSON arguments: JSON text, or a jsonb value as it is, with implicit
+-- casts from json, jsonb, text and varchar.  Overloads for these types would make an untyped literal
 -- ambiguous.
 CREATE TYPE idempotency.document;
 
 CREATE FUNCTION idempotency_internal.document_in(cstring) RETURNS idempotency.document
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_in';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_in';
 CREATE FUNCTION idempotency_internal.document_out(idempotency.document) RETURNS cstring
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_out';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_out';
 CREATE FUNCTION idempotency_internal.document_recv(internal) RETURNS idempotency.document
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_recv';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_recv';
 CREATE FUNCTION idempotency_internal.document_send(idempotency.document) RETURNS bytea
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'json_send';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_send';
 COMMENT ON FUNCTION idempotency_internal.document_in(cstring) IS 'I/O';
 COMMENT ON FUNCTION idempotency_internal.document_out(idempotency.document) IS 'I/O';
 COMMENT ON FUNCTION idempotency_internal.document_recv(internal) IS 'I/O';
@@ -48,18 +48,21 @@ COMMENT ON TYPE idempotency.document IS 'a JSON argument: json, jsonb, text or a
 CREATE FUNCTION idempotency_internal.document(pg_catalog.jsonb) RETURNS idempotency.document
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_from_jsonb';
 COMMENT ON FUNCTION idempotency_internal.document(pg_catalog.jsonb) IS 'cast';
+CREATE FUNCTION idempotency_internal.document_to_json(idempotency.document) RETURNS pg_catalog.json
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_document_to_json';
+COMMENT ON FUNCTION idempotency_internal.document_to_json(idempotency.document) IS 'cast';
 
 CREATE CAST (pg_catalog.json AS idempotency.document) WITHOUT FUNCTION AS IMPLICIT;
 CREATE CAST (pg_catalog.jsonb AS idempotency.document) WITH FUNCTION idempotency_internal.document(pg_catalog.jsonb) AS IMPLICIT;
 CREATE CAST (pg_catalog.text AS idempotency.document) WITH INOUT AS IMPLICIT;
 CREATE CAST (pg_catalog.varchar AS idempotency.document) WITH INOUT AS IMPLICIT;
-CREATE CAST (idempotency.document AS pg_catalog.json) WITHOUT FUNCTION AS IMPLICIT;
+CREATE CAST (idempotency.document AS pg_catalog.json) WITH FUNCTION idempotency_internal.document_to_json(idempotency.document) AS IMPLICIT;
 CREATE CAST (idempotency.document AS pg_catalog.jsonb) WITH INOUT AS IMPLICIT;
 COMMENT ON CAST (pg_catalog.json AS idempotency.document) IS 'the same bytes';
-COMMENT ON CAST (pg_catalog.jsonb AS idempotency.document) IS 'the text of the value';
+COMMENT ON CAST (pg_catalog.jsonb AS idempotency.document) IS 'the value';
 COMMENT ON CAST (pg_catalog.text AS idempotency.document) IS 'the text, if it is JSON';
 COMMENT ON CAST (pg_catalog.varchar AS idempotency.document) IS 'the text, if it is JSON';
-COMMENT ON CAST (idempotency.document AS pg_catalog.json) IS 'the same bytes';
+COMMENT ON CAST (idempotency.document AS pg_catalog.json) IS 'the text';
 COMMENT ON CAST (idempotency.document AS pg_catalog.jsonb) IS 'the value';
 
 -- The input type for scopes and keys: the I/O functions of text, and implicit casts from the
@@ -68,13 +71,13 @@ COMMENT ON CAST (idempotency.document AS pg_catalog.jsonb) IS 'the value';
 CREATE TYPE idempotency.identifier;
 
 CREATE FUNCTION idempotency_internal.identifier_in(cstring) RETURNS idempotency.identifier
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textin';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_identifier_in';
 CREATE FUNCTION idempotency_internal.identifier_out(idempotency.identifier) RETURNS cstring
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textout';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_identifier_out';
 CREATE FUNCTION idempotency_internal.identifier_recv(internal) RETURNS idempotency.identifier
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textrecv';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_identifier_recv';
 CREATE FUNCTION idempotency_internal.identifier_send(idempotency.identifier) RETURNS bytea
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'textsend';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_identifier_send';
 COMMENT ON FUNCTION idempotency_internal.identifier_in(cstring) IS 'I/O';
 COMMENT ON FUNCTION idempotency_internal.identifier_out(idempotency.identifier) IS 'I/O';
 COMMENT ON FUNCTION idempotency_internal.identifier_recv(internal) IS 'I/O';
@@ -94,7 +97,7 @@ COMMENT ON TYPE idempotency.identifier IS 'a scope or a key: text, uuid, an inte
 -- pg_upgrade restores casts in the order of their names, and text(bpchar) fits only after
 -- the cast from text.
 CREATE FUNCTION idempotency_internal.identifier(pg_catalog.bpchar) RETURNS idempotency.identifier
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'rtrim1';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_identifier_from_character';
 COMMENT ON FUNCTION idempotency_internal.identifier(pg_catalog.bpchar) IS 'cast';
 
 -- Not from numeric: 25 and 25.00 are one number and two texts.
@@ -155,21 +158,21 @@ COMMENT ON CAST (idempotency.keytext AS idempotency.identifier) IS 'the text of 
 -- so that queries on the view keys use the index with any search path, and only a
 -- superuser can create operators that take precedence.
 CREATE FUNCTION idempotency_internal.keytext_lt(idempotency.keytext, idempotency.keytext) RETURNS boolean
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'bytealt';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_lt';
 CREATE FUNCTION idempotency_internal.keytext_le(idempotency.keytext, idempotency.keytext) RETURNS boolean
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteale';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_le';
 CREATE FUNCTION idempotency_internal.keytext_eq(idempotency.keytext, idempotency.keytext) RETURNS boolean
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteaeq';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_eq';
 CREATE FUNCTION idempotency_internal.keytext_ne(idempotency.keytext, idempotency.keytext) RETURNS boolean
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteane';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_ne';
 CREATE FUNCTION idempotency_internal.keytext_ge(idempotency.keytext, idempotency.keytext) RETURNS boolean
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteage';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_ge';
 CREATE FUNCTION idempotency_internal.keytext_gt(idempotency.keytext, idempotency.keytext) RETURNS boolean
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteagt';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_gt';
 CREATE FUNCTION idempotency_internal.keytext_cmp(idempotency.keytext, idempotency.keytext) RETURNS integer
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'byteacmp';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_cmp';
 CREATE FUNCTION idempotency_internal.keytext_sortsupport(internal) RETURNS void
-	LANGUAGE internal IMMUTABLE STRICT PARALLEL SAFE AS 'bytea_sortsupport';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_keytext_sortsupport';
 COMMENT ON FUNCTION idempotency_internal.keytext_lt(idempotency.keytext, idempotency.keytext) IS 'implementation of < operator';
 COMMENT ON FUNCTION idempotency_internal.keytext_le(idempotency.keytext, idempotency.keytext) IS 'implementation of <= operator';
 COMMENT ON FUNCTION idempotency_internal.keytext_eq(idempotency.keytext, idempotency.keytext) IS 'implementation of = operator';
@@ -378,7 +381,9 @@ CREATE TABLE idempotency.key (
 	request json,
 	retention interval,
 	finished_by bigint,
-	PRIMARY KEY (scope, key)
+	-- The key comes first: time-ordered keys of all scopes then share one right edge of the
+	-- index, and the first column decides most comparisons.
+	PRIMARY KEY (key, scope)
 )
 -- The reaper deletes rows, and VACUUM makes their space reusable.  VACUUM runs when a tenth
 -- of the rows is dead: more frequent runs would each read the index to reclaim less, and
@@ -1247,7 +1252,7 @@ AS $$
 			idempotency.operation, idempotency.abandoned',
 		'EXECUTE ON FUNCTION
 			idempotency_internal.identifier_in, idempotency_internal.identifier,
-			idempotency_internal.document(jsonb),
+			idempotency_internal.document(jsonb), idempotency_internal.document_to_json,
 			idempotency_internal.document_in, idempotency_internal.document_out,
 			idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 			idempotency.release, idempotency.renew, idempotency.checkpoint,

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * idempotency.c
- *	  Module entry: wiring, and nothing else.
+ *	  Module entry: wiring, and nothing else. docs/internals/architecture.md
+ *	  describes the folders.
  *
  *-------------------------------------------------------------------------
  */

@@ -55,11 +55,23 @@
 typedef bool TU_UpdateIndexes;
 #define TU_None false
 #define TU_Summarizing false
+#endif
+
+/* 16: only the entries of summarizing indexes; 19: flags instead of booleans. */
+#if PG_VERSION_NUM < 160000
 #define ExecInsertIndexTuplesCompat(rri, slot, estate, update, noDupErr, specConflict, arbiters,   \
 									onlySummarizing)                                               \
 	ExecInsertIndexTuples(rri, slot, estate, update, noDupErr, specConflict, arbiters)
-#else
+#elif PG_VERSION_NUM < 190000
 #define ExecInsertIndexTuplesCompat ExecInsertIndexTuples
+#else
+#define ExecInsertIndexTuplesCompat(rri, slot, estate, update, noDupErr, specConflict, arbiters,   \
+									onlySummarizing)                                               \
+	ExecInsertIndexTuples(rri, estate,                                                             \
+						  ((update) ? EIIT_IS_UPDATE : 0) |                                        \
+							  ((noDupErr) ? EIIT_NO_DUPE_ERROR : 0) |                              \
+							  ((onlySummarizing) ? EIIT_ONLY_SUMMARIZING : 0),                     \
+						  slot, arbiters, specConflict)
 #endif
 
 /* 16: find_option() is exported. */
@@ -157,13 +169,41 @@ typedef bool TU_UpdateIndexes;
 	ProcNumberGetTransactionIds((vxid).procNumber, xid, xmin, subxids, overflowed)
 #endif
 
-/* 18: index scans carry instrumentation. */
+/* 18: index scans carry instrumentation; 19: and flags. */
 #if PG_VERSION_NUM < 180000
 #define index_beginscan_compat(heap, index, snapshot, nkeys)                                       \
 	index_beginscan(heap, index, snapshot, nkeys, 0)
-#else
+#elif PG_VERSION_NUM < 190000
 #define index_beginscan_compat(heap, index, snapshot, nkeys)                                       \
 	index_beginscan(heap, index, snapshot, NULL, nkeys, 0)
+#else
+#define index_beginscan_compat(heap, index, snapshot, nkeys)                                       \
+	index_beginscan(heap, index, snapshot, NULL, nkeys, 0, 0)
+#endif
+
+/* 19: updates and deletes take options, of which a partition key that changes is one. */
+#if PG_VERSION_NUM < 190000
+#define table_tuple_update_compat table_tuple_update
+#define table_tuple_delete_compat(table, tid, cid, snapshot, wait, failure)                        \
+	table_tuple_delete(table, tid, cid, snapshot, InvalidSnapshot, wait, failure, false)
+#else
+#define table_tuple_update_compat(table, tid, slot, cid, ...)                                      \
+	table_tuple_update(table, tid, slot, cid, 0, __VA_ARGS__)
+#define table_tuple_delete_compat(table, tid, cid, snapshot, wait, failure)                        \
+	table_tuple_delete(table, tid, cid, 0, snapshot, InvalidSnapshot, wait, failure)
+#endif
+
+/* 19: signal handlers have a second argument, the sender. */
+#if PG_VERSION_NUM < 190000
+#define SIGNAL_PASS postgres_signal_arg
+#define SIGNAL_FROM_HERE(signo) signo
+#else
+#define SIGNAL_PASS postgres_signal_arg, pg_siginfo
+#define SIGNAL_FROM_HERE(signo)                                                                    \
+	signo, &(const pg_signal_info)                                                                 \
+	{                                                                                              \
+		0                                                                                          \
+	}
 #endif
 
 #endif /* IDEMPOTENCY_BASE_COMPAT_H */

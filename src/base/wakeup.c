@@ -29,6 +29,7 @@
 #include "port/pg_bitutils.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
+#include "utils/wait_event.h"
 
 #include "base/compat.h"
 #include "base/shmem.h"

@@ -336,7 +336,7 @@ FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name)
 	int bytes;
 
 	if (PG_ARGISNULL(6))
-		return PG_ARGISNULL(2) ? NULL : FingerprintOfDocument(PG_GETARG_TEXT_PP(2));
+		return PG_ARGISNULL(2) ? NULL : FingerprintOfDocument(DocumentFromArg(fcinfo, 2));
 	if (!PG_ARGISNULL(2))
 		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 						errmsg("request and fingerprint are both given"), DetailName(name),
@@ -368,7 +368,7 @@ RequestFromArgs(FunctionCallInfo fcinfo, int defaultWaitMs)
 	request.fingerprint = FingerprintFromArgs(fcinfo, &request.name);
 	if (request.lease != NULL && !PG_ARGISNULL(2))
 	{
-		request.document = PG_GETARG_TEXT_PP(2);
+		request.document = DocumentText(DocumentFromArg(fcinfo, 2));
 		if (VARSIZE_ANY_EXHDR(request.document) > (Size) MaxResponseSize)
 			ErrorTooLarge(&request.name, "request", VARSIZE_ANY_EXHDR(request.document));
 	}
@@ -388,7 +388,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.claim()");
 	outcome = ClaimOrThrow(&request, &stored);
-	return OperationDatum(ResultType(fcinfo), outcome, &stored, NULL);
+	return OperationDatum(OperationType(fcinfo), outcome, &stored, NULL);
 }
 
 /*
@@ -404,5 +404,5 @@ idempotency_try_claim(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.try_claim()");
 	outcome = Claim(&request, &stored);
-	return OperationDatum(ResultType(fcinfo), outcome, &stored, NULL);
+	return OperationDatum(OperationType(fcinfo), outcome, &stored, NULL);
 }

@@ -3,14 +3,16 @@
  * keys/expire.c
  *	  Deleting the expired rows of a range of blocks of idempotency.key.
  *
- * There is no index on the time of expiry.  The scan never waits: a row whose key is
- * claimed, or which another transaction is changing, is left for a later scan.
+ * There is no index on the time of expiry.  The scan never waits: a row which another
+ * transaction is changing, and a lease whose key is locked, are left for a later scan.
  *
- * Only expired rows are deleted, and no claim with them, for three reasons.  While the
- * scan holds a key's lock, no claim that relies on the row can be granted.  The
- * registered snapshot keeps VACUUM from reusing the TID of a row.  And a delete without
- * waiting succeeds on the live version only: a row that was replaced or renewed before
- * the lock is another version.
+ * Only expired rows are deleted, for two reasons.  The registered snapshot keeps VACUUM
+ * from reusing the TID of a row.  And a delete without waiting succeeds on the live
+ * version only: a row that was replaced or renewed meanwhile is another version.
+ *
+ * An outcome is deleted without its key's lock: a claim that was granted over an expired
+ * outcome inserts a new row if the old one is gone (KeyStoreWrite()).  A lease is deleted
+ * under the lock, which its owner holds while it works on the row.
  *
  *-------------------------------------------------------------------------
  */
@@ -81,27 +83,53 @@ BeginScan(Relation table, Snapshot snapshot, BlockNumber from, BlockNumber end)
 }
 
 /*
- * ReapRow deletes the expired row in "slot" unless a transaction has claimed its key,
- * and tells whether it did.  The key stays locked only if its row is deleted.
+ * LockLease locks the key of the lease in "slot".  Returns false if another transaction
+ * has it, or this one owns the lease.
+ */
+static bool
+LockLease(TupleTableSlot *slot, KeyName *name)
+{
+	KeyRowName(slot, name);
+	return !TokenIsHeld(KeyRowToken(slot)) && KeyLockAcquire(name, 0);
+}
+
+/*
+ * IsClaimedHere tells whether this transaction has claimed the key of the row in "slot":
+ * the claim cannot replace a row that its own transaction has deleted.
+ */
+static bool
+IsClaimedHere(TupleTableSlot *slot)
+{
+	KeyName name;
+
+	if (!AnyClaimOpen())
+		return false;
+	KeyRowName(slot, &name);
+	return OpenClaimFind(&name) != NULL;
+}
+
+/*
+ * ReapRow deletes the expired row in "slot" unless it is in use, and tells whether it did.
+ * The key of a deleted lease stays locked.
  */
 static bool
 ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot)
 {
+	bool leased = KeyRowToken(slot) != 0;
 	TM_FailureData failure;
 	KeyName name;
 
-	/* Lock the key, unless this transaction owns it, whose lock would not conflict */
-	KeyRowName(slot, &name);
 	InjectionPoint("reap-lock");
-	if (OpenClaimFind(&name) != NULL || TokenIsHeld(KeyRowToken(slot)) || !KeyLockAcquire(&name, 0))
+	if (IsClaimedHere(slot) || (leased && !LockLease(slot, &name)))
 		return false;
 
 	/* Delete the version that the scan has read */
 	InjectionPoint("reap-delete");
-	if (table_tuple_delete(table, &slot->tts_tid, GetCurrentCommandId(true), snapshot,
-						   InvalidSnapshot, false, &failure, false) == TM_Ok)
+	if (table_tuple_delete_compat(table, &slot->tts_tid, GetCurrentCommandId(true), snapshot, false,
+								  &failure) == TM_Ok)
 		return true;
-	KeyLockRelease(&name);
+	if (leased)
+		KeyLockRelease(&name);
 	return false;
 }
 

@@ -17,6 +17,7 @@
 #include "keys/lease.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_complete);
 PG_FUNCTION_INFO_V1(idempotency_fail);
@@ -102,14 +103,12 @@ Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *claimed, b
 	Ownership own = *claimed;
 	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
 
-	if (!PG_ARGISNULL(2))
-		outcome.response = PG_GETARG_TEXT_PP(2);
+	outcome.response = DocumentText(DocumentFromArg(fcinfo, 2));
 	if (!PG_ARGISNULL(3))
 		outcome.status = PG_GETARG_INT32(3);
 	else if (!failed)
 		outcome.status = 200;
-	if (!PG_ARGISNULL(4))
-		outcome.headers = PG_GETARG_TEXT_PP(4);
+	outcome.headers = DocumentText(DocumentFromArg(fcinfo, 4));
 	if (!PG_ARGISNULL(6))
 		own.lease.retention = RetentionFromArg(fcinfo, 6);
 	ClaimFinish(name, &own, &outcome);

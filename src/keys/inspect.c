@@ -38,9 +38,10 @@ idempotency_peek(PG_FUNCTION_ARGS)
 			PG_RETURN_NULL();
 		case KEY_LEASED:
 		case KEY_ABANDONED:
-			return OperationDatum(ResultType(fcinfo), OUTCOME_LEASED, &stored, stored.fingerprint);
+			return OperationDatum(OperationType(fcinfo), OUTCOME_LEASED, &stored,
+								  stored.fingerprint);
 		case KEY_STORED:
-			return OperationDatum(ResultType(fcinfo), OUTCOME_REPLAYED, &stored,
+			return OperationDatum(OperationType(fcinfo), OUTCOME_REPLAYED, &stored,
 								  stored.fingerprint);
 	}
 	pg_unreachable();

@@ -25,6 +25,7 @@
 #include "base/wakeup.h"
 #include "keys/lease.h"
 #include "keys/lock.h"
+#include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_renew);
 PG_FUNCTION_INFO_V1(idempotency_checkpoint);
@@ -317,7 +318,7 @@ static Datum
 Checkpoint(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 {
 	text *point = PG_ARGISNULL(3) ? NULL : PG_GETARG_TEXT_PP(3);
-	text *state = PG_ARGISNULL(4) ? NULL : PG_GETARG_TEXT_PP(4);
+	text *state = DocumentText(DocumentFromArg(fcinfo, 4));
 	StoredOutcome row;
 
 	/* Check the arguments */

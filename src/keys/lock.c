@@ -18,9 +18,9 @@
 #include "access/xlog.h"
 #include "catalog/pg_control.h"
 #include "miscadmin.h"
-#include "utils/fmgrprotos.h"
 #include "utils/resowner.h"
 
+#include "base/digest.h"
 #include "base/errors.h"
 #include "base/lockwait.h"
 #include "base/stats.h"
@@ -40,14 +40,12 @@ ComputeNumber(const KeyName *name)
 {
 	int32 scopeBytes = VARSIZE_ANY_EXHDR(name->scope);
 	int32 keyBytes = VARSIZE_ANY_EXHDR(name->key);
-	Size size =
-		VARHDRSZ + MOCK_AUTH_NONCE_LEN + sizeof(Oid) + sizeof(int32) + scopeBytes + keyBytes;
-	bytea *message = palloc(size);
-	char *at = VARDATA(message);
-	bytea *digest;
+	Size size = MOCK_AUTH_NONCE_LEN + sizeof(Oid) + sizeof(int32) + scopeBytes + keyBytes;
+	char *message = palloc(size);
+	char *at = message;
+	uint8 digest[DIGEST_BYTES];
 	uint64 number;
 
-	SET_VARSIZE(message, size);
 	memcpy(at, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
 	at += MOCK_AUTH_NONCE_LEN;
 	memcpy(at, &MyDatabaseId, sizeof(Oid));
@@ -57,10 +55,9 @@ ComputeNumber(const KeyName *name)
 	memcpy(at, VARDATA_ANY(name->scope), scopeBytes);
 	memcpy(at + scopeBytes, VARDATA_ANY(name->key), keyBytes);
 
-	digest = DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(message)));
-	memcpy(&number, VARDATA_ANY(digest), sizeof(number));
+	DigestCompute(message, size, digest);
+	memcpy(&number, digest, sizeof(number));
 	pfree(message);
-	pfree(digest);
 	return number;
 }
 

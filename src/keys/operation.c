@@ -219,11 +219,11 @@ OperationOutcome(HeapTupleHeader operation)
 }
 
 /*
- * ResultType returns the type that the calling SQL function is declared to
+ * OperationType returns the type that the calling SQL function is declared to
  * return.  Throws 55000 if the function was dropped since it was called.
  */
 Oid
-ResultType(FunctionCallInfo fcinfo)
+OperationType(FunctionCallInfo fcinfo)
 {
 	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(fcinfo->flinfo->fn_oid));
 	Oid type;

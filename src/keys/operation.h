@@ -32,6 +32,6 @@ OutcomeIsGranted(Outcome outcome)
 
 extern Datum OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
 							const bytea *fingerprint);
-extern Oid ResultType(FunctionCallInfo fcinfo);
+extern Oid OperationType(FunctionCallInfo fcinfo);
 
 #endif /* IDEMPOTENCY_KEYS_OPERATION_H */

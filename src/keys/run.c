@@ -122,7 +122,7 @@ CallHandler(void *argument)
 	result = FunctionCallInvoke(call);
 	pgstat_end_function_usage(&usage, true);
 
-	handlerCall->response = call->isnull ? NULL : DatumGetTextPP(result);
+	handlerCall->response = call->isnull ? NULL : DocumentText(PG_DETOAST_DATUM_PACKED(result));
 }
 
 /*
@@ -159,7 +159,7 @@ OutcomeOfCall(Oid handler, text *request)
 Datum
 idempotency_run(PG_FUNCTION_ARGS)
 {
-	text *document = PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2);
+	Document *document = DocumentFromArg(fcinfo, 2);
 	ClaimRequest request = {0};
 	StoredOutcome outcome;
 	Outcome claimed;
@@ -182,13 +182,13 @@ idempotency_run(PG_FUNCTION_ARGS)
 	/* Claim or replay */
 	claimed = ClaimOrThrow(&request, &outcome);
 	if (claimed == OUTCOME_REPLAYED)
-		return OperationDatum(ResultType(fcinfo), OUTCOME_REPLAYED, &outcome, NULL);
+		return OperationDatum(OperationType(fcinfo), OUTCOME_REPLAYED, &outcome, NULL);
 
 	/* Call the handler, and store its outcome */
 	attempt = outcome.lease.attempt;
-	outcome = OutcomeOfCall(handler, document);
+	outcome = OutcomeOfCall(handler, DocumentText(document));
 	RequireOwnership(&request.name, NULL, &own);
 	ClaimFinish(&request.name, &own, &outcome);
 	outcome.lease.attempt = attempt;
-	return OperationDatum(ResultType(fcinfo), claimed, &outcome, NULL);
+	return OperationDatum(OperationType(fcinfo), claimed, &outcome, NULL);
 }

@@ -77,6 +77,16 @@ OpenClaimFind(const KeyName *name)
 }
 
 /*
+ * AnyClaimOpen tells whether this transaction has claims, open or closed in a
+ * subtransaction that can roll back.
+ */
+bool
+AnyClaimOpen(void)
+{
+	return !dlist_is_empty(&claims);
+}
+
+/*
  * OpenClaimAdd adds a claim of the current subtransaction on "name", with the lease of
  * "token", or without one.  All is copied.  The caller holds the key's lock.
  */

@@ -28,6 +28,7 @@ typedef struct OpenClaim
 } OpenClaim;
 
 extern OpenClaim *OpenClaimFind(const KeyName *name);
+extern bool AnyClaimOpen(void);
 extern void OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *retention,
 						 const KeyVersion *seen, int64 token);
 extern void OpenClaimClose(OpenClaim *claim);

@@ -22,6 +22,7 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "utils/memutils.h"
+#include "utils/wait_event.h"
 
 #include "base/bgworker.h"
 #include "base/compat.h"

@@ -21,6 +21,7 @@
 #include "miscadmin.h"
 #include "postmaster/interrupt.h"
 #include "utils/acl.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"

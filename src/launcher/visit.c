@@ -33,9 +33,11 @@
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
+#include "utils/wait_event.h"
 
 #include "base/bgworker.h"
 #include "base/compat.h"
@@ -232,7 +234,7 @@ AfterRefusal(Visit *visit, const ErrorData *error)
 static void
 Terminate(SIGNAL_ARGS)
 {
-	SignalHandlerForShutdownRequest(postgres_signal_arg);
+	SignalHandlerForShutdownRequest(SIGNAL_PASS);
 	if (atWork)
 		QueryCancelPending = InterruptPending = true;
 }

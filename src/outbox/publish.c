@@ -166,7 +166,7 @@ AddMember(StringInfo out, const char *name, const text *value, const char *given
 static text *
 HeadersFromArg(FunctionCallInfo fcinfo)
 {
-	text *given = PG_ARGISNULL(ARG_HEADERS) ? NULL : PG_GETARG_TEXT_PP(ARG_HEADERS);
+	text *given = DocumentText(DocumentFromArg(fcinfo, ARG_HEADERS));
 	char *object = given != NULL ? text_to_cstring(given) : NULL;
 	const char *from = object;
 	const char *end = object != NULL ? object + strlen(object) : NULL;
@@ -234,7 +234,7 @@ idempotency_publish(PG_FUNCTION_ARGS)
 
 	values[OUT_PUBLISHED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[OUT_ID - 1] = UUIDPGetDatum(id);
-	values[OUT_PAYLOAD - 1] = PG_ARGISNULL(ARG_PAYLOAD) ? (Datum) 0 : PG_GETARG_DATUM(ARG_PAYLOAD);
+	values[OUT_PAYLOAD - 1] = PointerGetDatum(DocumentText(DocumentFromArg(fcinfo, ARG_PAYLOAD)));
 	isnull[OUT_PAYLOAD - 1] = PG_ARGISNULL(ARG_PAYLOAD);
 	values[OUT_HEADERS - 1] = PointerGetDatum(headers);
 	isnull[OUT_HEADERS - 1] = headers == NULL;

@@ -287,8 +287,8 @@ Remove(Reaping *reaping, TupleTableSlot *slot)
 		NeedHas(&reaping->need, OutboxTxid(slot), OutboxSeq(slot)))
 		return false;
 	InjectionPoint("events-remove");
-	if (table_tuple_delete(reaping->table, &slot->tts_tid, GetCurrentCommandId(true),
-						   reaping->snapshot, InvalidSnapshot, false, &failure, false) != TM_Ok)
+	if (table_tuple_delete_compat(reaping->table, &slot->tts_tid, GetCurrentCommandId(true),
+								  reaping->snapshot, false, &failure) != TM_Ok)
 		return false;
 	reaping->reaped++;
 	return true;

@@ -25,7 +25,7 @@
 
 /* The limits of a batch. */
 #define BATCH_PAGES 64
-#define BATCH_ROWS 250
+#define BATCH_ROWS 1000
 
 /* The number of runs that scan the whole table, and the fewest pages that a run scans. */
 #define SCAN_RUNS 256
@@ -42,8 +42,8 @@ IsPastBorder(const ExpiryScan *stretch)
 }
 
 /*
- * ReaperRunMaxRows returns how many rows one transaction can remove: the locks of their
- * keys must leave most of the shared lock table to others.
+ * ReaperRunMaxRows returns how many rows one transaction can remove: if all of them are
+ * leases, the locks of their keys must leave most of the shared lock table to others.
  */
 int64
 ReaperRunMaxRows(void)

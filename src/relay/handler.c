@@ -122,7 +122,7 @@ RefuseSetConstraints(void)
 static void
 GraceIsOver(void)
 {
-	die(SIGTERM);
+	die(SIGNAL_FROM_HERE(SIGTERM));
 }
 
 static void

@@ -30,6 +30,7 @@
 #include "utils/timestamp.h"
 
 #include "base/bgworker.h"
+#include "base/compat.h"
 #include "base/database.h"
 #include "base/guc.h"
 #include "base/relation.h"
@@ -306,11 +307,11 @@ static void
 Terminate(SIGNAL_ARGS)
 {
 	if (sleeping)
-		SignalHandlerForShutdownRequest(postgres_signal_arg);
+		SignalHandlerForShutdownRequest(SIGNAL_PASS);
 	else
 	{
 		terminated = true;
-		die(postgres_signal_arg);
+		die(SIGNAL_PASS);
 	}
 }
 

@@ -15,7 +15,6 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
@@ -286,22 +285,20 @@ WriteValue(Writer *writer, const JsonbValue *value)
 
 /*
  * CanonicalAppend appends the canonical form of a document, in the server's encoding.  It
- * leaves scratch memory in the current context.  Throws jsonb's errors for a document
- * that is not JSON, that jsonb cannot store (\u0000) or that is too deep.
+ * leaves scratch memory in the current context.  Throws what DocumentRoot() throws.
  */
 void
-CanonicalAppend(StringInfo out, text *document)
+CanonicalAppend(StringInfo out, Document *document)
 {
-	Datum json = CStringGetDatum(text_to_cstring(document));
-	Jsonb *jsonb = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, json));
+	JsonbContainer *root = DocumentRoot(document);
 	Writer writer = {.out = out, .allocated = 16};
 	JsonbValue scalar;
 
 	writer.levels = palloc(sizeof(Level) * writer.allocated);
-	if (JB_ROOT_IS_SCALAR(jsonb) && JsonbExtractScalar(&jsonb->root, &scalar))
+	if (JsonContainerIsScalar(root) && JsonbExtractScalar(root, &scalar))
 		WriteValue(&writer, &scalar);
 	else
-		OpenContainer(&writer, &jsonb->root);
+		OpenContainer(&writer, root);
 
 	while (writer.depth > 0)
 	{
@@ -315,7 +312,7 @@ CanonicalAppend(StringInfo out, text *document)
  * context, without scratch memory.  Throws what CanonicalAppend() throws.
  */
 text *
-CanonicalOfDocument(text *document)
+CanonicalOfDocument(Document *document)
 {
 	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency canonical",
 												  ALLOCSET_DEFAULT_SIZES);
@@ -341,5 +338,5 @@ CanonicalOfDocument(text *document)
 Datum
 idempotency_canonical(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_TEXT_P(CanonicalOfDocument(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_TEXT_P(CanonicalOfDocument(DocumentFromArg(fcinfo, 0)));
 }

@@ -18,10 +18,10 @@
 #include "fmgr.h"
 #include "port/pg_bswap.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 #include "utils/memutils.h"
 
 #include "base/compat.h"
+#include "base/digest.h"
 #include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_fingerprint);
@@ -31,22 +31,11 @@ PG_FUNCTION_INFO_V1(idempotency_fingerprint_request);
 #define REQUEST_LABEL "idempotency request 1"
 
 /*
- * MessageBegin begins a message in the current context: a bytea, whose header is set at
- * the end.
- */
-static void
-MessageBegin(StringInfo message)
-{
-	initStringInfo(message);
-	appendStringInfoSpaces(message, VARHDRSZ);
-}
-
-/*
  * MessageAddCanonical appends the canonical form of a document in UTF-8.  It leaves scratch
  * memory in the current context.
  */
 static void
-MessageAddCanonical(StringInfo message, text *document)
+MessageAddCanonical(StringInfo message, Document *document)
 {
 	int start = message->len;
 	const char *utf8;
@@ -67,8 +56,11 @@ MessageAddCanonical(StringInfo message, text *document)
 static bytea *
 MessageDigest(StringInfo message)
 {
-	SET_VARSIZE(message->data, message->len);
-	return DatumGetByteaPP(DirectFunctionCall1(sha256_bytea, PointerGetDatum(message->data)));
+	bytea *digest = palloc(VARHDRSZ + DIGEST_BYTES);
+
+	SET_VARSIZE(digest, VARHDRSZ + DIGEST_BYTES);
+	DigestCompute(message->data, message->len, (uint8 *) VARDATA(digest));
+	return digest;
 }
 
 /*
@@ -88,7 +80,7 @@ AddLength(StringInfo parts, int32 length)
 void
 PartsBegin(StringInfo parts, const char *label)
 {
-	MessageBegin(parts);
+	initStringInfo(parts);
 	AddLength(parts, strlen(label));
 	appendStringInfoString(parts, label);
 }
@@ -135,7 +127,7 @@ PartsDigest(StringInfo parts)
  * current context, without scratch memory.  Throws what CanonicalAppend() throws.
  */
 bytea *
-FingerprintOfDocument(text *document)
+FingerprintOfDocument(Document *document)
 {
 	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
 												  ALLOCSET_DEFAULT_SIZES);
@@ -143,7 +135,7 @@ FingerprintOfDocument(text *document)
 	StringInfoData message;
 	bytea *digest;
 
-	MessageBegin(&message);
+	initStringInfo(&message);
 	MessageAddCanonical(&message, document);
 
 	MemoryContextSwitchTo(caller);
@@ -158,7 +150,7 @@ FingerprintOfDocument(text *document)
 Datum
 idempotency_fingerprint(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_BYTEA_P(FingerprintOfDocument(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_BYTEA_P(FingerprintOfDocument(DocumentFromArg(fcinfo, 0)));
 }
 
 /*
@@ -182,7 +174,7 @@ idempotency_fingerprint_request(PG_FUNCTION_ARGS)
 	PartsBegin(&parts, REQUEST_LABEL);
 	PartsAdd(&parts, PG_GETARG_TEXT_PP(0));
 	PartsAdd(&parts, PG_GETARG_TEXT_PP(1));
-	PartsAdd(&parts, PG_ARGISNULL(2) ? NULL : CanonicalOfDocument(PG_GETARG_TEXT_PP(2)));
+	PartsAdd(&parts, PG_ARGISNULL(2) ? NULL : CanonicalOfDocument(DocumentFromArg(fcinfo, 2)));
 
 	MemoryContextSwitchTo(caller);
 	digest = PartsDigest(&parts);

@@ -172,7 +172,7 @@ ProblemFind(const char *sqlstate)
  * "detail" may be NULL.
  */
 static text *
-Document(const char *type, const char *title, int status, const char *detail)
+ProblemText(const char *type, const char *title, int status, const char *detail)
 {
 	StringInfoData json;
 	text *document;
@@ -202,7 +202,7 @@ Document(const char *type, const char *title, int status, const char *detail)
 text *
 ProblemDocument(int status, const char *title, const char *detail)
 {
-	return Document("about:blank", title, status, detail);
+	return ProblemText("about:blank", title, status, detail);
 }
 
 /*
@@ -219,7 +219,7 @@ ProblemBody(const char *sqlstate)
 		return NULL;
 	if (*link == '\0')
 		return ProblemDocument(problem->status, problem->phrase, problem->detail);
-	return Document(link, problem->title, problem->status, problem->detail);
+	return ProblemText(link, problem->title, problem->status, problem->detail);
 }
 
 /*

@@ -8,18 +8,26 @@
 #ifndef IDEMPOTENCY_REQUEST_REQUEST_H
 #define IDEMPOTENCY_REQUEST_REQUEST_H
 
+#include "fmgr.h"
 #include "lib/stringinfo.h"
+#include "utils/jsonb.h"
 #include "utils/numeric.h"
 #include "utils/uuid.h"
 
+/* document.c: the type idempotency.document */
+typedef struct varlena Document;
+extern Document *DocumentFromArg(FunctionCallInfo fcinfo, int arg);
+extern text *DocumentText(Document *document);
+extern JsonbContainer *DocumentRoot(Document *document);
+
 /* canonical.c, number.c */
-extern text *CanonicalOfDocument(text *document);
-extern void CanonicalAppend(StringInfo out, text *document);
+extern text *CanonicalOfDocument(Document *document);
+extern void CanonicalAppend(StringInfo out, Document *document);
 extern const char *Utf8OfServerText(const char *bytes, int length, int *utf8Length);
 extern void NumberAppend(StringInfo out, Numeric number);
 
 /* fingerprint.c: the digest of a document, and of a list of texts */
-extern bytea *FingerprintOfDocument(text *document);
+extern bytea *FingerprintOfDocument(Document *document);
 extern void PartsBegin(StringInfo parts, const char *label);
 extern void PartsAdd(StringInfo parts, const text *part);
 extern bytea *PartsDigest(StringInfo parts);

@@ -38,10 +38,10 @@ FindVersion(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot
 	ScanKeyData keys[2];
 	bool found = false;
 
-	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
-						   F_TEXTEQ, PointerGetDatum(name->scope));
-	ScanKeyEntryInitialize(&keys[1], 0, 2, BTEqualStrategyNumber, InvalidOid, InvalidOid, F_BYTEAEQ,
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid, InvalidOid, F_BYTEAEQ,
 						   PointerGetDatum(KeyTextPack(name->key)));
+	ScanKeyEntryInitialize(&keys[1], 0, 2, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
+						   F_TEXTEQ, PointerGetDatum(name->scope));
 	index_rescan(scan, keys, 2, NULL, 0);
 
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))

@@ -34,6 +34,15 @@ typedef struct KeyVersion
 	TimestampTz createdAt; /* of its operation, which a write keeps; 0: none, or expired */
 } KeyVersion;
 
+/*
+ * KeyVersionIsLive tells whether a row was seen that had not expired.
+ */
+static inline bool
+KeyVersionIsLive(const KeyVersion *seen)
+{
+	return seen->createdAt != 0;
+}
+
 /* An operation in progress whose claim survives commit.  NULL is an SQL NULL. */
 typedef struct Lease
 {

@@ -43,7 +43,7 @@ static TableColumn columns[KEY_COLUMNS] = {
 };
 
 /*
- * KeyTableIsKeyIndex tells whether an open index of the table keeps (scope, key)
+ * KeyTableIsKeyIndex tells whether an open index of the table keeps (key, scope)
  * unique, bytewise: the primary key does, and during REINDEX CONCURRENTLY so does the
  * index that replaces it, or the replaced one.
  */
@@ -52,8 +52,8 @@ KeyTableIsKeyIndex(Relation index)
 {
 	Form_pg_index form = index->rd_index;
 
-	return form->indisunique && form->indnkeyatts == 2 && form->indkey.values[0] == COL_SCOPE &&
-		   form->indkey.values[1] == COL_KEY && index->rd_indcollation[0] == C_COLLATION_OID &&
+	return form->indisunique && form->indnkeyatts == 2 && form->indkey.values[0] == COL_KEY &&
+		   form->indkey.values[1] == COL_SCOPE && index->rd_indcollation[1] == C_COLLATION_OID &&
 		   RelationGetIndexPredicate(index) == NIL;
 }
 
@@ -75,6 +75,9 @@ HasKeyIndex(Relation table)
 	return fits;
 }
 
+static KeyIndexes indexes;
+static bool indexesFound; /* since the last check of the table */
+
 /*
  * CheckKeyTable throws 55000 unless the columns and the primary key are those of the
  * extension.
@@ -87,9 +90,10 @@ CheckKeyTable(Relation table)
 						ObjectIdGetDatum(RelationGetNamespace(table)));
 	TableCheckColumns(table, columns, KEY_COLUMNS);
 	if (!HasKeyIndex(table))
-		ErrorStoreAltered("key", "Its primary key is not (scope, key) COLLATE \"C\".",
-						  "Add PRIMARY KEY (scope, key) again.");
+		ErrorStoreAltered("key", "Its primary key is not (key, scope COLLATE \"C\").",
+						  "Add PRIMARY KEY (key, scope) again.");
 	KeyRowPrepare(RelationGetDescr(table));
+	indexesFound = false;
 }
 
 ExtensionTable KeyTable = {.name = "key", .check = CheckKeyTable};
@@ -148,4 +152,44 @@ KeyTableOpenAbandonedIndex(Relation table)
 		if (index != NULL)
 			index_close(index, AccessShareLock);
 	}
+}
+
+/*
+ * FindAbandonedIndex returns the OID of the index on leases in progress, if it is one of
+ * "oids", otherwise InvalidOid.
+ */
+static Oid
+FindAbandonedIndex(Relation table, const List *oids)
+{
+	Oid relid = get_relname_relid("key_abandoned", RelationGetNamespace(table));
+	Relation index;
+	bool fits;
+
+	if (!list_member_oid(oids, relid))
+		return InvalidOid;
+	index = index_open(relid, AccessShareLock);
+	fits = IsAbandonedIndex(table, index);
+	index_close(index, AccessShareLock);
+	return fits ? relid : InvalidOid;
+}
+
+/*
+ * KeyTableIndexes tells which indexes the table has, for a caller that has ROW EXCLUSIVE
+ * on it.  Each change of the list of indexes invalidates the table, so that the next
+ * KeyTableOpen() checks it again, and the result is found again.
+ */
+const KeyIndexes *
+KeyTableIndexes(Relation table)
+{
+	if (!indexesFound)
+	{
+		List *oids = RelationGetIndexList(table);
+
+		indexes.primaryKey = RelationGetPrimaryKeyIndexCompat(table);
+		indexes.abandoned = FindAbandonedIndex(table, oids);
+		indexes.others = list_length(oids) != 2 || !OidIsValid(indexes.abandoned);
+		indexesFound = true;
+		list_free(oids);
+	}
+	return &indexes;
 }

@@ -10,11 +10,20 @@
 
 #include "base/relation.h"
 
+/* The indexes of the table, as KeyTableIndexes() finds them. */
+typedef struct KeyIndexes
+{
+	Oid primaryKey;
+	Oid abandoned; /* InvalidOid: missing, or not as the extension created it */
+	bool others;   /* more indexes, or not those of the extension */
+} KeyIndexes;
+
 extern ExtensionTable KeyTable;
 
 extern Relation KeyTableOpen(LOCKMODE lockmode);
 extern bool KeyTableIsKeyIndex(Relation index);
 
 extern Relation KeyTableOpenAbandonedIndex(Relation table);
+extern const KeyIndexes *KeyTableIndexes(Relation table);
 
 #endif /* IDEMPOTENCY_STORE_TABLE_H */

@@ -4,16 +4,18 @@
  *	  Writing rows of idempotency.key: one under its key's lock, or a batch of
  *	  inbox records without key locks.
  *
- * Rows go through the table access method and the executor's path for all indexes,
- * so that an index which an administrator adds stays consistent.
+ * Rows go through the table access method, and entries through that of the indexes.  If
+ * the table has other indexes than the extension's, the executor maintains all of them.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -26,66 +28,71 @@
 #include "store/row.h"
 #include "store/table.h"
 
-/* The open table with all its indexes. */
+/* The executor's state for the insertion of entries into all indexes. */
+typedef struct Indexes
+{
+	EState *estate;
+	ResultRelInfo *relinfo;
+	List *keyIndexes; /* OIDs of those that keep (key, scope) unique */
+} Indexes;
+
 typedef struct Writer
 {
 	Relation table;
-	EState *estate;
-	ResultRelInfo *relinfo;
-	List *keyIndexes; /* OIDs of those that keep (scope, key) unique */
 	TupleTableSlot *slot;
+	Indexes *indexes; /* of a batch, open until its end; NULL for one row */
 } Writer;
 
+/* ----------------------------------------------------------------
+ * Index entries
+ * ----------------------------------------------------------------
+ */
+
 /*
- * WriterOpen opens the table and its indexes; "speculative" is for insertions that
- * can conflict.  The caller must call WriterClose().
+ * IndexesOpen opens all indexes of the table; "speculative" is for insertions that can
+ * conflict.  The caller must call IndexesClose().
  */
 static void
-WriterOpen(Writer *writer, bool speculative)
+IndexesOpen(Indexes *indexes, Relation table, bool speculative)
 {
-	writer->table = KeyTableOpen(RowExclusiveLock);
-	writer->estate = CreateExecutorState();
-	writer->relinfo = makeNode(ResultRelInfo);
-	InitResultRelInfo(writer->relinfo, writer->table, 0, NULL, 0);
-	ExecOpenIndices(writer->relinfo, speculative);
-	writer->keyIndexes = NIL;
-	for (int i = 0; i < writer->relinfo->ri_NumIndices; i++)
+	indexes->estate = CreateExecutorState();
+	indexes->relinfo = makeNode(ResultRelInfo);
+	InitResultRelInfo(indexes->relinfo, table, 0, NULL, 0);
+	ExecOpenIndices(indexes->relinfo, speculative);
+	indexes->keyIndexes = NIL;
+	for (int i = 0; i < indexes->relinfo->ri_NumIndices; i++)
 	{
-		Relation index = writer->relinfo->ri_IndexRelationDescs[i];
+		Relation index = indexes->relinfo->ri_IndexRelationDescs[i];
 
 		if (KeyTableIsKeyIndex(index))
-			writer->keyIndexes = lappend_oid(writer->keyIndexes, RelationGetRelid(index));
+			indexes->keyIndexes = lappend_oid(indexes->keyIndexes, RelationGetRelid(index));
 	}
-	writer->slot = table_slot_create(writer->table, NULL);
 }
 
 static void
-WriterClose(Writer *writer)
+IndexesClose(Indexes *indexes)
 {
-	InjectionPoint("row-close");
-	ExecDropSingleTupleTableSlot(writer->slot);
-	ExecCloseIndices(writer->relinfo);
-	FreeExecutorState(writer->estate);
-	list_free(writer->keyIndexes);
-	pfree(writer->relinfo);
-	table_close(writer->table, NoLock);
+	ExecCloseIndices(indexes->relinfo);
+	FreeExecutorState(indexes->estate);
+	list_free(indexes->keyIndexes);
+	pfree(indexes->relinfo);
 }
 
 /*
- * IsDuplicateKey tells whether "error" is a duplicate of (scope, key).  It reads open
+ * IsDuplicateKey tells whether "error" is a duplicate of (key, scope).  It reads open
  * relations only, since it runs in an error handler.
  */
 static bool
-IsDuplicateKey(const ErrorData *error, const List *keyIndexes, const ResultRelInfo *relinfo)
+IsDuplicateKey(const ErrorData *error, const Indexes *indexes)
 {
 	if (error->sqlerrcode != ERRCODE_UNIQUE_VIOLATION || error->constraint_name == NULL)
 		return false;
 
-	for (int i = 0; i < relinfo->ri_NumIndices; i++)
+	for (int i = 0; i < indexes->relinfo->ri_NumIndices; i++)
 	{
-		Relation index = relinfo->ri_IndexRelationDescs[i];
+		Relation index = indexes->relinfo->ri_IndexRelationDescs[i];
 
-		if (list_member_oid(keyIndexes, RelationGetRelid(index)) &&
+		if (list_member_oid(indexes->keyIndexes, RelationGetRelid(index)) &&
 			strcmp(error->constraint_name, RelationGetRelationName(index)) == 0)
 			return true;
 	}
@@ -93,18 +100,19 @@ IsDuplicateKey(const ErrorData *error, const List *keyIndexes, const ResultRelIn
 }
 
 /*
- * InsertIndexEntries adds the row in the slot to the indexes.  A duplicate of (scope,
- * key) was written without the key's lock; it is reported as 40001, so that clients
+ * InsertEntries adds the row in the slot to all open indexes.  A duplicate of (key,
+ * scope) was written without the key's lock; it is reported as 40001, so that clients
  * retry.  Other errors pass unchanged.
  */
 static void
-InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySummarizing)
+InsertEntries(Writer *writer, const Indexes *indexes, const KeyName *name, bool update,
+			  bool onlySummarizing)
 {
 	MemoryContext context = CurrentMemoryContext;
 
 	PG_TRY();
 	{
-		ExecInsertIndexTuplesCompat(writer->relinfo, writer->slot, writer->estate, update, false,
+		ExecInsertIndexTuplesCompat(indexes->relinfo, writer->slot, indexes->estate, update, false,
 									NULL, NIL, onlySummarizing);
 	}
 	PG_CATCH();
@@ -113,7 +121,7 @@ InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySu
 
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
-		if (!IsDuplicateKey(error, writer->keyIndexes, writer->relinfo))
+		if (!IsDuplicateKey(error, indexes))
 			PG_RE_THROW();
 		FlushErrorState();
 		ErrorConcurrentChange(name);
@@ -122,17 +130,102 @@ InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySu
 }
 
 /*
- * FetchSeen stores the row version "seen" into "slot".  Throws 40001 if another row
- * has its TID; the write checks that the version is still the latest.
+ * InsertEntry adds the row in the slot to an index without expressions.  An administrator
+ * can have added columns to it with INCLUDE.
  */
 static void
-FetchSeen(Writer *writer, const KeyName *name, const KeyVersion *seen, TupleTableSlot *slot)
+InsertEntry(Writer *writer, Oid indexOid, IndexUniqueCheck check, bool unchanged)
+{
+	Relation index = index_open(indexOid, RowExclusiveLock);
+	IndexInfo *info = BuildIndexInfo(index);
+	Datum values[INDEX_MAX_KEYS];
+	bool isnull[INDEX_MAX_KEYS];
+
+	FormIndexDatum(info, writer->slot, NULL, values, isnull);
+	(void) index_insert(index, values, isnull, &writer->slot->tts_tid, writer->table, check,
+						unchanged, info);
+	index_close(index, RowExclusiveLock);
+}
+
+/*
+ * InsertOwnEntries does what InsertEntries() does, for a table that has only the indexes
+ * of the extension: without an executor, and without opening the index on leases for a
+ * row that has none.
+ */
+static void
+InsertOwnEntries(Writer *writer, const KeyIndexes *own, const KeyName *name, bool update)
+{
+	PG_TRY();
+	{
+		InsertEntry(writer, own->primaryKey, UNIQUE_CHECK_YES, update);
+	}
+	PG_CATCH();
+	{
+		if (geterrcode() != ERRCODE_UNIQUE_VIOLATION)
+			PG_RE_THROW();
+		FlushErrorState();
+		ErrorConcurrentChange(name);
+	}
+	PG_END_TRY();
+
+	if (KeyRowToken(writer->slot) != 0)
+		InsertEntry(writer, own->abandoned, UNIQUE_CHECK_NO, false);
+}
+
+/*
+ * InsertIndexEntries adds the row in the slot to the indexes of the table.  Throws 40001
+ * for a duplicate of (key, scope).
+ */
+static void
+InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySummarizing)
+{
+	const KeyIndexes *own = KeyTableIndexes(writer->table);
+	Indexes indexes;
+
+	if (writer->indexes != NULL)
+		InsertEntries(writer, writer->indexes, name, update, onlySummarizing);
+	else if (!own->others)
+		InsertOwnEntries(writer, own, name, update);
+	else
+	{
+		IndexesOpen(&indexes, writer->table, false);
+		InsertEntries(writer, &indexes, name, update, onlySummarizing);
+		IndexesClose(&indexes);
+	}
+}
+
+/* ----------------------------------------------------------------
+ * One row
+ * ----------------------------------------------------------------
+ */
+
+static void
+WriterOpen(Writer *writer)
+{
+	writer->table = KeyTableOpen(RowExclusiveLock);
+	writer->slot = table_slot_create(writer->table, NULL);
+	writer->indexes = NULL;
+}
+
+static void
+WriterClose(Writer *writer)
+{
+	InjectionPoint("row-close");
+	ExecDropSingleTupleTableSlot(writer->slot);
+	table_close(writer->table, NoLock);
+}
+
+/*
+ * FetchSeen stores the row version "seen" into "slot".  Returns false if it is gone, and
+ * another row can have its TID; the write checks that the version is still the latest.
+ */
+static bool
+FetchSeen(Writer *writer, const KeyVersion *seen, TupleTableSlot *slot)
 {
 	ItemPointerData tid = seen->tid;
 
-	if (!table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) ||
-		!KeyRowIsVersion(slot, seen))
-		ErrorConcurrentChange(name);
+	return table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) &&
+		   KeyRowIsVersion(slot, seen);
 }
 
 /*
@@ -150,9 +243,9 @@ OverwriteVersion(Writer *writer, const KeyName *name, ItemPointer tid)
 
 	CheckCmdReplicaIdentity(writer->table, CMD_UPDATE);
 	InjectionPoint("row-overwrite");
-	result = table_tuple_update(writer->table, tid, writer->slot, GetCurrentCommandId(true),
-								GetActiveSnapshot(), InvalidSnapshot, true, &failure, &lockmode,
-								&updateIndexes);
+	result = table_tuple_update_compat(writer->table, tid, writer->slot, GetCurrentCommandId(true),
+									   GetActiveSnapshot(), InvalidSnapshot, true, &failure,
+									   &lockmode, &updateIndexes);
 	if (result != TM_Ok)
 		return false;
 	InjectionPoint("row-reindex");
@@ -174,37 +267,39 @@ Insert(Writer *writer, const KeyName *name)
 }
 
 /*
- * Overwrite replaces the row version "seen" by the row in the slot.  Throws 40001 if
- * another transaction changed it first.
+ * Replace stores "record" in place of the row version "seen".  Returns false, with nothing
+ * written, if there is none, or another transaction changed it first.
  */
-static void
-Overwrite(Writer *writer, const KeyName *name, const KeyVersion *seen)
+static bool
+Replace(Writer *writer, const KeyName *name, const KeyVersion *seen, const StoredOutcome *record)
 {
 	ItemPointerData tid = seen->tid;
 
-	if (!OverwriteVersion(writer, name, &tid))
-		ErrorConcurrentChange(name);
+	if (!ItemPointerIsValid(&tid) || !FetchSeen(writer, seen, writer->slot))
+		return false;
+	KeyRowFill(writer->slot, name, record, seen->createdAt);
+	return OverwriteVersion(writer, name, &tid);
 }
 
 /*
- * KeyStoreWrite stores "record" under "name": as a new row if "seen" is invalid,
- * otherwise in place of that version.  The transaction sees the row from its next
- * command on.  Throws 40001 if the row changed since it was seen.
+ * KeyStoreWrite stores "record" under "name", in place of the version "seen" if there was
+ * one.  The reaper can have deleted an expired one; then the record is a new row.  The
+ * transaction sees the row from its next command on.  Throws 40001 if another row has
+ * been written since.
  */
 void
 KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *record)
 {
-	bool exists = ItemPointerIsValid(&seen->tid);
 	Writer writer;
 
-	WriterOpen(&writer, false);
-	if (exists)
-		FetchSeen(&writer, name, seen, writer.slot);
-	KeyRowFill(writer.slot, name, record, exists ? seen->createdAt : 0);
-	if (exists)
-		Overwrite(&writer, name, seen);
-	else
+	WriterOpen(&writer);
+	if (!Replace(&writer, name, seen, record))
+	{
+		if (KeyVersionIsLive(seen))
+			ErrorConcurrentChange(name);
+		KeyRowFill(writer.slot, name, record, 0);
 		Insert(&writer, name);
+	}
 	WriterClose(&writer);
 	CommandCounterIncrement();
 }
@@ -217,21 +312,25 @@ void
 KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen, const StoredOutcome *changed,
 					int parts)
 {
+	ItemPointerData tid = seen->tid;
 	TupleTableSlot *old;
 	Writer writer;
 
-	WriterOpen(&writer, false);
+	WriterOpen(&writer);
 	old = table_slot_create(writer.table, NULL);
-	FetchSeen(&writer, name, seen, old);
+	if (!FetchSeen(&writer, seen, old))
+		ErrorConcurrentChange(name);
 	KeyRowChange(writer.slot, old, changed, parts);
-	Overwrite(&writer, name, seen);
+	if (!OverwriteVersion(&writer, name, &tid))
+		ErrorConcurrentChange(name);
 	ExecDropSingleTupleTableSlot(old);
 	WriterClose(&writer);
 	CommandCounterIncrement();
 }
 
 /*
- * KeyStoreDelete deletes the row version "seen".  Throws 40001 if it changed.
+ * KeyStoreDelete deletes the row version "seen".  Throws 40001 if it changed.  The reaper
+ * can have deleted an expired one.
  */
 void
 KeyStoreDelete(const KeyName *name, const KeyVersion *seen)
@@ -239,11 +338,13 @@ KeyStoreDelete(const KeyName *name, const KeyVersion *seen)
 	Relation table = KeyTableOpen(RowExclusiveLock);
 	ItemPointerData tid = seen->tid;
 	TM_FailureData failure;
+	TM_Result result;
 
 	CheckCmdReplicaIdentity(table, CMD_DELETE);
 	InjectionPoint("row-delete");
-	if (table_tuple_delete(table, &tid, GetCurrentCommandId(true), GetActiveSnapshot(),
-						   InvalidSnapshot, true, &failure, false) != TM_Ok)
+	result = table_tuple_delete_compat(table, &tid, GetCurrentCommandId(true), GetActiveSnapshot(),
+									   true, &failure);
+	if (result != TM_Ok && (result != TM_Deleted || KeyVersionIsLive(seen)))
 		ErrorConcurrentChange(name);
 	InjectionPoint("row-end");
 	table_close(table, NoLock);
@@ -259,6 +360,7 @@ KeyStoreDelete(const KeyName *name, const KeyVersion *seen)
 struct KeyStoreBatch
 {
 	Writer writer;
+	Indexes indexes;
 	TupleTableSlot *scratch;
 };
 
@@ -270,13 +372,15 @@ KeyStoreBatchBegin(void)
 {
 	KeyStoreBatch *batch = palloc(sizeof(KeyStoreBatch));
 
-	WriterOpen(&batch->writer, true);
+	WriterOpen(&batch->writer);
+	IndexesOpen(&batch->indexes, batch->writer.table, true);
+	batch->writer.indexes = &batch->indexes;
 	batch->scratch = table_slot_create(batch->writer.table, NULL);
 	return batch;
 }
 
 /*
- * TryInsert inserts the row in the writer's slot unless an index of (scope, key) has
+ * TryInsert inserts the row in the writer's slot unless an index of (key, scope) has
  * an equal one.  Returns false, with nothing written, if another transaction inserted
  * that after the caller's check.
  */
@@ -284,6 +388,7 @@ static bool
 TryInsert(KeyStoreBatch *batch)
 {
 	Writer *writer = &batch->writer;
+	const Indexes *indexes = &batch->indexes;
 	TransactionId xid = GetCurrentTransactionId();
 	uint32 token = SpeculativeInsertionLockAcquire(xid);
 	bool conflict = false;
@@ -293,8 +398,8 @@ TryInsert(KeyStoreBatch *batch)
 	table_tuple_insert_speculative(writer->table, writer->slot, GetCurrentCommandId(true), 0, NULL,
 								   token);
 	InjectionPoint("once-index");
-	recheck = ExecInsertIndexTuplesCompat(writer->relinfo, writer->slot, writer->estate, false,
-										  true, &conflict, writer->keyIndexes, false);
+	recheck = ExecInsertIndexTuplesCompat(indexes->relinfo, writer->slot, indexes->estate, false,
+										  true, &conflict, indexes->keyIndexes, false);
 	InjectionPoint("once-confirm");
 	table_tuple_complete_speculative(writer->table, writer->slot, token, !conflict);
 	SpeculativeInsertionLockRelease(xid);
@@ -353,6 +458,7 @@ bool
 KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, const Retention *retention)
 {
 	Writer *writer = &batch->writer;
+	const Indexes *indexes = &batch->indexes;
 
 	for (;;)
 	{
@@ -360,12 +466,12 @@ KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name, const Retention *
 		bool vacant;
 
 		CHECK_FOR_INTERRUPTS();
-		ResetPerTupleExprContext(writer->estate);
+		ResetPerTupleExprContext(indexes->estate);
 		Fill(writer, name, retention, 0);
 		ItemPointerSetInvalid(&conflict);
 
-		if (ExecCheckIndexConstraintsCompat(writer->relinfo, writer->slot, writer->estate,
-											&conflict, writer->keyIndexes))
+		if (ExecCheckIndexConstraintsCompat(indexes->relinfo, writer->slot, indexes->estate,
+											&conflict, indexes->keyIndexes))
 		{
 			/* the check may have waited: the retention begins when the row is written */
 			Fill(writer, name, retention, 0);
@@ -385,6 +491,7 @@ void
 KeyStoreBatchEnd(KeyStoreBatch *batch)
 {
 	ExecDropSingleTupleTableSlot(batch->scratch);
+	IndexesClose(&batch->indexes);
 	WriterClose(&batch->writer);
 	pfree(batch);
 	CommandCounterIncrement();

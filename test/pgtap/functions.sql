@@ -124,33 +124,34 @@ SELECT set_eq(
 			'SETOF record', 'c', 'volatile', 'unsafe', false),
 		('grant_privileges(role regrole, VARIADIC privileges text[])', 'void', 'plpgsql', 'volatile', 'unsafe', true),
 
-		-- the I/O functions of the type document, and a cast
+		-- the I/O functions of the type document, and its casts
 		('document(jsonb)', 'idempotency.document', 'c', 'immutable', 'safe', true),
-		('document_in(cstring)', 'idempotency.document', 'internal', 'immutable', 'safe', true),
-		('document_out(idempotency.document)', 'cstring', 'internal', 'immutable', 'safe', true),
-		('document_recv(internal)', 'idempotency.document', 'internal', 'immutable', 'safe', true),
-		('document_send(idempotency.document)', 'bytea', 'internal', 'immutable', 'safe', true),
+		('document_in(cstring)', 'idempotency.document', 'c', 'immutable', 'safe', true),
+		('document_out(idempotency.document)', 'cstring', 'c', 'immutable', 'safe', true),
+		('document_recv(internal)', 'idempotency.document', 'c', 'immutable', 'safe', true),
+		('document_send(idempotency.document)', 'bytea', 'c', 'immutable', 'safe', true),
+		('document_to_json(idempotency.document)', 'json', 'c', 'immutable', 'safe', true),
 
 		-- the I/O functions of the type identifier
-		('identifier(character)', 'idempotency.identifier', 'internal', 'immutable', 'safe', true),
-		('identifier_in(cstring)', 'idempotency.identifier', 'internal', 'immutable', 'safe', true),
-		('identifier_out(idempotency.identifier)', 'cstring', 'internal', 'immutable', 'safe', true),
-		('identifier_recv(internal)', 'idempotency.identifier', 'internal', 'immutable', 'safe', true),
-		('identifier_send(idempotency.identifier)', 'bytea', 'internal', 'immutable', 'safe', true),
+		('identifier(character)', 'idempotency.identifier', 'c', 'immutable', 'safe', true),
+		('identifier_in(cstring)', 'idempotency.identifier', 'c', 'immutable', 'safe', true),
+		('identifier_out(idempotency.identifier)', 'cstring', 'c', 'immutable', 'safe', true),
+		('identifier_recv(internal)', 'idempotency.identifier', 'c', 'immutable', 'safe', true),
+		('identifier_send(idempotency.identifier)', 'bytea', 'c', 'immutable', 'safe', true),
 
 		-- the type of the stored key: I/O, order and equality
 		('keytext_in(cstring)', 'idempotency.keytext', 'c', 'immutable', 'safe', true),
 		('keytext_out(idempotency.keytext)', 'cstring', 'c', 'immutable', 'safe', true),
 		('keytext_recv(internal)', 'idempotency.keytext', 'c', 'immutable', 'safe', true),
 		('keytext_send(idempotency.keytext)', 'bytea', 'c', 'immutable', 'safe', true),
-		('keytext_lt(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
-		('keytext_le(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
-		('keytext_eq(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
-		('keytext_ne(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
-		('keytext_ge(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
-		('keytext_gt(idempotency.keytext, idempotency.keytext)', 'boolean', 'internal', 'immutable', 'safe', true),
-		('keytext_cmp(idempotency.keytext, idempotency.keytext)', 'integer', 'internal', 'immutable', 'safe', true),
-		('keytext_sortsupport(internal)', 'void', 'internal', 'immutable', 'safe', true)
+		('keytext_lt(idempotency.keytext, idempotency.keytext)', 'boolean', 'c', 'immutable', 'safe', true),
+		('keytext_le(idempotency.keytext, idempotency.keytext)', 'boolean', 'c', 'immutable', 'safe', true),
+		('keytext_eq(idempotency.keytext, idempotency.keytext)', 'boolean', 'c', 'immutable', 'safe', true),
+		('keytext_ne(idempotency.keytext, idempotency.keytext)', 'boolean', 'c', 'immutable', 'safe', true),
+		('keytext_ge(idempotency.keytext, idempotency.keytext)', 'boolean', 'c', 'immutable', 'safe', true),
+		('keytext_gt(idempotency.keytext, idempotency.keytext)', 'boolean', 'c', 'immutable', 'safe', true),
+		('keytext_cmp(idempotency.keytext, idempotency.keytext)', 'integer', 'c', 'immutable', 'safe', true),
+		('keytext_sortsupport(internal)', 'void', 'c', 'immutable', 'safe', true)
 	$$,
 	'these functions of types, casts, operators, triggers, views and the planner, and no other');
 
@@ -165,13 +166,13 @@ SELECT is_empty(
 SELECT is_empty(
 	$$
 		SELECT signature FROM pg_temp.function
-		WHERE language NOT IN ('c', 'internal')
+		WHERE language <> 'c'
 			AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)
 	$$,
 	'every function that is not C pins its search path, temporary schema last');
 
 SELECT isnt_empty(
-	$$ SELECT signature FROM pg_temp.function WHERE language NOT IN ('c', 'internal') $$,
+	$$ SELECT signature FROM pg_temp.function WHERE language <> 'c' $$,
 	'at least one function is not C');
 
 SELECT is_empty(

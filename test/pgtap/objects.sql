@@ -458,7 +458,7 @@ SELECT results_eq(
 		ORDER BY i.indisprimary DESC
 	$$,
 	$$ VALUES
-		('CREATE UNIQUE INDEX key_pkey ON idempotency.key USING btree (scope, key)', true, true),
+		('CREATE UNIQUE INDEX key_pkey ON idempotency.key USING btree (key, scope)', true, true),
 		('CREATE INDEX key_abandoned ON idempotency.key USING btree (scope, token) WHERE (token IS NOT NULL)', false, true)
 	$$,
 	'two indexes: the primary key, and a partial one for operations in progress');
@@ -513,7 +513,7 @@ SELECT set_eq(
 		('jsonb', 'idempotency.document', 'i', 'f'),
 		('text', 'idempotency.document', 'i', 'i'),
 		('character varying', 'idempotency.document', 'i', 'i'),
-		('idempotency.document', 'json', 'i', 'b'),
+		('idempotency.document', 'json', 'i', 'f'),
 		('idempotency.document', 'jsonb', 'i', 'i')
 	$$,
 	'the usual types of callers cast to it implicitly');

@@ -153,6 +153,7 @@ SELECT set_eq(
 		('idempotency_internal.document_out(idempotency.document)', 'client'),
 		('idempotency_internal.document_recv(internal)', ''),
 		('idempotency_internal.document_send(idempotency.document)', ''),
+		('idempotency_internal.document_to_json(idempotency.document)', 'client'),
 		('idempotency_internal.identifier(character)', 'client consumer operator'),
 		('idempotency_internal.identifier_in(cstring)', 'client consumer operator'),
 		('idempotency_internal.identifier_out(idempotency.identifier)', ''),

@@ -6,7 +6,7 @@
 -- to its end.) The setting stress.break makes a function wrong on purpose, so that the
 -- test can show that it detects the mistake.
 
-CREATE EXTENSION idempotency;
+\ir ../edition.sql
 CREATE SCHEMA storm;
 CREATE SCHEMA provider;
 

@@ -166,6 +166,18 @@ FinishInSavepoint(Worker *worker, const Reply *reply)
 }
 
 /*
+ * CanCatch tells whether a rejected token can be rolled back: in the portable edition, the
+ * transaction could then commit.
+ */
+static bool
+CanCatch(void)
+{
+	const char *edition = getenv("EDITION");
+
+	return edition == NULL || strcmp(edition, "portable") != 0;
+}
+
+/*
  * WriteAndFinish writes and finishes, in either order. A guarded table needs an earlier
  * heartbeat, which counts as a claim.
  */
@@ -173,7 +185,7 @@ static bool
 WriteAndFinish(Worker *worker, const Reply *reply)
 {
 	bool (*finish)(Worker *, const Reply *) =
-		RandomPercent(&worker->random, 30) ? FinishInSavepoint : Finish;
+		RandomPercent(&worker->random, 30) && CanCatch() ? FinishInSavepoint : Finish;
 
 	if (worker->leased && IsGuarded(worker->key))
 	{
