@@ -173,7 +173,9 @@ SELECT idempotency.complete('becomes', 'c', '"by the former owner"', token => :s
 SELECT count(pg_temp.abandon('locks', 'k' || n, n)) FROM generate_series(1, 5) AS n;
 BEGIN;
 SELECT key FROM idempotency.claim_abandoned('locks', '1 min', 2);
+-- extension only: locks of keys
 SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+-- both editions
 -- A second call in the same transaction takes the next operations.
 SELECT key FROM idempotency.claim_abandoned('locks', '1 min', 2);
 ROLLBACK;
@@ -238,6 +240,7 @@ RESET idempotency.scope_prefix;
 -- The select list accepts the call and gives the same result.
 SELECT (idempotency.claim_abandoned('ABANDONED', '1 min', 10)).key;
 
+-- extension only: types of the library
 -- The row type belongs to the extension.
 BEGIN;
 ALTER TYPE idempotency.abandoned ALTER ATTRIBUTE key TYPE bigint;
@@ -247,5 +250,6 @@ BEGIN;
 ALTER TYPE idempotency.abandoned DROP ATTRIBUTE state;
 SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
 ROLLBACK;
+-- both editions
 
 DELETE FROM idempotency.key WHERE scope IN ('abandoned', 'abandoned/2', 'abandone', 'ABANDONED', 'many', 'limit', 'becomes', 'locks');

@@ -25,7 +25,9 @@ $$;
 -- A new key is claimed; nothing is stored until complete().
 BEGIN;
 SELECT * FROM idempotency.claim('claim', 'new', '{"amount": 100}');
+-- extension only: when the row is written
 SELECT count(*) FROM idempotency.key WHERE scope = 'claim';
+-- both editions
 SELECT idempotency.complete('claim', 'new', '{"id": 1}', 201, '{"Location": "/charges/1"}');
 SELECT count(*) FROM idempotency.key WHERE scope = 'claim';
 COMMIT;
@@ -90,8 +92,10 @@ SELECT outcome FROM idempotency.claim('claim', 'rolled back');
 ROLLBACK;
 
 -- (claim(...)).* calls the function once per column, and the second call finds the key
+-- extension only: planner support
 -- claimed. Call claim() in FROM or in an assignment instead.
 SELECT (idempotency.claim('claim', 'star')).*;
+-- both editions
 
 -- Under every isolation level, a transaction sees the outcomes that it stored,
 -- including those of released savepoints, and not those that it rolled back.
@@ -129,6 +133,7 @@ SELECT pg_temp.in_savepoints();
 SELECT outcome, response FROM idempotency.claim('claim', 'own');
 ROLLBACK;
 
+-- extension only: when the row is written
 -- An operation on a new key takes one insert, in complete(), and leaves no dead row.
 CREATE FUNCTION pg_temp.writes(OUT inserted bigint, OUT updated bigint, OUT deleted bigint)
 	LANGUAGE sql AS $$
@@ -146,6 +151,7 @@ SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS upd
 	deleted - :before_deleted AS deleted FROM pg_temp.writes();
 COMMIT;
 SELECT ctid IS NOT NULL AS stored, xmax FROM idempotency.key WHERE scope = 'claim' AND key = 'one insert';
+-- both editions
 
 --
 -- Scope and key
@@ -388,11 +394,15 @@ ROLLBACK;
 -- of the new request.
 SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'claim' AND key = 'expired' \gset
 BEGIN;
+-- extension only: when the row is written
 SELECT * FROM pg_temp.writes() \gset before_
+-- both editions
 SELECT outcome, status, response FROM idempotency.claim('claim', 'expired', '{"amount": 2}');
 SELECT idempotency.complete('claim', 'expired', '"second"');
+-- extension only: when the row is written
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated,
 	deleted - :before_deleted AS deleted FROM pg_temp.writes();
+-- both editions
 SELECT xmin = pg_current_xact_id()::xid AS written_by_us FROM idempotency.key WHERE scope = 'claim' AND key = 'expired';
 COMMIT;
 SELECT ctid <> :'old_ctid' AS another_version, xmin <> :'old_xmin' AS another_writer, response,
@@ -413,6 +423,7 @@ COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'claim' AND key = 'expires at once';
 SELECT outcome FROM idempotency.try_claim('claim', 'expires at once', '3');
 
+-- extension only: when the row is written
 -- A rolled-back or released claim on an expired key leaves the row unchanged.
 SELECT pg_temp.complete_operation('released', '1 millisecond');
 SELECT pg_sleep(0.01);
@@ -423,6 +434,7 @@ SELECT idempotency.release('claim', 'released');
 COMMIT;
 SELECT ctid = :'old_ctid' AS same_version, xmin = :'old_xmin' AS same_writer
 	FROM idempotency.key WHERE scope = 'claim' AND key = 'released';
+-- both editions
 
 --
 -- Wait
@@ -457,6 +469,7 @@ ROLLBACK TO before;
 SELECT status, response FROM idempotency.peek('claim', 'new');
 COMMIT;
 
+-- extension only: types of the library
 -- The result type belongs to the extension.
 BEGIN;
 ALTER TYPE idempotency.operation ALTER ATTRIBUTE attempt TYPE text;
@@ -466,6 +479,7 @@ BEGIN;
 ALTER TYPE idempotency.operation ADD ATTRIBUTE more text;
 SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''type'')');
 ROLLBACK;
+-- both editions
 
 -- SELECT f() INTO op, without "* FROM", puts the text of the whole composite into the
 -- first field. That fails at the first call, for each function that returns a
@@ -484,17 +498,21 @@ END
 $$;
 CREATE FUNCTION handle(json) RETURNS json LANGUAGE sql AS 'SELECT $1';
 SELECT outcome, token > 0 AS leased FROM idempotency.claim('claim', 'into', lease => '1 microsecond');
+-- extension only: the outbox
 BEGIN;
 SELECT idempotency.subscribe('claim', '{*}', start_at => 'now');
 SELECT idempotency.publish('into', '1') IS NOT NULL AS published;
 COMMIT;
+-- both editions
 SELECT type, call, pg_temp.select_into(type, call) FROM (VALUES
 	('operation', $$claim('claim', 'new')$$),
 	('operation', $$try_claim('claim', 'new')$$),
 	('operation', $$peek('claim', 'new')$$),
 	('operation', $$run('claim', 'new', NULL, 'handle(json)')$$),
-	('abandoned', $$claim_abandoned('claim', '1 minute')$$),
-	('event', $$fetch('claim')$$)) AS v (type, call);
+	('abandoned', $$claim_abandoned('claim', '1 minute')$$)) AS v (type, call);
+-- extension only: the outbox
+SELECT pg_temp.select_into('event', $$fetch('claim')$$);
+-- both editions
 -- Scalar variables accept the shifted value: a known limit.
 DO $$
 DECLARE
@@ -504,5 +522,7 @@ BEGIN
 	SELECT idempotency.claim('claim', 'new') INTO outcome, replayed;
 	RAISE NOTICE '% %', outcome LIKE '(replayed,t,%)', replayed;
 END $$;
+-- extension only: the outbox
 SELECT idempotency.unsubscribe('claim');
+-- both editions
 DROP FUNCTION into_its_own, handle;

@@ -205,6 +205,7 @@ COMMIT;
 SELECT outcome, response FROM idempotency.try_claim('release', 'b', '{"amount": 2}');
 SELECT outcome, response FROM idempotency.try_claim('release', 'b', '{"amount": 1}');
 
+-- extension only: locks of keys
 -- The lock is held until the transaction ends, because the earlier writes can still
 -- commit.
 BEGIN;
@@ -215,6 +216,7 @@ SELECT count(*) AS key_locks FROM pg_locks
 COMMIT;
 SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+-- both editions
 
 --
 -- Without a claim held by this transaction: IK412
@@ -282,6 +284,7 @@ SELECT pg_temp.error_of(s) FROM unnest(ARRAY[
 	'SELECT idempotency.release(''lost'', NULL)',
 	'SELECT idempotency.release(repeat(''s'', 256), ''key'')']) AS s;
 
+-- extension only: errors that are caught
 --
 -- After IK412 the transaction cannot commit, because its writes had no claim
 --
@@ -305,6 +308,7 @@ COMMIT;
 \echo :SQLSTATE
 SELECT count(*) FROM charge;
 
+-- both editions
 -- The same holds for fail() and release(), and for a statement that is its own
 -- transaction.
 CREATE FUNCTION pg_temp.catch_error(statement text) RETURNS text LANGUAGE plpgsql AS $$
@@ -315,6 +319,7 @@ EXCEPTION WHEN OTHERS THEN
 	RETURN 'caught ' || SQLSTATE;
 END
 $$;
+-- extension only: errors that are caught
 SELECT pg_temp.catch_error($$SELECT idempotency.fail('lost', 'caught', '{}', 400)$$);
 SELECT pg_temp.catch_error($$SELECT idempotency.release('lost', 'caught')$$);
 
@@ -344,6 +349,7 @@ PREPARE TRANSACTION 'regress_idempotency_doomed';
 \echo :SQLSTATE
 SELECT count(*) FROM charge;
 ROLLBACK PREPARED 'regress_idempotency_doomed';
+-- both editions
 
 -- The next transaction is not affected.
 BEGIN;

@@ -1,3 +1,4 @@
+-- extension only: the outbox
 --
 -- fetch(), ack(), extend(), and returning a batch, as one session sees them. The
 -- isolation tests cover concurrent publishers and consumers; the nack test covers

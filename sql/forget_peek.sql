@@ -157,8 +157,10 @@ SELECT idempotency.forget('peek', 'unknown');
 SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 SELECT idempotency.forget('peek', 'failed');
+-- extension only: locks of keys
 SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+-- both editions
 COMMIT;
 
 SELECT pg_temp.error_of(s) FROM unnest(ARRAY[

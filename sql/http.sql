@@ -2,6 +2,7 @@
 -- parse_header() and problem()
 --
 SET client_encoding = 'UTF8';
+\set SHOW_CONTEXT never
 
 --
 -- parse_header(): a String of RFC 8941; parameters are checked and ignored.
@@ -74,11 +75,13 @@ SELECT outcome FROM idempotency.try_claim('http', 'twice');
 SELECT idempotency.problem(idempotency.try_claim('http', 'twice'));
 ROLLBACK;
 
+-- extension only: types of the library
 -- The type belongs to the extension.
 BEGIN;
 ALTER TYPE idempotency.operation ALTER ATTRIBUTE outcome TYPE bigint;
 SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation);
 ROLLBACK;
+-- both editions
 
 --
 -- problem_headers(), and the link to the documentation
@@ -129,6 +132,7 @@ SELECT value, set_config('idempotency.documentation', value, false) = value AS a
 		'tag:example.com,2026:keys', '/%E2%9C%93', '~a!$&''()*+,;=@', '']) AS value;
 SELECT length(set_config('idempotency.documentation', rpad('/', 2000, 'a'), false));
 
+-- extension only: settings that the library defines
 -- Nothing that could end the header or the brackets around the link is valid.
 CREATE FUNCTION pg_temp.link_refused(value text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -146,3 +150,4 @@ SELECT count(*) AS accepted, string_agg(chr(i), '' ORDER BY i) AS characters FRO
 \set VERBOSITY default
 SET idempotency.documentation = '<a>';
 RESET idempotency.documentation;
+-- both editions

@@ -29,15 +29,19 @@ CREATE TEMPORARY TABLE bound AS
 		(12, '7', 'pg_temp.order_id', '7'), (13, 'o-7', 'pg_temp.order_name', 'o-7'),
 		(14, 'a0eebc999c0b4ef8bb6d6bb9bd380a11', 'pg_temp.order_uuid', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'),
 		(15, '42', 'idempotency.identifier', '42'), (16, '42', 'idempotency.keytext', '42')) AS v (n, key, type, same);
+-- extension only: numbers as scopes
 SELECT type, pg_temp.try(format('SELECT idempotency.once(''identifier'' || %s, %L::%s)', n, key, type)) AS first,
 		idempotency.once('identifier' || n, same) AS second_as_text,
 		pg_temp.try(format('SELECT idempotency.once_many(%L::%s, ARRAY[''k''])', key, type)) AS scope
 	FROM bound ORDER BY n;
+-- both editions
 
 -- Untyped parameters, as most drivers send them, typed ones, and both together.
 BEGIN;
 PREPARE untyped AS SELECT outcome FROM idempotency.try_claim($1, $2);
+-- extension only: the type of the parameters
 SELECT parameter_types FROM pg_prepared_statements WHERE name = 'untyped';
+-- both editions
 EXECUTE untyped('identifier', 'untyped');
 PREPARE typed(text, uuid) AS SELECT outcome FROM idempotency.try_claim($1, $2);
 EXECUTE typed('identifier', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11');
@@ -47,6 +51,7 @@ SELECT outcome FROM idempotency.try_claim('identifier'::varchar, 18::smallint, '
 ROLLBACK;
 DEALLOCATE ALL;
 
+-- extension only: numbers as scopes
 -- Every function that takes a scope or a key takes a number.
 BEGIN;
 SELECT outcome FROM idempotency.claim(1, 2);
@@ -77,6 +82,7 @@ DELETE FROM idempotency.outbox WHERE aggregatetype = 'identifier';
 -- An operator passes the columns of the view, and applications their own columns.
 SELECT count(*) AS keys, count(*) FILTER (WHERE idempotency.forget(scope, key)) AS forgotten
 	FROM idempotency.keys WHERE scope = '1';
+-- both editions
 
 -- Arrays of every type bind to once_many(): typed, untyped, empty and NULL.
 SELECT idempotency.once_many('identifier', ARRAY[1, 2, 3]);
@@ -85,21 +91,26 @@ SELECT idempotency.once_many('identifier', ARRAY[4, 5]::smallint[]);
 SELECT idempotency.once_many('identifier', ARRAY['a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11']::uuid[]);
 SELECT idempotency.once_many('identifier', ARRAY['5', 'six']::text[]);
 SELECT idempotency.once_many('identifier', ARRAY['six', 'seven']::varchar[]);
+-- extension only: arrays of a type with a length
 SELECT idempotency.once_many('identifier', ARRAY['seven', 'eight']::varchar(10)[]);
 SELECT idempotency.once_many('identifier', ARRAY['eight', 'nine ']::bpchar(10)[]);
 SELECT idempotency.once_many('identifier', ARRAY['nine', 'ten']::name[]);
 SELECT idempotency.once_many('identifier', '{ten,"a,b"}');
+-- both editions
 SELECT idempotency.once_many('identifier', array_agg(i)) FROM generate_series(101, 102) AS i;
 SELECT idempotency.once_many('identifier', '{}'), idempotency.once_many('identifier', ARRAY[]::uuid[]);
 SELECT idempotency.once_many('identifier', ARRAY[1, NULL]);
 SELECT idempotency.once_many('identifier', ARRAY[ARRAY[1], ARRAY[2]]);
 PREPARE untyped AS SELECT * FROM idempotency.once_many($1, $2);
+-- extension only: the type of the parameters
 SELECT parameter_types FROM pg_prepared_statements WHERE name = 'untyped';
+-- both editions
 EXECUTE untyped('identifier', '{11,twelve}');
 PREPARE typed(text, bigint[]) AS SELECT * FROM idempotency.once_many($1, $2);
 EXECUTE typed('identifier', ARRAY[11, 12]);
 DEALLOCATE ALL;
 
+-- extension only: the text of the errors
 -- Values whose text has several forms do not bind: one value would be several keys.  An
 -- array is no key.
 SELECT argument, pg_temp.try(format('SELECT idempotency.once(''identifier'', %s)', argument))
@@ -110,7 +121,9 @@ SELECT argument, pg_temp.try(format('SELECT idempotency.once(%s)', argument))
 	FROM unnest(ARRAY[$$NULL, 'k'$$, $$'identifier', NULL$$, $$'identifier', NULL::uuid$$, $$'identifier', NULL::bigint$$, $$'identifier', ''$$,
 		$$'identifier', '   '::bpchar(3)$$, $$'identifier', E'a\tb'::varchar$$, $$'identifier', repeat('k', 256)$$,
 		$$'identifier', '{a,b}'::varchar$$, $$''::name, 'k'$$]) AS argument;
+-- both editions
 
+-- extension only: the type of the parameters
 -- In PL/pgSQL, a variable of the type accepts and compares as text does.
 DO $$
 DECLARE
@@ -121,7 +134,9 @@ BEGIN
 	id := 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid;
 	RAISE NOTICE '% %', id, id = value;
 END $$;
+-- both editions
 
+-- extension only: the type of the parameters
 -- No query without the extension's functions changes its meaning: no operator takes the
 -- type, and no function but the extension's own.
 SELECT o.oid::regoperator AS operator FROM pg_operator AS o
@@ -136,5 +151,6 @@ SELECT statement, pg_temp.try(statement) FROM unnest(ARRAY[
 	$$SELECT pg_typeof(coalesce('a'::text, 'b'))$$, $$SELECT pg_typeof(coalesce('a'::varchar, 'b'::text))$$,
 	$$SELECT length(42)$$, $$SELECT upper('a'::name)$$, $$SELECT 1::text = '1'$$, $$SELECT '1' = 1$$,
 	$$SELECT 'a'::varchar IN ('a', 'b'::text)$$]) AS statement;
+-- both editions
 
 DELETE FROM idempotency.key WHERE scope LIKE 'identifier%' OR scope IN (SELECT same FROM bound) OR key = 'k';

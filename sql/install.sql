@@ -1,3 +1,4 @@
+-- extension only: the install script
 --
 -- The objects that CREATE EXTENSION creates, their privileges, and that DROP EXTENSION
 -- removes all of them.

@@ -2,6 +2,7 @@
 -- derive_key(), natural_key(), uuidv7()
 --
 SET client_encoding = 'UTF8';
+\set SHOW_CONTEXT never
 
 -- Each text follows its length in four bytes; NULL has the length -1.
 CREATE FUNCTION pg_temp.digest(VARIADIC parts text[]) RETURNS bytea LANGUAGE sql

@@ -3,8 +3,10 @@
 --
 \set SHOW_CONTEXT never
 
+-- extension only: the type of the keys
 \d idempotency.keys
 
+-- both editions
 -- One record in every state.
 BEGIN;
 SELECT (idempotency.claim('keys', k, '{"request": "of this row"}')).outcome FROM unnest('{completed,failed,nothing}'::text[]) AS k;
@@ -40,16 +42,20 @@ SELECT key, response_size ~ '^[0-9]+ (bytes|kB|MB)$' AS readable FROM idempotenc
 SELECT count(*) AS leaks FROM idempotency.keys AS k WHERE scope = 'keys' AND k::text ~* 'secret|4242|card|x-header|of this row';
 SELECT count(*) AS kept FROM idempotency.key AS k WHERE scope = 'keys' AND k::text ~* 'secret';
 
+-- extension only: when the row is written
 -- An open claim is absent, because nothing is stored for it.
 BEGIN;
 SELECT outcome FROM idempotency.claim('keys', 'open');
 SELECT count(*) FROM idempotency.keys WHERE scope = 'keys' AND key = 'open';
 ROLLBACK;
 
+-- both editions
 -- The index finds one key, and one scope.
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;
+-- extension only: the type of the keys
 EXPLAIN (COSTS OFF) SELECT state FROM idempotency.keys WHERE scope = 'keys' AND key = 'completed';
+-- both editions
 EXPLAIN (COSTS OFF) SELECT state FROM idempotency.keys WHERE scope = 'keys';
 -- The index also finds a prefix of scopes under every locale, because the column is
 -- COLLATE "C".

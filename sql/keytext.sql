@@ -1,3 +1,4 @@
+-- extension only: the packed form of UUIDs
 --
 -- The type of stored keys. It packs canonical UUIDs only; SQL always sees the original
 -- text.

@@ -279,6 +279,7 @@ BEGIN
 	RETURN pg_temp.error_of('SELECT idempotency.' || p_call);
 END
 $$;
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', token => %s)', :stale)); COMMIT;
 \echo :SQLSTATE
 BEGIN; SELECT pg_temp.caught(format('fail(''lease'', ''fenced'', NULL, 400, token => %s)', :stale)); COMMIT;
@@ -306,6 +307,7 @@ SELECT count(*) > 0 AS prepared FROM pg_prepared_xacts WHERE gid = 'regress_idem
 \if :prepared
 ROLLBACK PREPARED 'regress_idempotency_fenced';
 \endif
+-- both editions
 SELECT count(*) AS effects FROM effect;
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'fenced';
 
@@ -349,9 +351,11 @@ SELECT idempotency.renew('lease', 'fenced', NULL, '1 min');
 -- A finished operation cannot be finished again, even with the right token: a retry
 -- would write twice.
 SELECT idempotency.complete('lease', 'fenced', '"owner"', token => :current);
+-- extension only: errors that are caught
 BEGIN;
 SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', ''"again"'', token => %s)', :current));
 COMMIT;
+-- both editions
 BEGIN;
 SELECT pg_temp.lease('finished here') AS own \gset
 SELECT idempotency.complete('lease', 'finished here', '1', token => :own);
@@ -360,13 +364,18 @@ ROLLBACK;
 SELECT pg_temp.lease('released') AS own \gset
 SELECT idempotency.checkpoint('lease', 'released', :own, 'charged');
 SELECT idempotency.release('lease', 'released', :own);
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('release(''lease'', ''released'', %s)', :own)); COMMIT;
+-- both editions
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''released'', %s, ''1 min'')', :own)); COMMIT;
+-- both editions
 SELECT response FROM idempotency.claim('lease', 'fenced');
 SELECT count(*) AS effects FROM effect;
 
 -- A claim without a lease has no heartbeat and no checkpoint; the attempt loses the
 -- claim.
+-- extension only: errors that are caught
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'transactional');
 SELECT pg_temp.error_of('SELECT idempotency.renew(''lease'', ''transactional'', NULL, ''1 min'')'),
@@ -374,6 +383,7 @@ SELECT pg_temp.error_of('SELECT idempotency.renew(''lease'', ''transactional'', 
 SELECT idempotency.complete('lease', 'transactional');
 COMMIT;
 \echo :SQLSTATE
+-- both editions
 BEGIN;
 SELECT outcome FROM idempotency.claim('lease', 'transactional');
 SELECT idempotency.renew('lease', 'transactional', NULL, '1 min');
@@ -526,8 +536,12 @@ SELECT idempotency.checkpoint('lease', 'forgotten', :own, 'charged', '{"charge":
 SELECT pg_temp.age_lease('forgotten', '25 hours');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'forgotten';
 SELECT idempotency.peek('lease', 'forgotten') IS NULL AS absent;
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''forgotten'', %s, ''1 min'')', :own)); COMMIT;
+-- both editions
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own)); COMMIT;
+-- both editions
 BEGIN;
 SELECT outcome, attempt, recovery_point FROM idempotency.claim('lease', 'forgotten');
 ROLLBACK;
@@ -535,7 +549,9 @@ SELECT outcome, attempt, recovery_point, state, token > :own AS grown
 	FROM idempotency.claim('lease', 'forgotten', '{"amount": 2}', lease => '1 min');
 SELECT attempt, recovery_point, recovery_state, request, created_at > now() - interval '1 min' AS new
 	FROM idempotency.key WHERE scope = 'lease' AND key = 'forgotten';
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own)); COMMIT;
+-- both editions
 
 --
 -- Request
@@ -582,7 +598,9 @@ SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'le
 BEGIN;
 SELECT outcome, replayed, token, attempt, recovery_point, state, retry_after, expires_at
 	FROM idempotency.claim('lease', 'within', '{"amount": 1}');
+-- extension only: the place of the row
 SELECT ctid = :'old_ctid' AND xmin = :'old_xmin' AS untouched FROM idempotency.key WHERE scope = 'lease' AND key = 'within';
+-- both editions
 SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 1}', lease => '1 min');
 COMMIT;
 \echo :SQLSTATE
@@ -595,7 +613,9 @@ BEGIN;
 SELECT outcome, attempt FROM idempotency.claim('lease', 'within');
 SELECT idempotency.release('lease', 'within');
 COMMIT;
+-- extension only: the place of the row
 SELECT ctid = :'old_ctid' AND xmin = :'old_xmin' AS untouched, attempt, recovery_point FROM idempotency.key WHERE scope = 'lease' AND key = 'within';
+-- both editions
 BEGIN;
 SELECT idempotency.renew('lease', 'within', :own, '1 min') > now() AS renewed;
 ROLLBACK;
@@ -608,7 +628,9 @@ COMMIT;
 SELECT outcome, status, response, expires_at BETWEEN now() + interval '119 min' AND now() + interval '120 min' AS kept
 	FROM idempotency.claim('lease', 'within', '{"amount": 1}', lease => '1 min');
 SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 2}');
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''within'', token => %s)', :own)); COMMIT;
+-- both editions
 -- The first request determines the fingerprint of the outcome.
 SELECT pg_temp.lease('within 2') > 0 AS leased;
 SELECT pg_temp.age_lease('within 2');
@@ -648,7 +670,9 @@ SELECT pg_temp.age_lease('run');
 SELECT outcome, replayed, token, attempt, status, response, expires_at > now() AS retained
 	FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
 SELECT outcome, response FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''run'', token => %s)', :own)); COMMIT;
+-- both editions
 DROP FUNCTION handler;
 
 --
@@ -674,20 +698,26 @@ ROLLBACK;
 SELECT pg_temp.age_lease('inbox');
 SELECT idempotency.once('lease', 'inbox'), idempotency.once('lease', 'inbox');
 SELECT state, status FROM idempotency.keys WHERE scope = 'lease' AND key = 'inbox';
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''inbox'', %s, ''1 min'')', :own)); COMMIT;
+-- both editions
 SELECT pg_temp.lease('inbox 2') AS own \gset
 SELECT pg_temp.age_lease('inbox 2');
 SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
 SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
 SELECT outcome, status, response FROM idempotency.claim('lease', 'inbox 2', lease => '1 min');
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %s)', :own)); COMMIT;
+-- both editions
 
 -- forget() evicts a running or expired lease. Its owner is fenced off, and the next
 -- owner is the first.
 SELECT pg_temp.lease('evicted', '{"amount": 1}') AS own \gset
 SELECT idempotency.checkpoint('lease', 'evicted', :own, 'charged');
 SELECT idempotency.forget('lease', 'evicted'), idempotency.forget('lease', 'evicted');
+-- extension only: errors that are caught
 BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''evicted'', token => %s)', :own)); COMMIT;
+-- both editions
 SELECT outcome, attempt, recovery_point, token > :own AS grown FROM idempotency.claim('lease', 'evicted', '{"amount": 2}', lease => '1 min');
 SELECT pg_temp.age_lease('evicted');
 SELECT idempotency.forget('lease', 'evicted');
@@ -718,7 +748,9 @@ ROLLBACK;
 BEGIN;
 SAVEPOINT before;
 SELECT pg_temp.lease('savepoint') > 0 AS leased;
+-- extension only: locks of keys
 SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+-- both editions
 ROLLBACK TO before;
 SELECT count(*) AS key_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
@@ -848,7 +880,9 @@ SELECT count(*) AS finished, count(token) AS token, count(attempt) AS attempt, c
 BEGIN;
 TRUNCATE idempotency.key;
 SELECT count(*) FROM idempotency.once_many('lease', ARRAY(SELECT to_char(n, 'FM00000000') FROM generate_series(1, 500) AS n));
+-- extension only: the size of a row
 SELECT count(*) AS rows_on_a_page, 8168 / (4 + 24 + 8 + 8 + 6 + 9 + 1) AS expected FROM idempotency.key WHERE ctid < '(1,0)';
+-- both editions
 TRUNCATE idempotency.key;
 SELECT count(*) FROM generate_series(1, 500) AS n, idempotency.claim('lease', to_char(n, 'FM00000000'), '1', lease => '1 min') AS op
 	WHERE idempotency.complete('lease', to_char(n, 'FM00000000'), 'null', token => op.token) IS NOT NULL;
@@ -926,7 +960,9 @@ SELECT outcome FROM idempotency.try_claim('lease', 'maintained', '{"amount": 2}'
 --
 
 SELECT idempotency.forget('lease', key) FROM idempotency.key WHERE scope = 'lease' \g /dev/null
+-- extension only: the type of the keys
 \d idempotency.zombies
+-- both editions
 SELECT pg_temp.lease('running', '{"request": "secret"}') AS running \gset
 SELECT pg_temp.lease('checkpointed') AS own \gset
 SELECT idempotency.checkpoint('lease', 'checkpointed', :own, 'charged', '{"state": "secret"}');
@@ -965,6 +1001,7 @@ SELECT key FROM idempotency.zombies WHERE scope = 'lease' ORDER BY key;
 -- Read-only transactions and recovery
 --
 
+-- extension only: errors that are caught
 BEGIN READ ONLY;
 SELECT call, pg_temp.error_of('SELECT idempotency.' || call) FROM unnest(ARRAY[
 	'claim(''lease'', ''read only'', lease => ''1 min'')',
@@ -975,6 +1012,7 @@ SELECT call, pg_temp.error_of('SELECT idempotency.' || call) FROM unnest(ARRAY[
 	'release(''lease'', ''running'', 1)']) AS call;
 SELECT outcome, attempt, token FROM idempotency.peek('lease', 'running');
 COMMIT;
+-- both editions
 SELECT idempotency.complete('lease', 'running', token => :running);
 
 -- An error that the server raises before the call has no effect, because the function
@@ -984,9 +1022,11 @@ SELECT left(pg_temp.error_of('SELECT idempotency.complete(''lease'', ''running''
 COMMIT;
 \echo :SQLSTATE
 
+-- extension only: the sequence of the tokens
 -- Afterwards lastval() returns the token.
 SELECT outcome FROM idempotency.claim('lease', 'last value', lease => '1 min');
 SELECT lastval() = currval('idempotency.token') AS of_the_token;
+-- both editions
 
 DROP TABLE effect;
 DELETE FROM idempotency.key WHERE scope = 'lease';

@@ -6,12 +6,15 @@
 -- One thousand open claims, completed in the order of claiming.
 BEGIN;
 SELECT count(*) FROM generate_series(1, 1000) AS n, idempotency.claim('limits', 'open ' || n) WHERE outcome = 'claimed';
+-- extension only: locks of keys
 SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
+-- both editions
 SELECT count(idempotency.complete('limits', 'open ' || n, to_json(n))::text) FROM generate_series(1, 1000) AS n;
 COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'limits' AND key LIKE 'open%';
 
+-- extension only: locks of keys
 -- Each claim holds a lock until its transaction ends, and the lock table is limited.
 -- Beyond the limit, an error names the setting to raise, and only the savepoint is
 -- lost.
@@ -42,6 +45,7 @@ SELECT count(*) AS key_locks FROM pg_locks
 SELECT idempotency.complete('limits', 'kept');
 COMMIT;
 SELECT outcome FROM idempotency.claim('limits', 'kept');
+-- both editions
 
 -- A session keeps no memory for finished operations, whatever their outcome.
 CREATE PROCEDURE work(p_round int, p_times int) LANGUAGE plpgsql AS $$
@@ -77,6 +81,7 @@ SELECT memory() AS before \gset
 CALL work(2, 3000);
 SELECT memory() - :before < 65536 AS flat;
 
+-- extension only: memory of the library
 -- A transaction keeps none for the operations that it finished.
 CREATE FUNCTION work_in_transaction(p_times int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -98,6 +103,8 @@ SELECT used_bytes AS before FROM pg_backend_memory_contexts WHERE name = 'TopTra
 SELECT work_in_transaction(2000);
 SELECT used_bytes - :before < 8192 AS flat FROM pg_backend_memory_contexts WHERE name = 'TopTransactionContext';
 COMMIT;
+DROP FUNCTION work_in_transaction;
+-- both editions
 
 DROP PROCEDURE work;
-DROP FUNCTION memory, work_in_transaction;
+DROP FUNCTION memory;

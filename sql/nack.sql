@@ -1,3 +1,4 @@
+-- extension only: the outbox
 --
 -- nack(), redrive() and dead_letters: failed events, when they are redelivered and how
 -- often, and the later events of the same aggregate.

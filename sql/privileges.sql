@@ -1,3 +1,4 @@
+-- extension only: functions of the outbox, and their privileges
 --
 -- Privileges of a role without grants, a client, a consumer and an operator. A hostile
 -- search path affects none of them.

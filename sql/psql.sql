@@ -1,3 +1,4 @@
+-- extension only: the list of objects
 --
 -- What psql shows to a person: functions with named arguments in a consistent order,
 -- views with readable ages and sizes, and a plan that finds a key.

@@ -1,3 +1,4 @@
+-- extension only: the outbox
 --
 -- publish(): its arguments, the stored event, rollback, and the requirements on the
 -- table and the sequence.

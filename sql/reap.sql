@@ -3,7 +3,10 @@
 --
 \set SHOW_CONTEXT never
 
-TRUNCATE idempotency.key, idempotency.reaper;
+TRUNCATE idempotency.key;
+-- extension only: progress of the reaper
+TRUNCATE idempotency.reaper;
+-- both editions
 
 -- Stores that number of rows, which are expired when the function returns.
 CREATE FUNCTION pg_temp.expired(prefix text, keys int) RETURNS bigint LANGUAGE sql AS $$
@@ -31,7 +34,9 @@ $$;
 
 -- Without work, reap() writes nothing.
 SELECT idempotency.reap();
+-- extension only: progress of the reaper
 SELECT count(*) FROM idempotency.reaper;
+-- both editions
 
 --
 -- Deleted rows
@@ -62,8 +67,10 @@ SELECT pg_temp.large_values();
 
 SELECT idempotency.reap();
 SELECT key, state FROM idempotency.keys ORDER BY key;
+-- extension only: progress of the reaper
 SELECT rows_reaped, zombies_reaped, last_reaped_rows, last_reaped_at > now() - interval '1 min' AS just_now
 	FROM idempotency.reaper;
+-- both editions
 
 -- The remaining rows are unchanged.
 SELECT outcome, response FROM idempotency.claim('reap', 'completed', '{"n": 1}');
@@ -83,7 +90,10 @@ SELECT outcome, attempt FROM idempotency.claim('reap', 'old lease', lease => '1 
 -- Batch size
 --
 
-TRUNCATE idempotency.key, idempotency.reaper;
+TRUNCATE idempotency.key;
+-- extension only: progress of the reaper
+TRUNCATE idempotency.reaper;
+-- both editions
 SELECT pg_temp.expired('a', 10);
 SELECT idempotency.reap(3);
 SELECT count(*) FROM idempotency.key;
@@ -93,7 +103,9 @@ SELECT idempotency.reap(-1);
 SELECT count(*) FROM idempotency.key;
 SELECT idempotency.reap(NULL);
 SELECT count(*) FROM idempotency.key;
+-- extension only: progress of the reaper
 SELECT rows_reaped, zombies_reaped, last_reaped_rows FROM idempotency.reaper;
+-- both editions
 
 -- The default is one thousand.
 SELECT pg_temp.expired('b', 2200);
@@ -102,13 +114,15 @@ SELECT idempotency.reap();
 SELECT idempotency.reap();
 SELECT idempotency.reap();
 
+-- extension only: locks of keys
 -- At most a fraction of the lock table, whatever the argument.
 SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int AS few_locks \gset
-SELECT pg_temp.expired('c', :few_locks);
+SELECT pg_temp.expired('c', :few_locks) = :few_locks AS expired;
 BEGIN;
 SELECT n BETWEEN 100 AND :few_locks - 1 AS some FROM idempotency.reap(:few_locks) AS n;
 SELECT count(*) < :few_locks / 2 AS few FROM pg_locks WHERE pid = pg_backend_pid();
 COMMIT;
+-- both editions
 DO $$ BEGIN
 	WHILE idempotency.reap(2147483647) > 0 LOOP
 		COMMIT;
@@ -116,12 +130,14 @@ DO $$ BEGIN
 END $$;
 SELECT count(*) FROM idempotency.key;
 
+-- extension only: progress of the reaper
 --
 -- Where the scan continues
 --
 
 -- About 125 blocks of live rows, then of expired rows, then of live rows again.
-TRUNCATE idempotency.key, idempotency.reaper;
+TRUNCATE idempotency.key;
+TRUNCATE idempotency.reaper;
 CREATE FUNCTION pg_temp.fill(kind text, rows int, retention interval) RETURNS void LANGUAGE sql AS $$
 	SELECT idempotency.claim('fill', kind || i, retention => fill.retention),
 		idempotency.complete('fill', kind || i,
@@ -174,26 +190,38 @@ INSERT INTO idempotency.reaper
 SELECT pg_temp.expired('other', 5);
 SELECT idempotency.reap();
 SELECT rows_reaped, expiry_block FROM idempotency.reaper ORDER BY rows_reaped;
+-- both editions
 
 --
 -- In the caller's transaction
 --
 
-TRUNCATE idempotency.key, idempotency.reaper;
+TRUNCATE idempotency.key;
+-- extension only: progress of the reaper
+TRUNCATE idempotency.reaper;
+-- both editions
 SELECT pg_temp.expired('a', 10);
 BEGIN;
 SELECT idempotency.reap(4);
 SAVEPOINT s;
 SELECT idempotency.reap();
+-- extension only: progress of the reaper
 SELECT count(*), (SELECT rows_reaped FROM idempotency.reaper) FROM idempotency.key;
+-- both editions
 ROLLBACK TO s;
+-- extension only: progress of the reaper
 SELECT count(*), (SELECT rows_reaped FROM idempotency.reaper) FROM idempotency.key;
+-- both editions
 COMMIT;
+-- extension only: progress of the reaper
 SELECT count(*), (SELECT rows_reaped FROM idempotency.reaper) FROM idempotency.key;
+-- both editions
 BEGIN;
 SELECT idempotency.reap();
 ROLLBACK;
+-- extension only: progress of the reaper
 SELECT count(*), (SELECT rows_reaped FROM idempotency.reaper) FROM idempotency.key;
+-- both editions
 
 -- A key that this transaction claimed is in use, although its own lock does not block
 -- it.
@@ -210,12 +238,14 @@ SELECT pg_temp.expired('b', 3);
 SELECT idempotency.reap();
 COMMIT;
 
--- The locks on the deleted keys are held until the transaction ends.
+-- extension only: locks of keys
+-- The deletion of an outcome takes no lock on its key.
 SELECT pg_temp.expired('c', 3);
 BEGIN;
 SELECT idempotency.reap();
 SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
+-- both editions
 
 -- Every isolation level works; a read-only transaction does not.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
@@ -242,6 +272,7 @@ DO $$ BEGIN
 END $$;
 SELECT count(*) FROM idempotency.key WHERE key LIKE 'f%';
 
+-- extension only: the table of the reaper
 --
 -- Privileges
 --
@@ -338,6 +369,10 @@ ALTER SYSTEM SET idempotency.reaper_naptime = '99ms';
 ALTER SYSTEM SET idempotency.databases = 'one two';
 SET idempotency.reaper_naptime = '1s';
 SHOW idempotency.reaper_naptime;
-SHOW idempotency.databases;
+SELECT boot_val AS databases FROM pg_settings WHERE name = 'idempotency.databases';
+-- both editions
 
-TRUNCATE idempotency.key, idempotency.reaper;
+TRUNCATE idempotency.key;
+-- extension only: progress of the reaper
+TRUNCATE idempotency.reaper;
+-- both editions

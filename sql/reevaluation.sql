@@ -1,3 +1,4 @@
+-- extension only: planner support
 --
 -- Functions that write are refused where the server might evaluate them twice for one
 -- row. The check is made at planning, so EXPLAIN is enough here. The isolation test

@@ -393,9 +393,11 @@ ROLLBACK;
 DROP VIEW before_table;
 DROP TABLE behind_view;
 
+-- extension only: the error is that of PL/pgSQL
 -- The function works only as a trigger.
 SELECT idempotency.require_claim();
 \echo :SQLSTATE
+-- both editions
 
 -- The error names the table with its schema.
 CREATE SCHEMA "Guarded";

@@ -173,6 +173,7 @@ SELECT outcome, failed FROM idempotency.run('run', 'not final', NULL, 'charge_tw
 \echo :SQLSTATE
 ROLLBACK;
 
+-- extension only: settings that the library defines
 -- Errors that describe the state of the server must not be stored, because a retry
 -- might succeed.
 SELECT e AS final_errors, pg_temp.error_of(format('SET idempotency.final_errors = %L', e)) AS set
@@ -183,6 +184,7 @@ SET idempotency.final_errors = '40001';
 \echo :SQLSTATE
 SET idempotency.final_errors = 'no such';
 RESET idempotency.final_errors;
+-- both editions
 
 -- Cancelling the statement stores no outcome.
 CREATE FUNCTION sleep_long(request json) RETURNS json LANGUAGE sql AS 'SELECT to_json(pg_sleep(60)::text)';
@@ -278,6 +280,7 @@ CREATE FUNCTION claims(request json) RETURNS json LANGUAGE sql AS
 SELECT idempotency.run('run', 'claims', NULL, 'claims(json)');
 \echo :SQLSTATE
 -- After an IK412 inside a final error, the transaction still cannot commit.
+-- extension only: errors that are caught
 CREATE FUNCTION loses(request json) RETURNS json LANGUAGE plpgsql AS $$
 BEGIN
 	BEGIN
@@ -289,6 +292,8 @@ END
 $$;
 SELECT idempotency.run('run', 'loses', NULL, 'loses(json)');
 \echo :SQLSTATE
+DROP FUNCTION loses;
+-- both editions
 
 -- An invalid handler is refused, even if an outcome is stored.
 CREATE FUNCTION no_argument() RETURNS json LANGUAGE sql AS 'SELECT NULL::json';
@@ -359,5 +364,5 @@ DROP AGGREGATE an_aggregate(json);
 DROP PROCEDURE a_procedure;
 DROP FUNCTION charge_create, charge_declined, say_no, charge_twice, sleep_long, in_sql,
 	echo(idempotency.document), echo(text), nothing, strict_one, was_null, too_large, write_guarded, nested,
-	recursive, completes, claims, loses, no_argument, two_arguments, jsonb_argument, any_argument, text_result,
+	recursive, completes, claims, no_argument, two_arguments, jsonb_argument, any_argument, text_result,
 	jsonb_result, no_result, set_result, variadic_argument, first_of, who, forbidden, with_setting;

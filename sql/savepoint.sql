@@ -40,6 +40,7 @@ SELECT idempotency.complete('savepoint', 'again', '"second try"');
 COMMIT;
 SELECT outcome, response FROM idempotency.claim('savepoint', 'again', '{"try": 2}');
 
+-- extension only: locks of keys
 -- The lock is released too.
 BEGIN;
 SAVEPOINT s;
@@ -50,6 +51,7 @@ ROLLBACK TO s;
 SELECT count(*) AS key_locks FROM pg_locks
 	WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
+-- both editions
 
 -- Finishing the claim then raises IK412.
 BEGIN;

@@ -1,6 +1,6 @@
 --
 -- One session across changes: the extension dropped and recreated, settings that change
--- how strings are read, and DISCARD.
+-- how values are read, and DISCARD.
 --
 \set SHOW_CONTEXT never
 
@@ -40,6 +40,7 @@ INSERT INTO guarded VALUES (1);
 \echo :SQLSTATE
 DROP TRIGGER require_claim ON guarded;
 
+-- extension only: the statement CREATE EXTENSION
 -- The extension was recreated under the same name: no record is left, and every call
 -- works.
 DROP EXTENSION idempotency;
@@ -58,7 +59,9 @@ SELECT guard();
 INSERT INTO guarded VALUES (1);
 \echo :SQLSTATE
 DROP TABLE guarded;
+-- both editions
 
+-- extension only: the statement CREATE EXTENSION
 -- In one transaction, and rolled back.
 BEGIN;
 DROP EXTENSION idempotency;
@@ -86,6 +89,7 @@ COMMIT;
 SELECT response FROM idempotency.claim('session', 'across');
 SELECT count(*) FROM idempotency.key;
 
+-- both editions
 -- DISCARD leaves no state behind, and removes none that is needed.
 SELECT operate('k3', '3');
 DISCARD PLANS;
@@ -94,33 +98,7 @@ DISCARD ALL;
 SELECT operate('k3', '3');
 SELECT idempotency.current_key('session');
 
--- standard_conforming_strings = off: a backslash escapes, in arguments too.
-SET standard_conforming_strings = off;
-SET escape_string_warning = off;
-BEGIN;
-SELECT outcome FROM idempotency.claim('session', 'back\\slash', '{"a": "\\n"}');
-SELECT idempotency.complete('session', 'back\\slash', '{"path": "C:\\\\temp"}', 200, '{"X": "\\u0041"}');
-COMMIT;
-SELECT outcome, headers, response FROM idempotency.claim('session', 'back\\slash', '{"a": "\\u000A"}');
-SELECT outcome, response FROM idempotency.run('session', 'run', '{"a": "\\t"}', 'handler(json)');
-SELECT idempotency.once('session', 'quote\'d'), idempotency.once('session', 'quote''d');
-SELECT * FROM idempotency.once_many('session', '{"a\\\\b"}'::text[]);
-SELECT status FROM idempotency.peek('session', 'back\\slash');
-SELECT key, state FROM idempotency.keys WHERE scope = 'session' AND key ~ '[\\\\'']' ORDER BY key;
-SELECT idempotency.forget('session', 'back\\slash');
-CREATE ROLE regress_idempotency_session;
-SELECT idempotency.grant_client('regress_idempotency_session'), idempotency.grant_operator('regress_idempotency_session');
-DROP OWNED BY regress_idempotency_session;
-DROP ROLE regress_idempotency_session;
--- The extension can be installed under this setting.
-DROP EXTENSION idempotency;
-CREATE EXTENSION idempotency;
-SELECT operate('k4', '4');
-SELECT operate('k4', '4');
-RESET standard_conforming_strings;
-RESET escape_string_warning;
-
--- Other settings that change the meaning of a text.
+-- Settings that change the meaning of a text.
 SET datestyle = 'German';
 SET intervalstyle = 'iso_8601';
 SET timezone = 'Asia/Kathmandu';
@@ -139,6 +117,7 @@ SELECT outcome FROM idempotency.try_claim('session', 'styles', '{"n": 0.12345678
 SELECT expires_at - created_at BETWEEN interval '24 hours 59 minutes' AND interval '25 hours' AS a_day_and_an_hour
 	FROM idempotency.key WHERE scope = 'session' AND key = 'styles';
 
+-- extension only: the statement CREATE EXTENSION
 -- A variable of a dropped type is the server's own limit: the session must reconnect.
 CREATE FUNCTION typed() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -156,4 +135,5 @@ SELECT typed();
 \c -
 SELECT typed();
 
-DROP FUNCTION operate, handler, guard, typed;
+-- both editions
+DROP FUNCTION operate, handler, guard;

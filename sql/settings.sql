@@ -1,3 +1,4 @@
+-- extension only: settings that the library defines
 --
 -- The settings idempotency.*: defaults, ranges, and the roles that can set them.
 --

@@ -1,3 +1,4 @@
+-- extension only: checks of an altered table
 --
 -- The table of outcomes after changes by an administrator: the changes that work, and
 -- those that are refused because the extension writes rows without the executor.
@@ -201,7 +202,7 @@ DROP FUNCTION number_or_x;
 -- A primary key that is rebuilt manually: while there are two indexes, both decide
 -- conflicts; afterwards only the new one.
 BEGIN;
-CREATE UNIQUE INDEX key_rebuilt ON idempotency.key (scope, key);
+CREATE UNIQUE INDEX key_rebuilt ON idempotency.key (key, scope);
 SELECT operate('maintained') = 'replayed ' || md5('"before"') AS same, operate('two indexes');
 SELECT * FROM idempotency.once_many('store', ARRAY['maintained', 'two indexes', 'two indexes, once']);
 ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY USING INDEX key_rebuilt;
@@ -274,7 +275,7 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'CREATE TRIGGER t BEFORE INSERT ON idempotency.key FOR EACH ROW EXECUTE FUNCTION trigger_of_others()',
 	'CREATE TRIGGER t AFTER DELETE ON idempotency.key FOR EACH STATEMENT EXECUTE FUNCTION trigger_of_others()',
 	'CREATE RULE r AS ON DELETE TO idempotency.key DO INSTEAD NOTHING',
-	'CREATE TABLE referencing (scope text, key idempotency.keytext, FOREIGN KEY (scope, key) REFERENCES idempotency.key)',
+	'CREATE TABLE referencing (scope text, key idempotency.keytext, FOREIGN KEY (key, scope) REFERENCES idempotency.key)',
 	'ALTER TABLE idempotency.key ADD FOREIGN KEY (scope, key) REFERENCES others NOT VALID',
 	'ALTER TABLE idempotency.key ADD UNIQUE (created_at, scope, key) DEFERRABLE INITIALLY DEFERRED',
 	'ALTER TABLE idempotency.key ADD CHECK (status <> 418)',
@@ -285,14 +286,14 @@ SELECT statement, altered(statement) FROM unnest(ARRAY[
 	'ALTER TABLE idempotency.key DROP COLUMN headers',
 	'ALTER TABLE idempotency.key ALTER headers TYPE jsonb USING headers::jsonb',
 	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey',
-	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key) DEFERRABLE',
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope) DEFERRABLE',
 	'ALTER TABLE idempotency.key RENAME TO renamed',
 	'ALTER TABLE idempotency.key SET SCHEMA public'
 	]) AS statement;
 -- A different primary key would find other rows, or allow two rows for one key.
 SELECT statement, split_part(altered(statement), ':', 1) AS altered FROM unnest(ARRAY[
-	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope)',
-	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key, created_at)',
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (scope, key)',
+	'ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey, ADD PRIMARY KEY (key, scope, created_at)',
 	'ALTER TABLE idempotency.key ALTER key TYPE text COLLATE "POSIX"'
 	]) AS statement;
 -- Only leases need these objects: a completer the index of operations in progress,

@@ -1,3 +1,4 @@
+-- extension only: the outbox
 --
 -- subscribe() and unsubscribe(): options, topic patterns, start positions, owners and
 -- handlers.

@@ -37,7 +37,7 @@ static const char *const chores[] = {
 
 /*
  * From these minor versions on, REINDEX TABLE CONCURRENTLY loses no long values
- * (docs/guarantees.md).
+ * (docs/internals/guarantees.md).
  */
 static const int fixedVersions[] = {150020, 160016, 170012, 180006};
 

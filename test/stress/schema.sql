@@ -5,7 +5,7 @@
 -- table is guarded by statement, the other by row. The setting stress.break makes a
 -- function wrong on purpose, so that the test can show that it detects the mistake.
 
-CREATE EXTENSION idempotency;
+\ir ../edition.sql
 CREATE SCHEMA stress;
 
 CREATE TABLE stress.charges (

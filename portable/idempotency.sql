@@ -1,0 +1,2535 @@
+/* portable/idempotency.sql: the portable edition, version 1.0 */
+
+-- The extension's functions for keys, leases and requests in SQL and PL/pgSQL, for servers
+-- on which no C library can be loaded.  Any role that may CREATE in the database installs
+-- it, in one transaction:
+--
+--	psql --no-psqlrc --file=portable/idempotency.sql
+--
+-- That role owns the functions and the table: clients call them with its rights, which is
+-- why every function that is SECURITY DEFINER has a fixed search path, and why none calls
+-- a function, an operator or a cast of its caller's.  README.md beside this file lists
+-- what differs from the extension.
+
+\set ON_ERROR_STOP on
+\if :{?within_transaction}
+\else
+BEGIN;
+\endif
+
+DO $$
+BEGIN
+	IF pg_catalog.to_regnamespace('idempotency') IS NOT NULL
+		OR pg_catalog.to_regnamespace('idempotency_internal') IS NOT NULL THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'duplicate_object',
+			MESSAGE = 'idempotency is installed already in this database',
+			DETAIL = 'It is the portable edition or the extension: see \dx and \dn+ idempotency*.',
+			HINT = 'Run portable/uninstall.sql first, which also deletes all stored keys.';
+	ELSIF pg_catalog.current_setting('server_encoding') OPERATOR(pg_catalog.<>) 'UTF8' THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'feature_not_supported',
+			MESSAGE = 'the portable edition requires a database in UTF8',
+			HINT = 'Create the database with ENCODING ''UTF8''.';
+	END IF;
+END
+$$;
+
+CREATE SCHEMA idempotency;
+COMMENT ON SCHEMA idempotency IS 'idempotency keys: retries have their effect exactly once';
+
+-- What the functions in the other schema call.  No role but the owner has USAGE.
+CREATE SCHEMA idempotency_internal;
+COMMENT ON SCHEMA idempotency_internal IS 'idempotency, portable edition 1.0: internal functions';
+
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- ---------------------------------------------------------------------------
+-- Types
+-- ---------------------------------------------------------------------------
+
+-- Domains, so that code that names the types of the extension runs unchanged.
+CREATE DOMAIN idempotency.document AS json;
+COMMENT ON DOMAIN idempotency.document IS 'a JSON argument: json, jsonb, text or an untyped literal';
+
+CREATE DOMAIN idempotency.identifier AS text;
+COMMENT ON DOMAIN idempotency.identifier IS 'a scope or a key';
+
+CREATE DOMAIN idempotency.keytext AS text COLLATE "C";
+COMMENT ON DOMAIN idempotency.keytext IS 'the stored form of a key';
+
+-- An enum, not text: SELECT claim(...) INTO op assigns the text of the whole composite to
+-- the first field.  That must fail; a text field would accept it as an outcome.
+CREATE TYPE idempotency.outcome AS ENUM ('claimed', 'taken_over', 'replayed', 'in_progress', 'mismatched');
+COMMENT ON TYPE idempotency.outcome IS 'the outcome of a claim';
+
+CREATE TYPE idempotency.operation AS (
+	outcome idempotency.outcome,
+	replayed boolean,
+	token bigint,
+	attempt integer,
+	recovery_point text,
+	state json,
+	status integer,
+	headers json,
+	response json,
+	failed boolean,
+	retry_after interval,
+	expires_at timestamptz,
+	fingerprint bytea
+);
+COMMENT ON TYPE idempotency.operation IS 'the outcome of a claim, with the stored response if there is one';
+COMMENT ON COLUMN idempotency.operation.outcome IS 'the outcome of the claim';
+COMMENT ON COLUMN idempotency.operation.replayed IS 'true: return the stored response and do nothing else';
+COMMENT ON COLUMN idempotency.operation.token IS 'the fencing token of the granted lease';
+COMMENT ON COLUMN idempotency.operation.attempt IS 'number of owners that the operation has had';
+COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the previous owner';
+COMMENT ON COLUMN idempotency.operation.state IS 'the state stored with that checkpoint';
+COMMENT ON COLUMN idempotency.operation.status IS 'stored status, an HTTP status by convention';
+COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byte';
+COMMENT ON COLUMN idempotency.operation.response IS 'stored response, byte for byte';
+COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored response is a final failure';
+COMMENT ON COLUMN idempotency.operation.retry_after IS 'time until the owner''s lease ends, unless it is renewed';
+COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored response expires; NULL: never';
+COMMENT ON COLUMN idempotency.operation.fingerprint IS 'fingerprint of the stored request, from peek(); NULL: there is none';
+
+-- The token is the first field for the same reason as the enum above.
+CREATE TYPE idempotency.abandoned AS (
+	token bigint,
+	scope text,
+	key text,
+	request json,
+	attempt integer,
+	recovery_point text,
+	state json
+);
+COMMENT ON TYPE idempotency.abandoned IS 'an abandoned operation that was taken over';
+COMMENT ON COLUMN idempotency.abandoned.token IS 'the fencing token of the new lease';
+COMMENT ON COLUMN idempotency.abandoned.scope IS 'the scope of the operation';
+COMMENT ON COLUMN idempotency.abandoned.key IS 'the key of the operation';
+COMMENT ON COLUMN idempotency.abandoned.request IS 'the request of the first claim that passed one';
+COMMENT ON COLUMN idempotency.abandoned.attempt IS 'number of owners that the operation has had';
+COMMENT ON COLUMN idempotency.abandoned.recovery_point IS 'the last checkpoint of the previous owner';
+COMMENT ON COLUMN idempotency.abandoned.state IS 'the state stored with that checkpoint';
+
+-- ---------------------------------------------------------------------------
+-- The key store
+-- ---------------------------------------------------------------------------
+
+-- One row per key, with the columns of the extension and four more.  A claim without a
+-- lease is a row, too: until it is completed, no other transaction sees it, and the unique
+-- index makes others wait for it.  Its expires_at is -infinity, so that it could never be
+-- replayed.  Where it takes over an abandoned operation, the columns of the lease stay as
+-- they are until it is completed, so that release() restores them.
+--
+-- claim_retention is set if and only if such a claim is open, and no committed row has it.
+-- claimed_in and proven_in tell whether the transaction that reads the row has claimed the
+-- key, or shown its token; both follow savepoints because rows do.
+CREATE TABLE idempotency.key (
+	created_at timestamptz NOT NULL,
+	expires_at timestamptz NOT NULL,
+	status smallint,
+	scope text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	fingerprint bytea,
+	response json,
+	headers json,
+	token bigint,
+	attempt integer,
+	leased_at timestamptz,
+	leased_until timestamptz,
+	recovery_point text,
+	recovery_state json,
+	request json,
+	retention interval,
+	finished_by bigint,
+	claimed_in xid8,
+	proven_in xid8,
+	claim_fingerprint bytea,
+	claim_retention interval,
+	PRIMARY KEY (scope, key)
+)
+-- complete() updates the row that claim() has inserted.  The free space keeps the new
+-- version on the same page (HOT); the next claims on the page reclaim the old one.
+WITH (
+	fillfactor = 85, autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false,
+	toast.autovacuum_vacuum_scale_factor = 0.1, toast.vacuum_truncate = false
+);
+COMMENT ON TABLE idempotency.key IS 'stored outcomes and leases; read them through idempotency.keys';
+COMMENT ON COLUMN idempotency.key.created_at IS 'when the outcome was stored, or the operation first leased; it never changes';
+COMMENT ON COLUMN idempotency.key.expires_at IS 'when the row expires; infinity: never';
+COMMENT ON COLUMN idempotency.key.status IS 'stored status, negative for a final failure; NULL for an inbox record and for a lease';
+COMMENT ON COLUMN idempotency.key.scope IS 'the boundary inside which the key is unique';
+COMMENT ON COLUMN idempotency.key.key IS 'the key';
+COMMENT ON COLUMN idempotency.key.fingerprint IS 'SHA-256 of the canonical request';
+COMMENT ON COLUMN idempotency.key.headers IS 'stored headers';
+COMMENT ON COLUMN idempotency.key.response IS 'stored response';
+COMMENT ON COLUMN idempotency.key.token IS 'fencing token of the last owner; NULL: the operation is finished';
+COMMENT ON COLUMN idempotency.key.attempt IS 'number of owners that the operation has had';
+COMMENT ON COLUMN idempotency.key.leased_at IS 'when the lease began or was last renewed';
+COMMENT ON COLUMN idempotency.key.leased_until IS 'when the lease ends; -infinity: it was released';
+COMMENT ON COLUMN idempotency.key.recovery_point IS 'the last checkpoint';
+COMMENT ON COLUMN idempotency.key.recovery_state IS 'the state at the last checkpoint';
+COMMENT ON COLUMN idempotency.key.request IS 'the request';
+COMMENT ON COLUMN idempotency.key.retention IS 'how long the outcome will be retained; NULL: forever';
+COMMENT ON COLUMN idempotency.key.finished_by IS 'token of the owner that finished the operation; NULL: it had no lease';
+COMMENT ON COLUMN idempotency.key.claimed_in IS 'the last transaction that claimed the key, or stored it by once()';
+COMMENT ON COLUMN idempotency.key.proven_in IS 'the last transaction that showed the token of the lease';
+COMMENT ON COLUMN idempotency.key.claim_fingerprint IS 'fingerprint of the request of an open claim without a lease';
+COMMENT ON COLUMN idempotency.key.claim_retention IS 'retention of an open claim without a lease; NULL in every committed row';
+COMMENT ON INDEX idempotency.key_pkey IS 'decides which claim succeeds';
+
+CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL;
+COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, oldest token first';
+
+CREATE VIEW idempotency.keys AS
+	SELECT
+		k.scope,
+		k.key,
+		CASE
+			WHEN k.expires_at <= clock_timestamp() THEN 'expired'
+			WHEN k.token IS NOT NULL AND k.leased_until = '-infinity' THEN 'released'
+			WHEN k.token IS NOT NULL
+				AND clock_timestamp() <= k.leased_until
+				AND clock_timestamp() >= k.leased_at THEN 'in_progress'
+			WHEN k.token IS NOT NULL THEN 'abandoned'
+			WHEN k.status < 0 THEN 'failed'
+			WHEN k.status IS NULL THEN 'seen'
+			ELSE 'completed'
+		END AS state,
+		abs(k.status::integer) AS status,
+		date_trunc('second', clock_timestamp() - k.created_at) AS age,
+		CASE WHEN isfinite(k.expires_at) THEN date_trunc('second', k.expires_at - clock_timestamp()) END AS expires_in,
+		pg_size_pretty(pg_column_size(k.response)::bigint) AS response_size,
+		encode(k.fingerprint, 'hex') AS fingerprint,
+		k.created_at,
+		CASE WHEN isfinite(k.expires_at) THEN k.expires_at END AS expires_at
+	FROM idempotency.key AS k;
+COMMENT ON VIEW idempotency.keys IS 'stored outcomes without their bodies, and leases';
+COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
+COMMENT ON COLUMN idempotency.keys.key IS 'the key';
+COMMENT ON COLUMN idempotency.keys.state IS 'completed, failed, seen (an inbox record), in_progress, abandoned, released or expired';
+COMMENT ON COLUMN idempotency.keys.status IS 'stored status';
+COMMENT ON COLUMN idempotency.keys.age IS 'time since the outcome was stored, or the operation first leased';
+COMMENT ON COLUMN idempotency.keys.expires_in IS 'time until the key expires; NULL: never';
+COMMENT ON COLUMN idempotency.keys.response_size IS 'size of the response as stored (compressed)';
+COMMENT ON COLUMN idempotency.keys.fingerprint IS 'fingerprint of the request, in hex';
+COMMENT ON COLUMN idempotency.keys.created_at IS 'when the outcome was stored, or the operation first leased; it never changes';
+COMMENT ON COLUMN idempotency.keys.expires_at IS 'when the key expires; NULL: never';
+
+CREATE VIEW idempotency.zombies AS
+	SELECT
+		k.scope,
+		k.key,
+		k.attempt,
+		k.recovery_point,
+		date_trunc('second', now.now - k.created_at) AS age,
+		date_trunc('second', now.now - k.leased_until) AS overdue,
+		CASE WHEN isfinite(k.expires_at) THEN date_trunc('second', k.expires_at - now.now) END AS expires_in,
+		k.leased_until
+	FROM idempotency.key AS k, clock_timestamp() AS now (now)
+	WHERE k.token IS NOT NULL
+		AND k.leased_until <> '-infinity'
+		AND (now.now > k.leased_until OR now.now < k.leased_at)
+		AND k.expires_at > now.now;
+COMMENT ON VIEW idempotency.zombies IS 'operations whose lease expired and that no other owner has taken over';
+COMMENT ON COLUMN idempotency.zombies.scope IS 'the boundary inside which the key is unique';
+COMMENT ON COLUMN idempotency.zombies.key IS 'the key';
+COMMENT ON COLUMN idempotency.zombies.attempt IS 'number of owners that the operation has had';
+COMMENT ON COLUMN idempotency.zombies.recovery_point IS 'the last checkpoint';
+COMMENT ON COLUMN idempotency.zombies.age IS 'time since the operation was first claimed';
+COMMENT ON COLUMN idempotency.zombies.overdue IS 'time since the lease expired; negative if the clock was set back';
+COMMENT ON COLUMN idempotency.zombies.expires_in IS 'time until the key expires; NULL: never';
+COMMENT ON COLUMN idempotency.zombies.leased_until IS 'when the lease expired';
+
+-- ---------------------------------------------------------------------------
+-- Errors that several functions raise
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency_internal.raise(code text, message text, detail text, hint text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+BEGIN
+	IF hint IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message;
+	ELSIF detail IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint;
+	END IF;
+	RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, DETAIL = detail, HINT = hint;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise(text, text, text, text) IS 'raise an error; the detail can be NULL, or both detail and hint';
+
+CREATE FUNCTION idempotency_internal.detail(scope text, key text)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$SELECT format('Scope "%s", key "%s".', $1, $2)$$;
+COMMENT ON FUNCTION idempotency_internal.detail(text, text) IS 'the detail that names scope and key';
+
+-- One function for each error; its comment names the SQLSTATE.
+CREATE FUNCTION idempotency_internal.raise_missing(what text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK400', format('idempotency %s is missing', $1), 'It is NULL or empty.',
+		'Pass 1 to 255 characters, the same for every retry of one operation.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_missing(text) IS 'IK400: the scope, the key or the step is NULL or empty';
+
+CREATE FUNCTION idempotency_internal.raise_too_long(what text, characters integer)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK400', format('idempotency %s is too long', $1),
+		format('It has %s characters; at most 255 are allowed.', $2),
+		'Derive a shorter one with idempotency.natural_key().')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_too_long(text, integer) IS 'IK400: the scope or the key is too long';
+
+CREATE FUNCTION idempotency_internal.raise_in_progress(scope text, key text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK409', 'an operation with this idempotency key is in progress',
+		idempotency_internal.detail($1, $2), 'Retry later with the same key.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_in_progress(text, text) IS 'IK409: another transaction holds the key';
+
+CREATE FUNCTION idempotency_internal.raise_leased(scope text, key text, until timestamptz)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK409', 'an operation with this idempotency key is in progress',
+		idempotency_internal.detail($1, $2),
+		format('Retry later with the same key. Unless it is renewed, the lease of its owner ends in %s s.',
+			greatest(ceil(extract(epoch FROM $3 - clock_timestamp())), 0)))
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_leased(text, text, timestamptz) IS 'IK409: another owner''s lease runs';
+
+CREATE FUNCTION idempotency_internal.raise_claimed_here(scope text, key text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK409', 'this transaction has claimed this idempotency key already',
+		idempotency_internal.detail($1, $2),
+		'Complete, fail or release the claim first; a nested operation needs its own key, which idempotency.derive_key() returns.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_claimed_here(text, text) IS 'IK409: this transaction holds the key';
+
+CREATE FUNCTION idempotency_internal.raise_lost(scope text, key text, token bigint)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK410', 'the lease on this idempotency key is lost',
+		format('Scope "%s", key "%s", token %s.', $1, $2, $3),
+		'Another owner took over, or the operation is finished or forgotten. Roll back, and begin the retry with idempotency.claim().')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_lost(text, text, bigint) IS 'IK410: the token is not that of the lease';
+
+CREATE FUNCTION idempotency_internal.raise_no_claim(scope text, key text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK412', 'this transaction holds no claim on this idempotency key',
+		idempotency_internal.detail($1, $2),
+		'Call idempotency.claim() in the same transaction first, or pass the token of the lease.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_no_claim(text, text) IS 'IK412: this transaction has no open claim on the key';
+
+CREATE FUNCTION idempotency_internal.raise_no_lease(scope text, key text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK412', 'the claim on this idempotency key has no lease',
+		idempotency_internal.detail($1, $2),
+		'Claim with a lease, such as lease => ''30 seconds'', and pass its token.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_no_lease(text, text) IS 'IK412: the claim of this transaction has no lease';
+
+CREATE FUNCTION idempotency_internal.raise_concurrent(scope text, key text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('40001', 'could not serialize access due to a concurrent idempotency key',
+		idempotency_internal.detail($1, $2), 'Retry the transaction with the same key.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_concurrent(text, text) IS '40001: another transaction changed the row of the key';
+
+CREATE FUNCTION idempotency_internal.raise_read_only(function text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('25006', format('cannot execute idempotency.%s() in a read-only transaction', $1), NULL, NULL)
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the transaction cannot write';
+
+-- ---------------------------------------------------------------------------
+-- Arguments and settings
+-- ---------------------------------------------------------------------------
+
+-- The helpers in SQL are not STRICT, and no less volatile than what they call: the server
+-- inlines them, which costs a tenth of a call.
+
+-- Settings are custom settings of the server, which accepts every value of them: they are
+-- checked here, in the call that needs them.
+
+CREATE FUNCTION idempotency_internal.setting(name text)
+	RETURNS text
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT coalesce(current_setting('idempotency.' || $1, true), '')$$;
+COMMENT ON FUNCTION idempotency_internal.setting(text) IS 'the value of a setting; empty: the default';
+
+CREATE FUNCTION idempotency_internal.raise_setting(name text, detail text, hint text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('22023',
+		format('invalid value for parameter "idempotency.%s": "%s"', $1, idempotency_internal.setting($1)), $2, $3)
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text) IS '22023: the value of a setting cannot be used';
+
+-- Tells in one expression, which PL/pgSQL evaluates without a query, whether names need no
+-- error.  A control character is refused because it would garble the log.
+CREATE FUNCTION idempotency_internal.names_are_valid(scope text, key text)
+	RETURNS boolean
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+	SELECT ($1 <> '' AND length($1) <= 255 AND $2 <> '' AND length($2) <= 255
+		AND ($1 || $2) !~ E'[\\u0001-\\u001F\\u007F-\\u009F]'
+		AND starts_with($1, idempotency_internal.setting('scope_prefix'))
+		AND right(idempotency_internal.setting('scope_prefix'), 1) IN ('', '/', ':')) IS TRUE
+$$;
+COMMENT ON FUNCTION idempotency_internal.names_are_valid(text, text) IS 'whether scope and key can be used';
+
+CREATE FUNCTION idempotency_internal.check_name(what text, name text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF name IS NULL OR name = '' THEN
+		PERFORM idempotency_internal.raise_missing(what);
+	ELSIF length(name) > 255 THEN
+		PERFORM idempotency_internal.raise_too_long(what, length(name));
+	ELSIF name ~ E'[\\u0001-\\u001F\\u007F-\\u009F]' THEN
+		PERFORM idempotency_internal.raise('IK400', format('idempotency %s contains a control character', what),
+			format('It is at character %s.', length(substring(name FROM E'^[^\\u0001-\\u001F\\u007F-\\u009F]*')) + 1),
+			'Reject the client''s request.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_name(text, text) IS 'raise IK400 for a scope or key that cannot be used';
+
+CREATE FUNCTION idempotency_internal.check_scope(scope text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	prefix text := idempotency_internal.setting('scope_prefix');
+BEGIN
+	PERFORM idempotency_internal.check_name('scope', scope);
+	IF right(prefix, 1) NOT IN ('', '/', ':') THEN
+		PERFORM idempotency_internal.raise_setting('scope_prefix', 'A scope prefix must end in "/" or ":".',
+			'Correct it with ALTER ROLE or ALTER DATABASE, and connect again, or use SET.');
+	ELSIF NOT starts_with(scope, prefix) THEN
+		PERFORM idempotency_internal.raise('42501', format('permission denied for idempotency scope "%s"', scope),
+			format('Scopes of this role must begin with "%s".', prefix),
+			'A superuser sets idempotency.scope_prefix per role.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_scope(text) IS 'raise IK400 or 42501 for a scope that cannot be used';
+
+CREATE FUNCTION idempotency_internal.check_names(scope text, key text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	PERFORM idempotency_internal.check_scope(scope);
+	PERFORM idempotency_internal.check_name('key', key);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_names(text, text) IS 'raise IK400 or 42501 unless scope and key can be used';
+
+-- A duration as in postgresql.conf (a number with or without a unit), or an interval.
+-- Returns NULL unless it is one.  A month counts as 31 days, so that nothing ends early.
+CREATE FUNCTION idempotency_internal.duration(value text, unit text)
+	RETURNS interval
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF value ~ '^ *[-+]?[0-9.]+([eE][-+]?[0-9]+)? *$' THEN
+		RETURN value::double precision * ('1' || unit)::interval;
+	ELSIF value ~ '^ *[-+]?[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
+		RETURN make_interval(secs => extract(epoch FROM value::interval)::double precision);
+	END IF;
+	RETURN value::interval;
+EXCEPTION
+	WHEN data_exception THEN
+		RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration from its text, or NULL';
+
+CREATE FUNCTION idempotency_internal.default_retention()
+	RETURNS interval
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	retention interval;
+	seconds numeric;
+BEGIN
+	IF idempotency_internal.setting('retention') = '' THEN
+		RETURN interval '24:00:00';
+	END IF;
+	retention := idempotency_internal.duration(idempotency_internal.setting('retention'), 's');
+	IF retention IS NULL THEN
+		PERFORM idempotency_internal.raise_setting('retention', 'It is not an interval.',
+			'Use an interval such as ''30 days'' or ''90 minutes'', or a number of seconds.');
+	END IF;
+	seconds := extract(epoch FROM retention);
+	IF seconds <> -1 AND (seconds < 1 OR seconds > 2147483647) THEN
+		PERFORM idempotency_internal.raise_setting('retention',
+			'It must be from 1 to 2147483647 seconds, or -1 (forever).',
+			'Use an interval such as ''30 days'' or ''90 minutes'', or a number of seconds.');
+	END IF;
+	RETURN retention;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.default_retention() IS 'idempotency.retention';
+
+-- An invalid value is the default: it only bounds a time.
+CREATE FUNCTION idempotency_internal.default_wait()
+	RETURNS interval
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	wait interval;
+BEGIN
+	IF idempotency_internal.setting('wait') <> '' THEN
+		wait := idempotency_internal.duration(idempotency_internal.setting('wait'), 'ms');
+	END IF;
+	IF wait BETWEEN interval '0' AND interval '2147483.647 s' THEN
+		RETURN wait;
+	END IF;
+	RETURN interval '5 s';
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.default_wait() IS 'idempotency.wait';
+
+CREATE FUNCTION idempotency_internal.milliseconds(wait interval)
+	RETURNS integer
+	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+	milliseconds numeric := ceil(extract(epoch FROM wait) * 1000);
+BEGIN
+	IF wait < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'wait must not be negative', NULL,
+			'Pass 0 to not wait, or NULL for idempotency.wait.');
+	END IF;
+	RETURN least(milliseconds, 2147483647);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.milliseconds(interval) IS 'a wait in milliseconds, rounded up';
+
+-- -1 second is forever, as is infinity from PostgreSQL 17 on.
+CREATE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz)
+	RETURNS timestamptz
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT CASE WHEN $1 = interval '-1 s' THEN timestamptz 'infinity' ELSE $2 + $1 END$$;
+COMMENT ON FUNCTION idempotency_internal.retention_end(interval, timestamptz) IS 'when an outcome expires';
+
+CREATE FUNCTION idempotency_internal.check_retention(retention interval)
+	RETURNS interval
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+BEGIN
+	IF retention IS NULL THEN
+		RETURN idempotency_internal.default_retention();
+	ELSIF idempotency_internal.retention_end(retention, now) <= now THEN
+		PERFORM idempotency_internal.raise('22023', 'retention must be positive', NULL,
+			'Pass ''-1 second'' to retain it forever, or NULL for the default.');
+	END IF;
+	RETURN retention;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_retention(interval) IS 'the retention of a call, or the default';
+
+CREATE FUNCTION idempotency_internal.check_lease(lease interval)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+BEGIN
+	IF now + lease <= now OR NOT isfinite(now + lease) THEN
+		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
+			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_lease(interval) IS 'raise 22023 or 22008 unless a lease can be used';
+
+CREATE FUNCTION idempotency_internal.max_response_size()
+	RETURNS bigint
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	bytes bigint;
+BEGIN
+	IF idempotency_internal.setting('max_response_size') = '' THEN
+		RETURN 1048576;
+	END IF;
+	BEGIN
+		bytes := pg_size_bytes(idempotency_internal.setting('max_response_size'));
+	EXCEPTION
+		WHEN data_exception THEN
+			NULL;
+	END;
+	IF bytes BETWEEN 1024 AND 536870911 THEN
+		RETURN bytes;
+	END IF;
+	PERFORM idempotency_internal.raise_setting('max_response_size',
+		'It must be a size from 1024 to 536870911 bytes.', 'Valid units for this parameter are "B", "kB", "MB", and "GB".');
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.max_response_size() IS 'idempotency.max_response_size';
+
+CREATE FUNCTION idempotency_internal.check_size(scope text, key text, what text, bytes bigint)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	most bigint := idempotency_internal.max_response_size();
+BEGIN
+	IF bytes > most THEN
+		PERFORM idempotency_internal.raise('54000',
+			format('%s of %s bytes exceeds idempotency.max_response_size (%s bytes)', what, bytes, most),
+			idempotency_internal.detail(scope, key), 'Store a reference to the large part, or raise the setting.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_size(text, text, text, bigint) IS 'raise 54000 for a document that is too large';
+
+CREATE FUNCTION idempotency_internal.raise_document_type(type regtype)
+	RETURNS json
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	PERFORM idempotency_internal.raise('42883', format('an argument of type %s is not JSON', type), NULL,
+		'Pass json, jsonb or text.');
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_document_type(regtype) IS '42883: an argument has no type of JSON';
+
+-- The parameters that take JSON are polymorphic, so that json, jsonb, text and untyped
+-- literals bind.  Only these types are cast: a cast of the caller's own type could run its
+-- code with the owner's rights.
+CREATE FUNCTION idempotency_internal.document(value anycompatible)
+	RETURNS json
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN NULL
+		WHEN pg_typeof($1) IN ('jsonb'::regtype, 'json'::regtype, 'text'::regtype, 'varchar'::regtype, 'idempotency.document'::regtype)
+			THEN $1::text::json
+		ELSE idempotency_internal.raise_document_type(pg_typeof($1))
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.document(anycompatible) IS 'a JSON argument as json, byte for byte';
+
+-- ---------------------------------------------------------------------------
+-- Requests: canonical JSON (RFC 8785), fingerprints and derived keys
+-- ---------------------------------------------------------------------------
+
+-- The double nearest to a number, or NULL outside of their range.
+CREATE FUNCTION idempotency_internal.nearest_double(number numeric)
+	RETURNS double precision
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$SELECT CASE WHEN $1 BETWEEN 2.4703282292062328e-324 AND 1.7976931348623158e308 THEN $1::double precision END$$;
+COMMENT ON FUNCTION idempotency_internal.nearest_double(numeric) IS 'the double nearest to a positive number';
+
+-- Whether no decimal with fewer digits, and none nearer with as many, is the same double.
+-- The decimals that read as one double are an interval, so of those with fewer digits only
+-- the two neighbours with one digit less are compared.  extra_float_digits makes the
+-- server's output the shortest.
+CREATE FUNCTION idempotency_internal.is_shortest(number numeric, digits text, point integer)
+	RETURNS boolean
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET extra_float_digits = 1
+AS $$
+DECLARE
+	value double precision := idempotency_internal.nearest_double(number);
+	exponent text := 'e' || point - length(digits) + 1;
+	shortest text := value::text;
+BEGIN
+	IF length(digits) > 17 OR value IS NULL THEN
+		RETURN false;
+	ELSIF length(digits) <= 15 AND point BETWEEN -306 AND 308 THEN
+		RETURN true;
+	ELSIF length(digits) > 1 AND value IN (
+			idempotency_internal.nearest_double((left(digits, -1) || exponent)::numeric),
+			idempotency_internal.nearest_double((left(digits, -1)::bigint + 1 || exponent)::numeric)) THEN
+		RETURN false;
+	END IF;
+	RETURN length(trim('0' FROM translate(split_part(shortest, 'e', 1), '.', ''))) > length(digits)
+		OR shortest::numeric = number;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_shortest(numeric, text, integer) IS
+	'whether ECMAScript prints these digits for the double nearest to a positive number';
+
+CREATE FUNCTION idempotency_internal.canonical_large_number(number numeric)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+	sign text := CASE WHEN number < 0 THEN '-' ELSE '' END;
+	plain text := trim_scale(abs(number))::text;
+	whole text := ltrim(split_part(plain, '.', 1), '0');
+	fraction text := split_part(plain, '.', 2);
+	-- the number is 0.DIGITS times ten to the power of point
+	digits text := rtrim(ltrim(whole || fraction, '0'), '0');
+	point integer := CASE WHEN whole <> '' THEN length(whole) ELSE length(ltrim(fraction, '0')) - length(fraction) END;
+BEGIN
+	IF greatest(point, 1) + greatest(length(digits) - point, 0) <= 400
+		AND (point BETWEEN -5 AND 21 OR NOT idempotency_internal.is_shortest(abs(number), digits, point)) THEN
+		RETURN sign || plain;
+	END IF;
+	RETURN sign || left(digits, 1) || CASE WHEN length(digits) > 1 THEN '.' || substr(digits, 2) ELSE '' END
+		|| CASE WHEN point > 0 THEN 'e+' ELSE 'e' END || point - 1;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.canonical_large_number(numeric) IS
+	'the canonical text of a number, in plain notation or with an exponent';
+
+CREATE FUNCTION idempotency_internal.canonical_number(number numeric)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT CASE
+		WHEN $1 = 0 OR abs($1) >= 0.000001 AND abs($1) < 1e21 AND scale($1) <= 300 THEN trim_scale($1)::text
+		ELSE idempotency_internal.canonical_large_number($1)
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.canonical_number(numeric) IS
+	'the canonical text of a number: that of ECMAScript if it is exact, otherwise all digits';
+
+-- Members are sorted by UTF-16 code units, in which the surrogates of U+10000 and above
+-- precede U+E000 to U+FFFF.  In the order of code points, U+10FFFF in front of those puts
+-- them last; U+10FFFF itself gets a successor that precedes them.
+CREATE FUNCTION idempotency_internal.utf16_order(name text)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT CASE
+		WHEN $1 ~ E'[\\uE000-\\U0010FFFF]' THEN
+			regexp_replace(replace($1, chr(1114111), chr(1114111) || chr(1)), E'([\\uE000-\\uFFFF])', chr(1114111) || E'\\1', 'g')
+		ELSE $1
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.utf16_order(text) IS
+	'a text whose order by code points is the order of a name by UTF-16 code units';
+
+-- The output of jsonb has the escapes of RFC 8785, and of members with one name it keeps
+-- the last.
+CREATE FUNCTION idempotency_internal.canonical(value jsonb)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+AS $$
+BEGIN
+	CASE jsonb_typeof(value)
+		WHEN 'object' THEN
+			RETURN '{' || coalesce((
+				SELECT string_agg(to_json(m.key)::text || ':' || CASE jsonb_typeof(m.value)
+						WHEN 'string' THEN m.value::text
+						WHEN 'number' THEN idempotency_internal.canonical_number(m.value::numeric)
+						ELSE idempotency_internal.canonical(m.value)
+					END, ',' ORDER BY idempotency_internal.utf16_order(m.key) COLLATE "C")
+				FROM jsonb_each(value) AS m), '') || '}';
+		WHEN 'array' THEN
+			RETURN '[' || coalesce((
+				SELECT string_agg(idempotency_internal.canonical(e.value), ',' ORDER BY e.ordinality)
+				FROM jsonb_array_elements(value) WITH ORDINALITY AS e), '') || ']';
+		WHEN 'number' THEN
+			RETURN idempotency_internal.canonical_number(value::numeric);
+		ELSE
+			RETURN value::text;
+	END CASE;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.canonical(jsonb) IS 'the canonical text of a value';
+
+CREATE FUNCTION idempotency.canonical(document anycompatible)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.canonical(idempotency_internal.document(document)::jsonb);
+END
+$$;
+COMMENT ON FUNCTION idempotency.canonical(anycompatible) IS
+	'the canonical text of a JSON value (RFC 8785, but with exact numbers)';
+
+CREATE FUNCTION idempotency_internal.fingerprint(document json)
+	RETURNS bytea
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT sha256(convert_to(idempotency_internal.canonical($1::jsonb), 'UTF8'))$$;
+COMMENT ON FUNCTION idempotency_internal.fingerprint(json) IS 'SHA-256 of the canonical text of a JSON value';
+
+CREATE FUNCTION idempotency.fingerprint(document anycompatible)
+	RETURNS bytea
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.fingerprint(idempotency_internal.document(document));
+END
+$$;
+COMMENT ON FUNCTION idempotency.fingerprint(anycompatible) IS
+	'SHA-256 of the canonical text of a JSON value, in UTF-8';
+
+-- A label that names the purpose, and then the texts, each as its length in four bytes
+-- (NULL is -1) and its bytes, so that no two lists have the same digest.
+CREATE FUNCTION idempotency_internal.digest(label text, parts text[])
+	RETURNS bytea
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT sha256(string_agg(coalesce(int4send(octet_length(p.part)) || convert_to(p.part, 'UTF8'), int4send(-1)), ''
+		ORDER BY p.ordinality))
+	FROM unnest($1 || $2) WITH ORDINALITY AS p (part)
+$$;
+COMMENT ON FUNCTION idempotency_internal.digest(text, text[]) IS 'SHA-256 of a label and a list of texts';
+
+-- Not STRICT: a request may have no body.
+CREATE FUNCTION idempotency.fingerprint(method text, path text, body anycompatible)
+	RETURNS bytea
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF method IS NULL OR path IS NULL THEN
+		RETURN NULL;
+	END IF;
+	RETURN idempotency_internal.digest('idempotency request 1',
+		ARRAY[method, path, idempotency_internal.canonical(idempotency_internal.document(body)::jsonb)]);
+END
+$$;
+COMMENT ON FUNCTION idempotency.fingerprint(text, text, anycompatible) IS
+	'SHA-256 of a request: its method, its path and its canonical body';
+
+CREATE FUNCTION idempotency.derive_key(scope text, key text, step text)
+	RETURNS uuid
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	bytes bytea := substring(idempotency_internal.digest('idempotency derived key 1', ARRAY[scope, key, step]) FOR 16);
+BEGIN
+	IF scope = '' OR key = '' OR step = '' THEN
+		PERFORM idempotency_internal.raise_missing(CASE '' WHEN scope THEN 'scope' WHEN key THEN 'key' ELSE 'step' END);
+	END IF;
+	-- version 8, and the variant of RFC 9562
+	bytes := set_byte(bytes, 6, get_byte(bytes, 6) & 15 | 128);
+	bytes := set_byte(bytes, 8, get_byte(bytes, 8) & 63 | 128);
+	RETURN encode(bytes, 'hex')::uuid;
+END
+$$;
+COMMENT ON FUNCTION idempotency.derive_key(text, text, text) IS
+	'the key of one step of an operation, to send to another service';
+
+-- Not STRICT, nor is parse_header: a missing argument is an error.
+CREATE FUNCTION idempotency.natural_key(VARIADIC parts text[])
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF array_ndims(parts) > 1 THEN
+		PERFORM idempotency_internal.raise('22023', 'parts of a natural key have more than one dimension', NULL,
+			'Pass an array of one dimension.');
+	ELSIF coalesce(cardinality(parts), 0) = 0 THEN
+		PERFORM idempotency_internal.raise('IK400', 'natural key has no parts', NULL,
+			'Pass the values that identify the operation, each as an argument.');
+	END IF;
+	RETURN encode(idempotency_internal.digest('idempotency natural key 1', parts), 'hex');
+END
+$$;
+COMMENT ON FUNCTION idempotency.natural_key(text[]) IS
+	'a key derived from the values that identify an operation';
+
+-- 48 bits of milliseconds, 12 of their fraction, and 62 random ones.
+CREATE FUNCTION idempotency.uuidv7()
+	RETURNS uuid
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	microseconds bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+BEGIN
+	RETURN overlay(overlay(gen_random_uuid()::text
+		PLACING to_hex(7 << 12 | ((microseconds % 1000 << 12) / 1000)::integer) FROM 15 FOR 4)
+		PLACING regexp_replace(lpad(to_hex(microseconds / 1000), 12, '0'), '^.{8}', E'\\&-') FROM 1 FOR 13)::uuid;
+END
+$$;
+COMMENT ON FUNCTION idempotency.uuidv7() IS
+	'a new UUID of version 7, in the order of the clock';
+
+-- ---------------------------------------------------------------------------
+-- HTTP: the Idempotency-Key header, and problem details (RFC 9457)
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency_internal.raise_header(at integer, what text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK400', 'malformed Idempotency-Key header', format('At character %s: %s.', $1, $2),
+		'The value is an RFC 8941 string in double quotes, such as "8e03978e-40d5-43dd-bc93-6894a57f9324".')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_header(integer, text) IS 'IK400: the header is malformed';
+
+-- What RFC 8941 does not allow is refused and never repaired: two servers that repair a
+-- key in different ways would run an operation twice.
+CREATE FUNCTION idempotency.parse_header(value text)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	string text := substring(value FROM E'^ *("(?:[ !#-\\[\\]-~]|\\\\["\\\\])*)');
+	parameters CONSTANT text := '^(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:'
+		|| '-?(?:[0-9]{1,15}|[0-9]{1,12}[.][0-9]{1,3})'
+		|| E'|"(?:[ !#-\\[\\]-~]|\\\\["\\\\])*"'
+		|| E'|[A-Za-z*][A-Za-z0-9!#$%&''*+.^_`|~:/-]*'
+		|| '|:(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?:'
+		|| '|[?][01]))?)*';
+	at integer;
+	rest text;
+	key text;
+BEGIN
+	at := length(value) - length(ltrim(value, ' ')) + 1;
+	IF coalesce(ltrim(value, ' '), '') = '' THEN
+		PERFORM idempotency_internal.raise_missing('key');
+	ELSIF string IS NULL THEN
+		PERFORM idempotency_internal.raise_header(at, 'the value is not a string in double quotes');
+	END IF;
+
+	-- the character after the valid ones must be the closing quote
+	at := at + length(string);
+	rest := substr(value, at);
+	IF rest = '' THEN
+		PERFORM idempotency_internal.raise_header(at, 'the string has no closing quote');
+	ELSIF left(rest, 1) = E'\\' THEN
+		PERFORM idempotency_internal.raise_header(at + 1, 'only a quote or a backslash can follow a backslash');
+	ELSIF left(rest, 1) ~ E'[\\u0080-\\U0010FFFF]' THEN
+		PERFORM idempotency_internal.raise_header(at, 'a string cannot contain a character outside ASCII');
+	ELSIF left(rest, 1) <> '"' THEN
+		PERFORM idempotency_internal.raise_header(at, 'a string cannot contain a control character');
+	END IF;
+
+	at := at + 1 + length(coalesce(substring(substr(rest, 2) FROM parameters), ''));
+	at := at + length(substr(value, at)) - length(ltrim(substr(value, at), ' '));
+	IF substr(value, at, 1) = ',' THEN
+		PERFORM idempotency_internal.raise_header(at, 'the value is a list instead of one string');
+	ELSIF substr(value, at, 1) <> '' THEN
+		PERFORM idempotency_internal.raise_header(at, 'only valid parameters can follow the string');
+	END IF;
+
+	key := regexp_replace(substr(string, 2), E'\\\\(.)', E'\\1', 'g');
+	IF key = '' THEN
+		PERFORM idempotency_internal.raise_missing('key');
+	ELSIF length(key) > 255 THEN
+		PERFORM idempotency_internal.raise_too_long('key', length(key));
+	END IF;
+	RETURN key;
+END
+$$;
+COMMENT ON FUNCTION idempotency.parse_header(text) IS
+	'the key in the value of an Idempotency-Key header (an RFC 8941 string)';
+
+-- The link to the documentation, or an empty text: no other value can end a header.
+CREATE FUNCTION idempotency_internal.documentation()
+	RETURNS text
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+	SELECT CASE
+		WHEN octet_length(s.uri) <= 2000
+			AND s.uri ~ '^([A-Za-z][A-Za-z0-9+.-]*:|[^:]*$|[^:]*[/?#])'
+			AND s.uri ~ E'^([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*(#([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*)?$'
+			THEN s.uri
+		ELSE ''
+	END
+	FROM idempotency_internal.setting('documentation') AS s (uri)
+$$;
+COMMENT ON FUNCTION idempotency_internal.documentation() IS 'idempotency.documentation, if it is a URI reference';
+
+CREATE FUNCTION idempotency_internal.problem_text(type text, title text, status integer, detail text)
+	RETURNS json
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT (format('{"type":%s,"title":%s,"status":%s', to_json($1), to_json($2), $3)
+		|| coalesce(',"detail":' || to_json($4)::text, '') || '}')::json
+$$;
+COMMENT ON FUNCTION idempotency_internal.problem_text(text, text, integer, text) IS 'problem details as JSON';
+
+CREATE FUNCTION idempotency.problem(sqlstate text)
+	RETURNS json
+	LANGUAGE plpgsql STABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	link text := idempotency_internal.documentation();
+	status integer;
+	phrase text;
+	title text;
+	detail text;
+BEGIN
+	CASE sqlstate
+		WHEN 'IK400' THEN
+			status := 400;
+			phrase := 'Bad Request';
+			title := 'Idempotency-Key is missing or malformed';
+			detail := 'This operation requires an idempotency key of 1 to 255 characters.';
+		WHEN 'IK409' THEN
+			status := 409;
+			phrase := 'Conflict';
+			title := 'A request is outstanding for this Idempotency-Key';
+			detail := 'An operation with this idempotency key is in progress. Retry later with the same key.';
+		WHEN 'IK422' THEN
+			status := 422;
+			phrase := 'Unprocessable Content';
+			title := 'Idempotency-Key is already used';
+			detail := 'This idempotency key was used with another request. A new request needs a new key.';
+		ELSE
+			RETURN NULL;
+	END CASE;
+	IF link = '' THEN
+		RETURN idempotency_internal.problem_text('about:blank', phrase, status, detail);
+	END IF;
+	RETURN idempotency_internal.problem_text(link, title, status, detail);
+END
+$$;
+COMMENT ON FUNCTION idempotency.problem(text) IS
+	'problem details (RFC 9457) for IK400, IK409 and IK422; NULL for other errors';
+
+CREATE FUNCTION idempotency_internal.problem_of(operation idempotency.operation)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$SELECT CASE ($1).outcome WHEN 'in_progress' THEN 'IK409' WHEN 'mismatched' THEN 'IK422' END$$;
+COMMENT ON FUNCTION idempotency_internal.problem_of(idempotency.operation) IS 'the SQLSTATE that claim() has for an outcome';
+
+CREATE FUNCTION idempotency.problem(operation idempotency.operation)
+	RETURNS json
+	LANGUAGE plpgsql STABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency.problem(idempotency_internal.problem_of(operation));
+END
+$$;
+COMMENT ON FUNCTION idempotency.problem(idempotency.operation) IS
+	'problem details (RFC 9457) for in_progress and mismatched; NULL for other outcomes';
+
+CREATE FUNCTION idempotency_internal.problem_headers(sqlstate text, retry_after interval)
+	RETURNS json
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	link text := idempotency_internal.documentation();
+	seconds numeric := ceil(extract(epoch FROM retry_after));
+BEGIN
+	IF idempotency.problem(sqlstate) IS NULL THEN
+		RETURN NULL;
+	END IF;
+	RETURN '{"Content-Type":"application/problem+json"'
+		|| CASE WHEN link <> '' THEN ',"Link":' || to_json(format('<%s>; rel="describedby"', link))::text ELSE '' END
+		|| CASE WHEN sqlstate = 'IK409' THEN format(',"Retry-After":"%s"', least(greatest(seconds, 1), 2147483647)) ELSE '' END
+		|| '}';
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.problem_headers(text, interval) IS 'the headers of a response with problem details';
+
+CREATE FUNCTION idempotency.problem_headers(operation idempotency.operation)
+	RETURNS json
+	LANGUAGE plpgsql STABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.problem_headers(idempotency_internal.problem_of(operation), operation.retry_after);
+END
+$$;
+COMMENT ON FUNCTION idempotency.problem_headers(idempotency.operation) IS
+	'the headers of an HTTP response with problem(operation)';
+
+CREATE FUNCTION idempotency.problem_headers(sqlstate text)
+	RETURNS json
+	LANGUAGE plpgsql STABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.problem_headers(sqlstate, NULL);
+END
+$$;
+COMMENT ON FUNCTION idempotency.problem_headers(text) IS
+	'the headers of an HTTP response with problem(sqlstate)';
+
+-- ---------------------------------------------------------------------------
+-- The result of the last call about each scope, for require_claim() and current_key()
+-- ---------------------------------------------------------------------------
+
+-- A setting of the transaction, which follows savepoints: the last result first, each as
+-- U+001E, the scope, U+001F, a mark, and the key; neither name contains these characters.
+-- The mark is k for a granted claim, b for a batch of once_many(), and n for none.  Any
+-- role can change the setting, but only a key that the transaction has claimed counts.
+
+CREATE FUNCTION idempotency_internal.results()
+	RETURNS text
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT coalesce(current_setting('idempotency_internal.results', true), '')$$;
+COMMENT ON FUNCTION idempotency_internal.results() IS 'the results of this transaction';
+
+CREATE FUNCTION idempotency_internal.results_without(scope text)
+	RETURNS text
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	results text := idempotency_internal.results();
+	start integer := strpos(results, chr(30) || scope || chr(31));
+	rest text;
+BEGIN
+	IF start = 0 THEN
+		RETURN results;
+	END IF;
+	rest := substr(results, start + 1);
+	RETURN left(results, start - 1) || CASE WHEN strpos(rest, chr(30)) > 0 THEN substr(rest, strpos(rest, chr(30))) ELSE '' END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.results_without(text) IS 'the results of this transaction in other scopes';
+
+CREATE FUNCTION idempotency_internal.set_result(scope text, mark text, key text)
+	RETURNS text
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT set_config('idempotency_internal.results', chr(30) || $1 || chr(31) || $2 || $3 || CASE
+		WHEN idempotency_internal.results() = '' THEN ''
+		ELSE idempotency_internal.results_without($1)
+	END, true)
+$$;
+COMMENT ON FUNCTION idempotency_internal.set_result(text, text, text) IS 'set the result of the last call about a scope';
+
+CREATE FUNCTION idempotency_internal.is_granted(scope text, mark text, key text)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT $2 IN ('k', 'b') AND EXISTS (
+		SELECT FROM idempotency.key AS k
+		WHERE k.scope = $1 AND k.key = $3
+			AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in))
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_granted(text, text, text) IS
+	'whether this transaction has claimed the key of a result';
+
+-- ---------------------------------------------------------------------------
+-- Claims
+-- ---------------------------------------------------------------------------
+
+-- Writes a row of the table: a new one, or, if "seen" is a row's place, in place of the
+-- version of "seen" and "writer".  Returns false, with nothing written, if another
+-- transaction came first.  Waits for a transaction that is writing the row.
+CREATE FUNCTION idempotency_internal.put(new idempotency.key, seen tid, writer xid)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	-- A takeover keeps what the former owner stored: the values of the row itself, so that
+	-- large ones stay where they are.
+	is_takeover boolean := new.token IS NOT NULL AND (new.attempt > 1 OR new.claim_retention IS NOT NULL);
+BEGIN
+	IF seen IS NULL THEN
+		INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, token, attempt, leased_at, leased_until,
+			request, retention, claimed_in, claim_fingerprint, claim_retention)
+		VALUES (new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
+			new.leased_until, new.request, new.retention, new.claimed_in, new.claim_fingerprint, new.claim_retention)
+		ON CONFLICT DO NOTHING;
+	ELSE
+		UPDATE idempotency.key AS k SET
+			created_at = new.created_at,
+			expires_at = new.expires_at,
+			status = new.status,
+			fingerprint = new.fingerprint,
+			response = new.response,
+			headers = new.headers,
+			token = new.token,
+			attempt = new.attempt,
+			leased_at = new.leased_at,
+			leased_until = new.leased_until,
+			recovery_point = new.recovery_point,
+			recovery_state = CASE WHEN is_takeover THEN k.recovery_state ELSE new.recovery_state END,
+			request = CASE WHEN is_takeover AND k.request IS NOT NULL THEN k.request ELSE new.request END,
+			retention = new.retention,
+			finished_by = new.finished_by,
+			claimed_in = new.claimed_in,
+			proven_in = new.proven_in,
+			claim_fingerprint = new.claim_fingerprint,
+			claim_retention = new.claim_retention
+		WHERE k.scope = new.scope AND k.key = new.key AND k.ctid = seen AND k.xmin = writer;
+	END IF;
+	RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.put(idempotency.key, tid, xid) IS 'write a row, unless another transaction came first';
+
+-- Tries the advisory lock of a new key, which tells other sessions that this one might be
+-- inserting its row.  No call waits for the lock, and the index alone decides: the lock
+-- chooses between a plain insertion, and one in a subtransaction whose wait is bounded.
+CREATE FUNCTION idempotency_internal.announce(scope text, key text)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$SELECT pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0)))$$;
+COMMENT ON FUNCTION idempotency_internal.announce(text, text) IS
+	'whether no other session has announced to insert the key';
+
+-- Sets lock_timeout for a wait, in a subtransaction.  Returns false if the caller's own
+-- lock_timeout is shorter, and stays.
+CREATE FUNCTION idempotency_internal.bound_wait(wait_ms bigint)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	own_ms bigint := extract(epoch FROM current_setting('lock_timeout')::interval) * 1000;
+BEGIN
+	IF own_ms > 0 AND own_ms <= wait_ms THEN
+		RETURN false;
+	END IF;
+	PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.bound_wait(bigint) IS 'bound the waits for locks';
+
+-- The same as put(), but waits for at most wait_ms.  Returns NULL if that was too short.
+-- Raises 40001 for a row that the transaction's snapshot does not show.
+CREATE FUNCTION idempotency_internal.put_within(new idempotency.key, seen tid, writer xid, wait_ms bigint)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	bounded boolean;
+	written boolean;
+BEGIN
+	-- a wait for the table is none for the owner of the key
+	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE;
+	BEGIN
+		bounded := idempotency_internal.bound_wait(wait_ms);
+		IF wait_ms <= 0 AND seen IS NOT NULL THEN
+			PERFORM FROM idempotency.key AS k WHERE k.scope = new.scope AND k.key = new.key FOR NO KEY UPDATE NOWAIT;
+		END IF;
+		written := idempotency_internal.put(new, seen, writer);
+		PERFORM set_config('lock_timeout', lock_timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			IF NOT bounded THEN
+				RAISE;
+			END IF;
+			RETURN NULL;
+		WHEN serialization_failure THEN
+			PERFORM idempotency_internal.raise_concurrent(new.scope, new.key);
+	END;
+	-- the owner whose end was awaited has released the lock
+	PERFORM idempotency_internal.announce(new.scope, new.key);
+	RETURN written;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.put_within(idempotency.key, tid, xid, bigint) IS
+	'write a row within a time, unless another transaction came first';
+
+-- A token that grows from owner to owner of a key, also where a key was deleted in between,
+-- and on every node of a cluster.
+CREATE FUNCTION idempotency_internal.new_token(last bigint)
+	RETURNS bigint
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$SELECT greatest($1 + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)$$;
+COMMENT ON FUNCTION idempotency_internal.new_token(bigint) IS 'a fencing token greater than the last one, which can be NULL';
+
+-- The row of a granted claim: without a lease, with one, or the finished record of once().
+-- "stored" is the row of an abandoned operation, or NULL.  A row that is not final gets its
+-- token after a wait, which is greater than all before.
+CREATE FUNCTION idempotency_internal.granted_row(
+	stored idempotency.key, p_scope text, p_key text, request_fingerprint bytea, request json,
+	lease interval, retention interval, for_once boolean, is_final boolean DEFAULT true)
+	RETURNS idempotency.key
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	new idempotency.key := stored;
+	now timestamptz := clock_timestamp();
+BEGIN
+	new.scope := p_scope;
+	new.key := p_key;
+	new.created_at := coalesce(new.created_at, now);
+	new.claimed_in := pg_current_xact_id();
+	IF for_once THEN
+		new := NULL;
+		new.scope := p_scope;
+		new.key := p_key;
+		new.created_at := coalesce(stored.created_at, now);
+		new.claimed_in := pg_current_xact_id();
+		new.expires_at := idempotency_internal.retention_end(retention, now);
+	ELSIF lease IS NULL THEN
+		new.expires_at := coalesce(new.expires_at, '-infinity');
+		new.claim_fingerprint := coalesce(new.fingerprint, request_fingerprint);
+		new.claim_retention := retention;
+	ELSE
+		new.leased_at := now;
+		new.leased_until := now + lease;
+		new.expires_at := idempotency_internal.retention_end(retention, new.leased_until);
+		new.retention := nullif(retention, interval '-1 s');
+		new.token := CASE WHEN is_final THEN idempotency_internal.new_token(new.token) ELSE coalesce(new.token, 0) END;
+		new.attempt := coalesce(new.attempt, 0) + 1;
+		new.fingerprint := coalesce(new.fingerprint, request_fingerprint);
+		new.request := coalesce(new.request, request);
+	END IF;
+	RETURN new;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.granted_row(idempotency.key, text, text, bytea, json, interval, interval, boolean, boolean) IS
+	'the row that a granted claim writes';
+
+-- Gives a row that was written after a wait its token, and times that begin now.
+CREATE FUNCTION idempotency_internal.finish_waiting(
+	written idempotency.key, lease interval, retention interval, for_once boolean)
+	RETURNS idempotency.key
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	new idempotency.key := written;
+	now timestamptz := clock_timestamp();
+BEGIN
+	IF for_once THEN
+		new.expires_at := idempotency_internal.retention_end(retention, now);
+	ELSIF lease IS NOT NULL THEN
+		new.leased_at := now;
+		new.leased_until := now + lease;
+		new.expires_at := idempotency_internal.retention_end(retention, new.leased_until);
+		new.token := idempotency_internal.new_token(new.token);
+	ELSE
+		RETURN new;
+	END IF;
+	UPDATE idempotency.key AS k SET
+		expires_at = new.expires_at,
+		token = new.token,
+		leased_at = new.leased_at,
+		leased_until = new.leased_until
+	WHERE k.scope = new.scope AND k.key = new.key;
+	RETURN new;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.finish_waiting(idempotency.key, interval, interval, boolean) IS
+	'complete a row that was written after a wait';
+
+-- Claims a key for claim(), try_claim() and once(), or returns the outcome of another
+-- claim.  With "refuse", raises IK409 and IK422 instead of returning these outcomes.
+--
+-- The row is read first, so that a replay takes no lock and no transaction id; except in
+-- SERIALIZABLE, where reading an absent key would conflict with claims of its neighbours.
+CREATE FUNCTION idempotency_internal.claim(
+	p_scope text, p_key text, request_fingerprint bytea, request json, lease interval,
+	wait_ms bigint, retention interval, refuse boolean, for_once boolean)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	isolation text := current_setting('transaction_isolation');
+	insert_first boolean := isolation = 'serializable';
+	deadline timestamptz := clock_timestamp() + wait_ms * interval '1 ms';
+	pause double precision := 0.01;
+	now timestamptz;
+	version record;
+	stored idempotency.key;
+	seen tid;
+	writer xid;
+	new idempotency.key;
+	state text;
+	uncontended boolean;
+	written boolean;
+	wait_left bigint := wait_ms;
+	result text;
+BEGIN
+	LOOP
+		-- Read the row
+		seen := NULL;
+		state := 'absent';
+		IF NOT insert_first THEN
+			SELECT k AS stored, k.ctid, k.xmin INTO version
+			FROM idempotency.key AS k
+			WHERE k.scope = p_scope AND k.key = p_key;
+			IF FOUND THEN
+				now := clock_timestamp();
+				stored := version.stored;
+				seen := version.ctid;
+				writer := version.xmin;
+			END IF;
+			IF seen IS NULL THEN
+				NULL;
+			ELSIF pg_current_xact_id_if_assigned() IN (stored.claimed_in, stored.proven_in)
+				AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
+				state := 'here';
+			ELSIF stored.expires_at <= now THEN
+				state := 'expired';
+			ELSIF stored.fingerprint <> request_fingerprint THEN
+				state := 'mismatched';
+			ELSIF stored.token IS NULL THEN
+				state := 'stored';
+			ELSIF now BETWEEN stored.leased_at AND stored.leased_until THEN
+				state := 'leased';
+			ELSE
+				state := 'abandoned';
+			END IF;
+		END IF;
+
+		-- Write it, if the claim is granted
+		IF state IN ('absent', 'expired', 'abandoned') THEN
+			uncontended := false;
+			IF isolation <> 'read committed' THEN
+				NULL; -- a conflict with the snapshot must be explained
+			ELSIF seen IS NULL THEN
+				uncontended := idempotency_internal.announce(p_scope, p_key);
+				IF NOT uncontended AND wait_left <= 0 THEN
+					state := 'locked';
+					EXIT;
+				END IF;
+			ELSE
+				-- a row that another transaction has locked is not found
+				PERFORM FROM idempotency.key AS k
+				WHERE k.scope = p_scope AND k.key = p_key AND k.ctid = seen
+				FOR NO KEY UPDATE SKIP LOCKED;
+				uncontended := FOUND;
+			END IF;
+			new := idempotency_internal.granted_row(CASE state WHEN 'abandoned' THEN stored END,
+				p_scope, p_key, request_fingerprint, request, lease, retention, for_once, uncontended);
+			IF uncontended THEN
+				written := idempotency_internal.put(new, seen, writer);
+			ELSE
+				written := idempotency_internal.put_within(new, seen, writer, wait_left);
+				IF written THEN
+					new := idempotency_internal.finish_waiting(new, lease, retention, for_once);
+				END IF;
+			END IF;
+			IF written THEN
+				EXIT;
+			ELSIF written IS NULL THEN
+				state := 'locked';
+				EXIT;
+			END IF;
+			insert_first := false;
+			wait_left := greatest(extract(epoch FROM deadline - clock_timestamp()) * 1000, 0);
+			CONTINUE;
+		END IF;
+
+		-- Wait for a lease to end.  Only an insertion meets a row that the snapshot does not
+		-- show: then the lease has ended, or is another.
+		EXIT WHEN state <> 'leased';
+		IF isolation <> 'read committed' THEN
+			new := idempotency_internal.granted_row(NULL,
+				p_scope, p_key, request_fingerprint, request, lease, retention, for_once, false);
+			wait_left := greatest(extract(epoch FROM deadline - clock_timestamp()) * 1000, 0);
+			IF idempotency_internal.put_within(new, NULL, NULL, wait_left) THEN
+				new := idempotency_internal.finish_waiting(new, lease, retention, for_once);
+				state := 'absent';
+				EXIT;
+			END IF;
+		END IF;
+		EXIT WHEN now >= deadline;
+		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - now), extract(epoch FROM stored.leased_until - now) + 0.001));
+		pause := least(pause * 2, 1);
+	END LOOP;
+
+	IF state IN ('absent', 'expired', 'abandoned') THEN
+		result := idempotency_internal.set_result(p_scope, 'k', p_key);
+		RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
+			CASE WHEN lease IS NOT NULL THEN new.token END,
+			CASE WHEN lease IS NOT NULL THEN new.attempt ELSE coalesce(new.attempt, 0) + 1 END,
+			new.recovery_point, new.recovery_state,
+			NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
+	ELSIF refuse AND state <> 'stored' THEN
+		CASE state
+			WHEN 'mismatched' THEN
+				PERFORM idempotency_internal.raise('IK422', 'idempotency key was used with another request',
+					idempotency_internal.detail(p_scope, p_key),
+					'A new request needs a new key; a retry repeats the request unchanged.');
+			WHEN 'leased' THEN
+				PERFORM idempotency_internal.raise_leased(p_scope, p_key, stored.leased_until);
+			WHEN 'here' THEN
+				PERFORM idempotency_internal.raise_claimed_here(p_scope, p_key);
+			ELSE
+				PERFORM idempotency_internal.raise_in_progress(p_scope, p_key);
+		END CASE;
+	END IF;
+
+	result := idempotency_internal.set_result(p_scope, 'n', '');
+	CASE state
+		WHEN 'stored' THEN
+			RETURN idempotency_internal.replay(stored, NULL);
+		WHEN 'mismatched' THEN
+			RETURN ROW('mismatched', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
+		WHEN 'leased' THEN
+			RETURN idempotency_internal.in_progress(stored, NULL);
+		ELSE
+			RETURN ROW('in_progress', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
+	END CASE;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.claim(text, text, bytea, json, interval, bigint, interval, boolean, boolean) IS
+	'claim a key, or return the outcome of another claim';
+
+CREATE FUNCTION idempotency_internal.replay(stored idempotency.key, fingerprint bytea)
+	RETURNS idempotency.operation
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+	SELECT ROW('replayed', true, NULL, NULL, NULL, NULL,
+		abs(($1).status::integer), ($1).headers, ($1).response, coalesce(($1).status < 0, false), NULL,
+		nullif(($1).expires_at, 'infinity'), $2)::idempotency.operation
+$$;
+COMMENT ON FUNCTION idempotency_internal.replay(idempotency.key, bytea) IS 'a stored outcome as an operation';
+
+-- Of another owner's lease, only its time is shown.
+CREATE FUNCTION idempotency_internal.in_progress(stored idempotency.key, fingerprint bytea)
+	RETURNS idempotency.operation
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT ROW('in_progress', false, NULL, ($1).attempt, NULL, NULL, NULL, NULL, NULL, false,
+		CASE WHEN now.now BETWEEN ($1).leased_at AND ($1).leased_until THEN ($1).leased_until - now.now ELSE interval '0' END,
+		NULL, $2)::idempotency.operation
+	FROM clock_timestamp() AS now (now)
+$$;
+COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.key, bytea) IS 'a lease of another owner as an operation';
+
+-- The arguments of claim() and try_claim(), checked in the order of the extension.
+CREATE FUNCTION idempotency_internal.claim_by_arguments(
+	function text, scope text, key text, request json, lease interval, wait interval, retention interval,
+	fingerprint bytea, default_wait interval, refuse boolean)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	request_fingerprint bytea := fingerprint;
+	wait_ms bigint;
+BEGIN
+	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
+		PERFORM idempotency_internal.check_names(scope, key);
+	END IF;
+	IF lease IS NOT NULL THEN
+		PERFORM idempotency_internal.check_lease(lease);
+	END IF;
+	wait_ms := idempotency_internal.milliseconds(coalesce(wait, default_wait));
+	retention := idempotency_internal.check_retention(retention);
+	IF fingerprint IS NULL THEN
+		IF request IS NOT NULL THEN
+			request_fingerprint := idempotency_internal.fingerprint(request);
+		END IF;
+	ELSIF request IS NOT NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'request and fingerprint are both given',
+			idempotency_internal.detail(scope, key), 'Pass the request, or a fingerprint that you computed from it.');
+	ELSIF length(fingerprint) NOT BETWEEN 16 AND 64 THEN
+		PERFORM idempotency_internal.raise('22023', format('fingerprint has %s bytes', length(fingerprint)),
+			idempotency_internal.detail(scope, key),
+			'Pass a cryptographic digest of 16 to 64 bytes, such as idempotency.fingerprint() returns.');
+	END IF;
+	IF lease IS NOT NULL AND request IS NOT NULL THEN
+		PERFORM idempotency_internal.check_size(scope, key, 'request', octet_length(request::text));
+	END IF;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	RETURN idempotency_internal.claim(scope, key, request_fingerprint, request, lease, wait_ms, retention, refuse, false);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.claim_by_arguments(text, text, text, json, interval, interval, interval, bytea, interval, boolean) IS
+	'check the arguments of claim() and try_claim(), and claim';
+
+CREATE FUNCTION idempotency.claim(
+	scope text, key text, request anycompatible DEFAULT NULL,
+	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
+	fingerprint bytea DEFAULT NULL)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.claim_by_arguments('claim', scope, key, idempotency_internal.document(request),
+		lease, wait, retention, fingerprint, idempotency_internal.default_wait(), true);
+END
+$$;
+COMMENT ON FUNCTION idempotency.claim(text, text, anycompatible, interval, interval, interval, bytea) IS
+	'claim an operation, or replay its outcome; any other outcome is an error';
+
+CREATE FUNCTION idempotency.try_claim(
+	scope text, key text, request anycompatible DEFAULT NULL,
+	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
+	fingerprint bytea DEFAULT NULL)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.claim_by_arguments('try_claim', scope, key, idempotency_internal.document(request),
+		lease, wait, retention, fingerprint, interval '0', false);
+END
+$$;
+COMMENT ON FUNCTION idempotency.try_claim(text, text, anycompatible, interval, interval, interval, bytea) IS
+	'claim an operation, or return why that failed; check the outcome';
+
+-- ---------------------------------------------------------------------------
+-- The commit guard: IK428 for a claim that is still open at commit
+-- ---------------------------------------------------------------------------
+
+-- At commit, the first event of an open claim only updates its row, which queues a second
+-- event behind all deferred triggers: one of them can complete the claim.  The first events
+-- also note the open claims in a setting, which the error counts.
+--
+-- PREPARE TRANSACTION fires it, too, and so does SET CONSTRAINTS ... IMMEDIATE, which cannot
+-- turn it off: a rollback to a savepoint makes an event pending again, and every claim queues
+-- its own.
+CREATE FUNCTION idempotency_internal.require_outcome()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	others bigint;
+BEGIN
+	IF NOT EXISTS (
+		SELECT FROM idempotency.key AS k
+		WHERE k.scope = new.scope AND k.key = new.key AND k.claim_retention IS NOT NULL)
+	THEN
+		RETURN NULL;
+	ELSIF new.proven_in IS DISTINCT FROM pg_current_xact_id() THEN
+		PERFORM set_config('idempotency_internal.open',
+			concat(current_setting('idempotency_internal.open', true), chr(30), new.scope, chr(31), new.key), true);
+		UPDATE idempotency.key AS k SET proven_in = pg_current_xact_id()
+		WHERE k.scope = new.scope AND k.key = new.key;
+		RETURN NULL;
+	END IF;
+
+	SELECT count(DISTINCT k.ctid) - 1 INTO others
+	FROM unnest(string_to_array(current_setting('idempotency_internal.open', true), chr(30))) AS o (name)
+	JOIN idempotency.key AS k ON k.scope = split_part(o.name, chr(31), 1) AND k.key = split_part(o.name, chr(31), 2)
+	WHERE k.claim_retention IS NOT NULL;
+	PERFORM idempotency_internal.raise('IK428',
+		format('cannot %s a transaction with an open idempotency claim',
+			CASE WHEN current_query() ~* '^ *prepare +transaction' THEN 'prepare' ELSE 'commit' END),
+		CASE
+			WHEN others > 0 THEN format('Scope "%s", key "%s", and %s more.', new.scope, new.key, others)
+			ELSE idempotency_internal.detail(new.scope, new.key)
+		END,
+		CASE
+			WHEN statement_timestamp() > transaction_timestamp()
+				THEN 'Call idempotency.complete(), fail() or release() in the transaction that claimed.'
+			ELSE 'This statement was a transaction of its own (autocommit). Put BEGIN and '
+				'COMMIT around idempotency.claim(), your writes and '
+				'idempotency.complete(). A function that claims, and a procedure before '
+				'its own COMMIT, must also complete, fail or release.'
+		END);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.require_outcome() IS 'trigger: refuse to commit an open claim';
+
+CREATE CONSTRAINT TRIGGER require_outcome AFTER INSERT OR UPDATE ON idempotency.key
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (new.claim_retention IS NOT NULL)
+	EXECUTE FUNCTION idempotency_internal.require_outcome();
+COMMENT ON TRIGGER require_outcome ON idempotency.key IS 'an open claim must be completed, failed or released';
+
+-- ---------------------------------------------------------------------------
+-- Owners: complete, fail, release, renew, checkpoint
+-- ---------------------------------------------------------------------------
+
+-- Locks the row of a key until the transaction ends, and returns it; NULL if there is none.
+-- Raises IK409 if another transaction holds it for longer than idempotency.wait, and 40001
+-- if the transaction's snapshot does not show its last version.
+CREATE FUNCTION idempotency_internal.lock_row(p_scope text, p_key text)
+	RETURNS idempotency.key
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	bounded boolean;
+	stored idempotency.key;
+BEGIN
+	IF current_setting('transaction_isolation') = 'read committed' THEN
+		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope AND k.key = p_key
+		FOR NO KEY UPDATE SKIP LOCKED;
+		IF FOUND THEN
+			RETURN stored;
+		END IF;
+	END IF;
+	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE;
+	BEGIN
+		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope AND k.key = p_key FOR NO KEY UPDATE;
+		PERFORM set_config('lock_timeout', lock_timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			IF NOT bounded THEN
+				RAISE;
+			END IF;
+			PERFORM idempotency_internal.raise_in_progress(p_scope, p_key);
+		WHEN serialization_failure THEN
+			PERFORM idempotency_internal.raise_concurrent(p_scope, p_key);
+	END;
+	RETURN stored;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.lock_row(text, text) IS 'lock the row of a key';
+
+CREATE FUNCTION idempotency_internal.is_owner(stored idempotency.key, token bigint)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$SELECT (($1).token = $2 AND ($1).claim_retention IS NULL AND ($1).expires_at > clock_timestamp()) IS TRUE$$;
+COMMENT ON FUNCTION idempotency_internal.is_owner(idempotency.key, bigint) IS 'whether a token is that of a lease';
+
+-- What every function of an owner does first.  Returns the token by which the caller owns
+-- the operation, or NULL for a claim of this transaction without a lease.
+CREATE FUNCTION idempotency_internal.own(function text, scope text, key text, token bigint)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	stored idempotency.key;
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
+		PERFORM idempotency_internal.check_names(scope, key);
+	END IF;
+	IF token IS NOT NULL THEN
+		-- A former owner is refused without a wait.  While the row is locked, no other owner
+		-- can take over.
+		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = own.scope AND k.key = own.key;
+		IF idempotency_internal.is_owner(stored, token) THEN
+			stored := idempotency_internal.lock_row(scope, key);
+		END IF;
+		IF NOT idempotency_internal.is_owner(stored, token) THEN
+			PERFORM idempotency_internal.raise_lost(scope, key, token);
+		END IF;
+		RETURN token;
+	END IF;
+	SELECT * INTO stored FROM idempotency.key AS k
+	WHERE k.scope = own.scope AND k.key = own.key AND k.claimed_in = pg_current_xact_id_if_assigned()
+		AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL);
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise_no_claim(scope, key);
+	END IF;
+	RETURN CASE WHEN stored.claim_retention IS NULL THEN stored.token END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.own(text, text, text, bigint) IS 'check that the caller owns an operation';
+
+-- Stores the outcome of an operation, for complete() and fail().  Without a token it is one
+-- statement, whose condition is the test of ownership.
+CREATE FUNCTION idempotency_internal.finish(
+	function text, p_scope text, p_key text, p_response json, p_status integer, p_headers json,
+	p_token bigint, p_retention interval)
+	RETURNS json
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz;
+	failed boolean := function = 'fail';
+BEGIN
+	IF p_token IS NOT NULL OR current_setting('transaction_read_only') = 'on'
+		OR NOT idempotency_internal.names_are_valid(p_scope, p_key)
+		OR (p_status BETWEEN 100 AND 599) IS NOT TRUE OR p_headers IS NOT NULL OR p_retention IS NOT NULL THEN
+		PERFORM idempotency_internal.own(function, p_scope, p_key, p_token);
+	END IF;
+	IF p_retention IS NOT NULL THEN
+		PERFORM idempotency_internal.check_retention(p_retention);
+	END IF;
+	IF (p_status BETWEEN 100 AND 599) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'status must be between 100 and 599',
+			idempotency_internal.detail(p_scope, p_key), 'Pass an HTTP status code.');
+	ELSIF left(ltrim(p_headers::text, E' \t\r\n'), 1) <> '{' THEN
+		PERFORM idempotency_internal.raise('22023', 'headers must be a JSON object',
+			idempotency_internal.detail(p_scope, p_key), 'Pass an object of header names and values.');
+	ELSIF p_response IS NOT NULL OR p_headers IS NOT NULL THEN
+		-- below the least possible limit, the setting need not be read
+		IF coalesce(octet_length(p_response::text), 0) + coalesce(octet_length(p_headers::text), 0) > 1024 THEN
+			PERFORM idempotency_internal.own(function, p_scope, p_key, p_token);
+			PERFORM idempotency_internal.check_size(p_scope, p_key, 'response',
+				coalesce(octet_length(p_response::text), 0) + coalesce(octet_length(p_headers::text), 0));
+		END IF;
+	END IF;
+
+	now := clock_timestamp();
+	UPDATE idempotency.key AS k SET
+		created_at = CASE WHEN k.expires_at <= now THEN now ELSE k.created_at END,
+		expires_at = idempotency_internal.retention_end(
+			coalesce(p_retention, k.claim_retention, k.retention, interval '-1 s'), now),
+		status = CASE WHEN failed THEN -p_status ELSE p_status END,
+		fingerprint = CASE WHEN k.claim_retention IS NULL THEN k.fingerprint ELSE k.claim_fingerprint END,
+		response = p_response,
+		headers = p_headers,
+		token = NULL,
+		attempt = NULL,
+		leased_at = NULL,
+		leased_until = NULL,
+		recovery_point = NULL,
+		recovery_state = NULL,
+		request = NULL,
+		retention = NULL,
+		finished_by = CASE WHEN k.claim_retention IS NULL THEN k.token END,
+		proven_in = CASE WHEN p_token IS NOT NULL THEN pg_current_xact_id() END,
+		claim_fingerprint = NULL,
+		claim_retention = NULL
+	WHERE k.scope = p_scope AND k.key = p_key
+		AND CASE
+			WHEN p_token IS NOT NULL THEN k.token = p_token
+			ELSE k.claimed_in = pg_current_xact_id_if_assigned() AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL)
+		END;
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise_no_claim(p_scope, p_key);
+	ELSIF p_token IS NOT NULL THEN
+		PERFORM idempotency_internal.set_result(p_scope, 'k', p_key);
+	END IF;
+	RETURN p_response;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer, json, bigint, interval) IS
+	'store the outcome of an operation that the caller owns';
+
+CREATE FUNCTION idempotency.complete(
+	scope text, key text, response anycompatible DEFAULT NULL,
+	status integer DEFAULT 200, headers anycompatible DEFAULT NULL,
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
+	RETURNS json
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.finish('complete', scope, key, idempotency_internal.document(response),
+		coalesce(status, 200), idempotency_internal.document(headers), token, retention);
+END
+$$;
+COMMENT ON FUNCTION idempotency.complete(text, text, anycompatible, integer, anycompatible, bigint, interval) IS
+	'store the success of a claimed operation, and return its response';
+
+CREATE FUNCTION idempotency.fail(
+	scope text, key text, response anycompatible,
+	status integer, headers anycompatible DEFAULT NULL,
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
+	RETURNS json
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.finish('fail', scope, key, idempotency_internal.document(response),
+		status, idempotency_internal.document(headers), token, retention);
+END
+$$;
+COMMENT ON FUNCTION idempotency.fail(text, text, anycompatible, integer, anycompatible, bigint, interval) IS
+	'store the final failure of a claimed operation, and return its response';
+
+-- A lease with a checkpoint stays, with a token that no owner has; a claim on an abandoned
+-- operation leaves the lease as it was; any other row goes.
+CREATE FUNCTION idempotency.release(scope text, key text, token bigint DEFAULT NULL)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	own_token bigint := idempotency_internal.own('release', scope, key, token);
+	now timestamptz := clock_timestamp();
+BEGIN
+	IF own_token IS NULL THEN
+		UPDATE idempotency.key AS k SET claimed_in = NULL, claim_fingerprint = NULL, claim_retention = NULL
+		WHERE k.scope = release.scope AND k.key = release.key AND k.expires_at > now;
+	ELSE
+		UPDATE idempotency.key AS k SET
+			token = idempotency_internal.new_token(k.token),
+			leased_at = now,
+			leased_until = '-infinity',
+			expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now),
+			claimed_in = NULL,
+			proven_in = NULL
+		WHERE k.scope = release.scope AND k.key = release.key AND k.recovery_point IS NOT NULL;
+	END IF;
+	IF NOT FOUND THEN
+		DELETE FROM idempotency.key AS k WHERE k.scope = release.scope AND k.key = release.key;
+	END IF;
+	PERFORM idempotency_internal.set_result(scope, 'n', '');
+END
+$$;
+COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS
+	'release a claim without an outcome';
+
+CREATE FUNCTION idempotency.renew(scope text, key text, token bigint, lease interval)
+	RETURNS timestamptz
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	own_token bigint := idempotency_internal.own('renew', scope, key, token);
+	now timestamptz := clock_timestamp();
+BEGIN
+	IF lease IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'lease is missing', NULL,
+			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
+	END IF;
+	PERFORM idempotency_internal.check_lease(lease);
+	IF own_token IS NULL THEN
+		PERFORM idempotency_internal.raise_no_lease(scope, key);
+	END IF;
+	UPDATE idempotency.key AS k SET
+		leased_at = now,
+		leased_until = now + lease,
+		expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now + lease),
+		proven_in = pg_current_xact_id()
+	WHERE k.scope = renew.scope AND k.key = renew.key;
+	PERFORM idempotency_internal.set_result(scope, 'k', key);
+	RETURN now + lease;
+END
+$$;
+COMMENT ON FUNCTION idempotency.renew(text, text, bigint, interval) IS
+	'restart a lease from now (heartbeat); returns when it ends';
+
+CREATE FUNCTION idempotency.checkpoint(
+	scope text, key text, token bigint, recovery_point text,
+	state anycompatible DEFAULT NULL)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	new_state json := idempotency_internal.document(state);
+	own_token bigint := idempotency_internal.own('checkpoint', scope, key, token);
+BEGIN
+	IF coalesce(recovery_point, '') = '' THEN
+		PERFORM idempotency_internal.raise('22023', 'recovery point is missing', NULL,
+			'Name the step from which the next owner continues.');
+	ELSIF octet_length(recovery_point) > 255 THEN
+		PERFORM idempotency_internal.raise('22023', 'recovery point is too long', NULL,
+			'Name the step in at most 255 bytes, and pass other data as the state.');
+	ELSIF new_state IS NOT NULL THEN
+		PERFORM idempotency_internal.check_size(scope, key, 'state', octet_length(new_state::text));
+	END IF;
+	IF own_token IS NULL THEN
+		PERFORM idempotency_internal.raise_no_lease(scope, key);
+	END IF;
+	UPDATE idempotency.key AS k SET
+		recovery_point = checkpoint.recovery_point,
+		recovery_state = new_state,
+		proven_in = pg_current_xact_id()
+	WHERE k.scope = checkpoint.scope AND k.key = checkpoint.key;
+	PERFORM idempotency_internal.set_result(scope, 'k', key);
+END
+$$;
+COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, anycompatible) IS
+	'store a recovery point, from which the next owner continues';
+
+-- Skips an operation that another transaction holds, so that completers never wait for each
+-- other, and never get the same one.
+CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max integer DEFAULT 1)
+	RETURNS SETOF idempotency.abandoned
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET enable_bitmapscan = off SET enable_sort = off -- the index has the order, also before the first ANALYZE
+AS $$
+DECLARE
+	found_row idempotency.key;
+	new idempotency.key;
+BEGIN
+	IF NOT idempotency_internal.names_are_valid(scope, scope) THEN
+		PERFORM idempotency_internal.check_scope(scope);
+	END IF;
+	IF lease IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'lease is missing', NULL,
+			'Pass the time within which the completer renews the lease, such as ''30 seconds''.');
+	END IF;
+	PERFORM idempotency_internal.check_lease(lease);
+	IF (max > 0) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'max must be positive', NULL,
+			'Pass the maximum number of operations to take over.');
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('claim_abandoned');
+	END IF;
+
+	-- The clock is read for each row, and again for a row that has changed since the query
+	-- began: compared with an earlier time, a new lease would begin in the future.
+	FOR found_row IN
+		SELECT k.*
+		FROM idempotency.key AS k
+		WHERE k.scope = claim_abandoned.scope AND k.token IS NOT NULL AND k.expires_at > clock_timestamp()
+			AND clock_timestamp() NOT BETWEEN k.leased_at AND k.leased_until
+			AND k.claim_retention IS NULL
+			AND pg_current_xact_id() NOT IN (coalesce(k.claimed_in, '0'), coalesce(k.proven_in, '0'))
+		ORDER BY k.token
+		LIMIT max
+		FOR NO KEY UPDATE OF k SKIP LOCKED
+	LOOP
+		new := idempotency_internal.granted_row(found_row, found_row.scope, found_row.key, NULL, NULL,
+			lease, coalesce(found_row.retention, interval '-1 s'), false);
+		UPDATE idempotency.key AS k SET
+			expires_at = new.expires_at,
+			token = new.token,
+			attempt = new.attempt,
+			leased_at = new.leased_at,
+			leased_until = new.leased_until,
+			claimed_in = new.claimed_in
+		WHERE k.scope = new.scope AND k.key = new.key;
+		PERFORM idempotency_internal.set_result(new.scope, 'k', new.key);
+		RETURN NEXT ROW(new.token, new.scope, new.key, new.request, new.attempt, new.recovery_point, new.recovery_state)::idempotency.abandoned;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency.claim_abandoned(text, interval, integer) IS
+	'take over abandoned operations, oldest token first';
+
+-- ---------------------------------------------------------------------------
+-- The inbox: once and once_many
+-- ---------------------------------------------------------------------------
+
+-- Many drivers send an array as its text.  If that were stored as a key, none of the
+-- messages would be deduplicated.
+CREATE FUNCTION idempotency_internal.is_array_text(key text)
+	RETURNS boolean
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF key !~ E'^[{\\[]' OR key ~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$' THEN
+		RETURN false;
+	END IF;
+	RETURN key::text[] IS NOT NULL;
+EXCEPTION
+	WHEN data_exception OR program_limit_exceeded THEN
+		RETURN false;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_array_text(text) IS 'whether a key is the text of an array, and no UUID in braces';
+
+CREATE FUNCTION idempotency.once(scope text, key text, retention interval DEFAULT NULL)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	operation idempotency.operation;
+BEGIN
+	IF left(key, 1) IN ('{', '[') THEN
+		IF idempotency_internal.is_array_text(key) THEN
+			PERFORM idempotency_internal.raise('IK400', 'idempotency key is an array',
+				'idempotency.once() stores one key; drivers pass an array as its text.',
+				'Call idempotency.once_many() with the array.');
+		END IF;
+	END IF;
+	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
+		PERFORM idempotency_internal.check_names(scope, key);
+	END IF;
+	retention := idempotency_internal.check_retention(retention);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('once');
+	END IF;
+	operation := idempotency_internal.claim(scope, key, NULL, NULL, NULL,
+		idempotency_internal.milliseconds(idempotency_internal.default_wait()), retention, true, true);
+	RETURN NOT operation.replayed;
+END
+$$;
+COMMENT ON FUNCTION idempotency.once(text, text, interval) IS
+	'record a message; true the first time';
+
+-- The new keys in one statement, in bytewise order, so that calls that overlap cannot
+-- deadlock; then, in the same order, those whose rows have expired or are abandoned.
+CREATE FUNCTION idempotency_internal.record_many(p_scope text, names text[], retention interval)
+	RETURNS text[]
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	name text;
+	fresh text[];
+	version record;
+	stored idempotency.key;
+	now timestamptz;
+BEGIN
+	-- the clock is read for each row, because an insertion can wait
+	WITH inserted AS (
+		INSERT INTO idempotency.key AS k (expires_at, created_at, scope, key, claimed_in)
+		SELECT idempotency_internal.retention_end(retention, clock_timestamp()), clock_timestamp(),
+			p_scope, n.name, pg_current_xact_id()
+		FROM unnest(names) WITH ORDINALITY AS n (name)
+		ORDER BY n.ordinality
+		ON CONFLICT DO NOTHING
+		RETURNING k.key
+	)
+	SELECT coalesce(array_agg(i.key), '{}') INTO fresh FROM inserted AS i;
+	IF cardinality(fresh) = cardinality(names) THEN
+		RETURN fresh;
+	END IF;
+
+	FOREACH name IN ARRAY ARRAY(SELECT n.name FROM unnest(names) WITH ORDINALITY AS n (name)
+		WHERE n.name <> ALL (fresh) ORDER BY n.ordinality)
+	LOOP
+		LOOP
+			SELECT k AS stored, k.ctid, k.xmin INTO version
+			FROM idempotency.key AS k
+			WHERE k.scope = p_scope AND k.key = name;
+			now := clock_timestamp();
+			stored := version.stored;
+			IF stored.scope IS NULL THEN
+				NULL; -- deleted meanwhile
+			ELSIF pg_current_xact_id_if_assigned() IN (stored.claimed_in, stored.proven_in)
+				AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
+				PERFORM idempotency_internal.raise_claimed_here(p_scope, name);
+			ELSIF stored.expires_at > now AND stored.token IS NULL THEN
+				EXIT;
+			ELSIF stored.expires_at > now AND now BETWEEN stored.leased_at AND stored.leased_until THEN
+				PERFORM idempotency_internal.raise_leased(p_scope, name, stored.leased_until);
+			END IF;
+			IF idempotency_internal.put(idempotency_internal.granted_row(
+					CASE WHEN stored.expires_at > now THEN stored END,
+					p_scope, name, NULL, NULL, NULL, retention, true), version.ctid, version.xmin) THEN
+				fresh := fresh || name;
+				EXIT;
+			END IF;
+		END LOOP;
+	END LOOP;
+	RETURN fresh;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.record_many(text, text[], interval) IS 'record sorted keys, and return the new ones';
+
+CREATE FUNCTION idempotency.once_many(scope text, keys anycompatiblearray, retention interval DEFAULT NULL)
+	RETURNS SETOF text
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	names text[];
+	name text;
+	fresh text[];
+BEGIN
+	-- Check and sort the keys
+	IF NOT idempotency_internal.names_are_valid(scope, scope) THEN
+		PERFORM idempotency_internal.check_scope(scope);
+	END IF;
+	retention := idempotency_internal.check_retention(retention);
+	IF keys IS NULL THEN
+		PERFORM idempotency_internal.raise_missing('key');
+	ELSIF array_ndims(keys) > 1 THEN
+		PERFORM idempotency_internal.raise('2202E', 'idempotency keys must be an array of one dimension', NULL,
+			'Flatten the array, for instance with unnest().');
+	ELSIF pg_typeof(keys) <> ALL ('{text[],character varying[],name[],uuid[],smallint[],integer[],bigint[]}'::regtype[]) THEN
+		PERFORM idempotency_internal.raise('42883', format('keys of type %s cannot be used', pg_typeof(keys)), NULL,
+			'Pass an array of text, uuid or integers.');
+	END IF;
+	names := keys::text[];
+	FOREACH name IN ARRAY names LOOP
+		IF NOT idempotency_internal.names_are_valid(scope, name) THEN
+			PERFORM idempotency_internal.check_name('key', name);
+		END IF;
+	END LOOP;
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('once_many');
+	ELSIF cardinality(names) = 0 THEN
+		RETURN;
+	END IF;
+	names := ARRAY(SELECT DISTINCT n.name COLLATE "C" FROM unnest(names) AS n (name) ORDER BY 1);
+
+	-- Record them; a subtransaction is necessary only to explain the server's 40001
+	IF current_setting('transaction_isolation') = 'read committed' THEN
+		fresh := idempotency_internal.record_many(scope, names, retention);
+	ELSE
+		BEGIN
+			fresh := idempotency_internal.record_many(scope, names, retention);
+		EXCEPTION
+			WHEN serialization_failure THEN
+				PERFORM idempotency_internal.raise('40001', 'could not serialize access due to a concurrent idempotency key',
+					format('Scope "%s", one of %s keys from "%s" on.', scope, cardinality(names), names[1]),
+					'Retry the transaction with the same keys.');
+		END;
+	END IF;
+
+	IF cardinality(fresh) > 0 THEN
+		PERFORM idempotency_internal.set_result(scope, 'b', fresh[1]);
+	ELSE
+		PERFORM idempotency_internal.set_result(scope, 'n', '');
+	END IF;
+	RETURN QUERY SELECT f.name FROM unnest(fresh) AS f (name) ORDER BY f.name COLLATE "C";
+END
+$$;
+COMMENT ON FUNCTION idempotency.once_many(text, anycompatiblearray, interval) IS
+	'record many messages; returns those recorded for the first time';
+
+-- ---------------------------------------------------------------------------
+-- Reading and deleting a stored key
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.peek(scope text, key text)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	stored idempotency.key;
+BEGIN
+	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
+		PERFORM idempotency_internal.check_names(scope, key);
+	END IF;
+	SELECT * INTO stored FROM idempotency.key AS k
+	WHERE k.scope = peek.scope AND k.key = peek.key AND k.expires_at > clock_timestamp();
+	IF NOT FOUND THEN
+		RETURN NULL;
+	ELSIF stored.token IS NULL THEN
+		RETURN idempotency_internal.replay(stored, stored.fingerprint);
+	END IF;
+	RETURN idempotency_internal.in_progress(stored, stored.fingerprint);
+END
+$$;
+COMMENT ON FUNCTION idempotency.peek(text, text) IS
+	'read a stored outcome; NULL if there is none';
+
+CREATE FUNCTION idempotency.forget(scope text, key text)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	stored idempotency.key;
+	written boolean;
+BEGIN
+	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
+		PERFORM idempotency_internal.check_names(scope, key);
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('forget');
+	END IF;
+	stored := idempotency_internal.lock_row(scope, key);
+	IF stored.scope IS NULL THEN
+		-- An open claim of another transaction is invisible: insert a row, which waits for it.
+		IF idempotency_internal.announce(scope, key) THEN
+			RETURN false;
+		END IF;
+		written := idempotency_internal.put_within(
+			idempotency_internal.granted_row(NULL, scope, key, NULL, NULL, NULL, interval '-1 s', true), NULL, NULL,
+			idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		IF written IS NULL THEN
+			PERFORM idempotency_internal.raise_in_progress(scope, key);
+		ELSIF written THEN
+			DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope AND k.key = forget.key;
+			RETURN false;
+		END IF;
+		stored := idempotency_internal.lock_row(scope, key);
+	END IF;
+	IF pg_current_xact_id_if_assigned() IN (stored.claimed_in, stored.proven_in)
+		AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
+		PERFORM idempotency_internal.raise_claimed_here(scope, key);
+	END IF;
+	DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope AND k.key = forget.key;
+	PERFORM idempotency_internal.set_result(scope, 'n', '');
+	RETURN stored.expires_at > clock_timestamp();
+END
+$$;
+COMMENT ON FUNCTION idempotency.forget(text, text) IS
+	'delete a stored outcome; true if there was one';
+
+-- A row that another transaction has locked is left for the next call.
+CREATE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	reaped bigint;
+BEGIN
+	IF max_rows < 0 THEN
+		PERFORM idempotency_internal.raise('22023', 'max_rows must not be negative', NULL,
+			'Pass NULL for as many as one transaction may.');
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('reap');
+	END IF;
+	DELETE FROM idempotency.key AS k
+	WHERE k.ctid = ANY (ARRAY(
+		SELECT e.ctid
+		FROM idempotency.key AS e
+		WHERE e.expires_at <= statement_timestamp()
+			AND (pg_current_xact_id_if_assigned() IN (e.claimed_in, e.proven_in)
+				AND (e.claim_retention IS NOT NULL OR e.token IS NOT NULL)) IS NOT TRUE
+		LIMIT max_rows
+		FOR UPDATE SKIP LOCKED));
+	GET DIAGNOSTICS reaped = ROW_COUNT;
+	RETURN reaped;
+END
+$$;
+COMMENT ON FUNCTION idempotency.reap(integer) IS
+	'delete expired rows in this transaction; returns their number';
+
+-- ---------------------------------------------------------------------------
+-- run: claim, call the handler, complete or replay
+-- ---------------------------------------------------------------------------
+
+-- Runs with the rights and the search path of its caller, because the handler does; so
+-- every name is qualified.
+CREATE FUNCTION idempotency.run(
+	scope text, key text, request anycompatible, handler regprocedure,
+	wait interval DEFAULT NULL, retention interval DEFAULT NULL)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	final_errors text := coalesce(nullif(pg_catalog.current_setting('idempotency.final_errors', true), ''), 'IKFIN');
+	final_codes text[] := pg_catalog.regexp_split_to_array(pg_catalog.btrim(final_errors), ' *, *');
+	code text;
+	document json := request::text;
+	routine record;
+	operation idempotency.operation;
+	stored idempotency.operation;
+	response json;
+	message text;
+	detail text;
+BEGIN
+	-- Check the SQLSTATEs that are final; blanks mean none.  Transient failures are refused,
+	-- because a retry can succeed.
+	FOREACH code IN ARRAY final_codes LOOP
+		IF code OPERATOR(pg_catalog.!~) '^([0-9A-Z]{5})?$'
+			OR code OPERATOR(pg_catalog.~) '^(00|08|25|40|53|55|57|58|72|F0|HV|IK|XX)' AND code OPERATOR(pg_catalog.<>) 'IKFIN' THEN
+			RAISE EXCEPTION USING ERRCODE = '22023',
+				MESSAGE = pg_catalog.format('invalid value for parameter "idempotency.final_errors": "%s"', final_errors),
+				DETAIL = pg_catalog.format(CASE
+					WHEN code OPERATOR(pg_catalog.~) '^[0-9A-Z]{5}$' THEN '"%s" is a transient failure, which cannot be final.'
+					ELSE '"%s" is not an SQLSTATE of five digits and capital letters.'
+				END, code),
+				HINT = 'Use a list such as ''IKFIN, 23514''.';
+		END IF;
+	END LOOP;
+
+	-- Check the handler
+	IF handler IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'handler is missing', HINT = 'Pass a function as regprocedure.';
+	ELSIF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
+		RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'cannot execute idempotency.run() in a read-only transaction';
+	END IF;
+	SELECT p.proisstrict AS is_strict, n.nspname AS schema_name, p.proname AS function_name, p.proargtypes[0]::pg_catalog.regtype AS argument,
+		p.prokind OPERATOR(pg_catalog.=) 'f' AND NOT p.proretset AND p.pronargs OPERATOR(pg_catalog.=) 1
+			AND p.proargtypes[0] OPERATOR(pg_catalog.=) ANY (ARRAY['pg_catalog.json', 'idempotency.document']::pg_catalog.regtype[]::pg_catalog.oid[])
+			AND p.prorettype OPERATOR(pg_catalog.=) ANY (ARRAY['pg_catalog.json', 'idempotency.document']::pg_catalog.regtype[]::pg_catalog.oid[]) AS fits
+	INTO routine
+	FROM pg_catalog.pg_proc AS p
+	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+	WHERE p.oid OPERATOR(pg_catalog.=) handler;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = '42883',
+			MESSAGE = pg_catalog.format('handler with OID %s does not exist', handler::pg_catalog.oid),
+			HINT = 'Pass a function as regprocedure.';
+	ELSIF NOT routine.fits THEN
+		RAISE EXCEPTION USING ERRCODE = '42P13',
+			MESSAGE = pg_catalog.format('function %s cannot be a handler', handler),
+			HINT = 'A handler takes one argument of type idempotency.document (or json) and returns json.';
+	ELSIF routine.is_strict AND document IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'request is missing, and the handler is strict',
+			HINT = 'Pass a request, or declare the handler CALLED ON NULL INPUT.';
+	ELSIF NOT pg_catalog.has_function_privilege(handler, 'EXECUTE') THEN
+		RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = pg_catalog.format('permission denied for function %s', routine.function_name);
+	END IF;
+
+	-- Claim or replay
+	operation := idempotency.claim(scope, key, document, wait => wait, retention => retention);
+	IF operation.replayed THEN
+		RETURN operation;
+	END IF;
+
+	-- Call the handler, and store its outcome
+	BEGIN
+		EXECUTE pg_catalog.format('SELECT %I.%I($1::%s)', routine.schema_name, routine.function_name, routine.argument) INTO response USING document;
+	EXCEPTION
+		WHEN OTHERS THEN
+			IF SQLSTATE OPERATOR(pg_catalog.<>) ALL (final_codes) THEN
+				RAISE;
+			END IF;
+			GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL;
+	END;
+	IF message IS NULL THEN
+		PERFORM idempotency.complete(scope, key, response);
+	ELSE
+		PERFORM idempotency.fail(scope, key,
+			pg_catalog.concat('{"type":"about:blank","title":', pg_catalog.to_json(message), ',"status":422',
+				',"detail":' OPERATOR(pg_catalog.||) pg_catalog.to_json(nullif(detail, ''))::pg_catalog.text, '}'),
+			422, '{"Content-Type": "application/problem+json"}'::pg_catalog.text);
+	END IF;
+
+	stored := idempotency.peek(scope, key);
+	operation.status := stored.status;
+	operation.headers := stored.headers;
+	operation.response := stored.response;
+	operation.failed := stored.failed;
+	operation.expires_at := stored.expires_at;
+	RETURN operation;
+END
+$$;
+COMMENT ON FUNCTION idempotency.run(text, text, anycompatible, regprocedure, interval, interval) IS
+	'claim, call the handler, and complete; or replay';
+
+-- ---------------------------------------------------------------------------
+-- The guard: refuses writes from a transaction without a claim
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.require_claim()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	pattern text := coalesce(tg_argv[0], '*');
+	result text;
+	asked boolean := false;
+BEGIN
+	IF tg_when = 'INSTEAD OF' THEN
+		PERFORM idempotency_internal.raise('39P01',
+			format('idempotency.require_claim() was called INSTEAD OF a write to view "%s.%s"', tg_table_schema, tg_table_name),
+			'The write would be lost silently.',
+			'Create the trigger BEFORE or AFTER the write, on the table behind the view.');
+	ELSIF tg_nargs > 1 THEN
+		PERFORM idempotency_internal.raise('39P01', 'idempotency.require_claim() takes one argument at most', NULL,
+			'Pass a scope, which may end in "*".');
+	END IF;
+
+	FOREACH result IN ARRAY string_to_array(substr(idempotency_internal.results(), 2), chr(30)) LOOP
+		IF split_part(result, chr(31), 1) = pattern
+			OR right(pattern, 1) = '*' AND starts_with(split_part(result, chr(31), 1), left(pattern, -1)) THEN
+			IF idempotency_internal.is_granted(split_part(result, chr(31), 1),
+				left(split_part(result, chr(31), 2), 1), substr(split_part(result, chr(31), 2), 2)) THEN
+				RETURN CASE WHEN tg_op = 'DELETE' THEN old ELSE new END;
+			END IF;
+			asked := true;
+			EXIT;
+		END IF;
+	END LOOP;
+	PERFORM idempotency_internal.raise('IK403',
+		format('write to table "%s.%s" without a claim', tg_table_schema, tg_table_name),
+		CASE
+			WHEN asked THEN format('The last claim of this transaction in scope "%s" was not granted, or was released or forgotten.', pattern)
+			ELSE format('This transaction has claimed no key in scope "%s".', pattern)
+		END,
+		'Call idempotency.claim() first, and write only if it did not replay.');
+END
+$$;
+COMMENT ON FUNCTION idempotency.require_claim() IS
+	'trigger: refuse a write from a transaction without a claim in the scope';
+
+CREATE FUNCTION idempotency.current_key(scope text)
+	RETURNS text
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	results text := idempotency_internal.results();
+	start integer;
+	key text;
+BEGIN
+	IF NOT idempotency_internal.names_are_valid(scope, scope) THEN
+		PERFORM idempotency_internal.check_scope(scope);
+	END IF;
+	start := strpos(results, chr(30) || scope || chr(31) || 'k');
+	IF start = 0 THEN
+		RETURN NULL;
+	END IF;
+	key := split_part(substr(results, start + length(scope) + 3), chr(30), 1);
+	RETURN CASE WHEN idempotency_internal.is_granted(scope, 'k', key) THEN key END;
+END
+$$;
+COMMENT ON FUNCTION idempotency.current_key(text) IS
+	'the key that this transaction claimed last in the scope';
+
+-- ---------------------------------------------------------------------------
+-- Keys of other types than text
+-- ---------------------------------------------------------------------------
+
+-- Implicit casts to the type of a parameter need a base type, which takes a superuser.
+-- Instead, each function that takes a key has one more form for uuid, and one for bigint.
+DO $$
+DECLARE
+	form record;
+BEGIN
+	FOR form IN
+		SELECT p.oid::regprocedure AS function, p.proname AS name, t.type, p.provolatile, p.proparallel, p.proisstrict,
+			replace(pg_get_function_arguments(p.oid), 'key text', 'key ' || t.type) AS arguments,
+			replace(pg_get_function_identity_arguments(p.oid), 'key text', 'key ' || t.type) AS identity,
+			pg_get_function_result(p.oid) AS result,
+			obj_description(p.oid, 'pg_proc') AS comment,
+			(SELECT string_agg(CASE WHEN a.name = 'key' THEN '$' || a.ordinality || '::pg_catalog.text' ELSE '$' || a.ordinality END,
+				', ' ORDER BY a.ordinality)
+				FROM unnest(p.proargnames) WITH ORDINALITY AS a (name)) AS passed
+		FROM pg_proc AS p, unnest('{uuid,bigint}'::text[]) AS t (type)
+		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proargnames[2] = 'key'
+	LOOP
+		EXECUTE format('CREATE FUNCTION idempotency.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s %s AS %L',
+			form.name, form.arguments, form.result,
+			CASE form.provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END,
+			CASE form.proparallel WHEN 's' THEN 'SAFE' ELSE 'UNSAFE' END,
+			CASE WHEN form.proisstrict THEN 'STRICT' ELSE '' END,
+			format('SELECT idempotency.%I(%s)', form.name, form.passed));
+		EXECUTE format('COMMENT ON FUNCTION idempotency.%I(%s) IS %L', form.name, form.identity, form.comment);
+	END LOOP;
+END
+$$;
+
+-- ---------------------------------------------------------------------------
+-- Privileges: none for PUBLIC
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency_internal.grant_privileges(role regrole, functions text[], privilege text DEFAULT NULL)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	granted text;
+BEGIN
+	IF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = role) THEN
+		PERFORM idempotency_internal.raise('42704', format('role with OID %s does not exist', role::oid), NULL,
+			'Pass the name of a role.');
+	END IF;
+	FOREACH granted IN ARRAY ARRAY['USAGE ON SCHEMA idempotency',
+		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.keytext, idempotency.outcome, idempotency.operation, idempotency.abandoned']
+		|| ARRAY(SELECT format('EXECUTE ON FUNCTION %s', p.oid::regprocedure) FROM pg_proc AS p
+			WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname = ANY (functions))
+		|| privilege
+	LOOP
+		IF granted IS NOT NULL THEN
+			EXECUTE format('GRANT %s TO %s', granted, role);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[], text) IS
+	'grant functions, by name, and another privilege to a role';
+
+CREATE FUNCTION idempotency.grant_client(role regrole)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT idempotency_internal.grant_privileges(role,
+		'{claim,try_claim,complete,fail,release,renew,checkpoint,claim_abandoned,run,peek,current_key,
+			require_claim,once,once_many,canonical,fingerprint,derive_key,natural_key,uuidv7,parse_header,problem,
+			problem_headers}')
+$$;
+COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
+	'let a role claim, complete and replay';
+
+CREATE FUNCTION idempotency.grant_operator(role regrole)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT idempotency_internal.grant_privileges(role, '{peek,forget,reap}', 'SELECT ON idempotency.keys, idempotency.zombies')
+$$;
+COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
+	'let a role read stored keys and delete them';
+
+-- Default privileges apply to each object above.  Revoke them all; only the owner keeps
+-- privileges.
+DO $$
+DECLARE
+	granted record;
+BEGIN
+	FOR granted IN
+		SELECT DISTINCT o.kind, o.name, CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
+		FROM (
+			SELECT 'SCHEMA' AS kind, n.oid::regnamespace::text AS name, n.oid AS schema, n.nspowner AS owner,
+				coalesce(n.nspacl, acldefault('n', n.nspowner)) AS acl
+			FROM pg_namespace AS n
+			UNION ALL
+			SELECT 'TABLE', c.oid::regclass::text, c.relnamespace, c.relowner, c.relacl
+			FROM pg_class AS c
+			UNION ALL
+			SELECT 'ROUTINE', p.oid::regprocedure::text, p.pronamespace, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+			FROM pg_proc AS p
+			UNION ALL
+			SELECT 'TYPE', t.oid::regtype::text, t.typnamespace, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+			FROM pg_type AS t
+			LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+			WHERE t.typcategory <> 'A' AND (c.oid IS NULL OR c.relkind = 'c')
+		) AS o
+		CROSS JOIN LATERAL aclexplode(o.acl) AS a
+		WHERE o.schema IN ('idempotency'::regnamespace, 'idempotency_internal'::regnamespace) AND a.grantee <> o.owner
+	LOOP
+		EXECUTE format('REVOKE ALL ON %s %s FROM %s CASCADE', granted.kind, granted.name, granted.grantee);
+	END LOOP;
+END
+$$;
+
+\if :{?within_transaction}
+\else
+COMMIT;
+\endif

@@ -1,0 +1,16 @@
+/* portable/moved.sql: what to_extension.sql and from_extension.sql move */
+
+-- The columns that both editions have.  An open claim is never committed, so the lock of the
+-- caller leaves none to move.
+CREATE TEMPORARY TABLE moved_key ON COMMIT DROP AS
+	SELECT created_at, expires_at, status, scope, key::text, fingerprint, response, headers, token, attempt,
+		leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by
+	FROM idempotency.key;
+
+-- Clients may call claim(), and operators forget()
+CREATE TEMPORARY TABLE moved_grant ON COMMIT DROP AS
+	SELECT DISTINCT p.proname = 'forget' AS operator, a.grantee::regrole AS role
+	FROM pg_catalog.pg_proc AS p, pg_catalog.aclexplode(p.proacl) AS a
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname IN ('claim', 'forget')
+		AND a.grantee NOT IN (0, p.proowner);
+GRANT SELECT ON moved_grant TO PUBLIC;

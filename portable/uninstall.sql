@@ -1,0 +1,43 @@
+/* portable/uninstall.sql: removes the portable edition with all stored keys */
+
+-- The role that installed it runs this file, which is one transaction.  Stored keys are
+-- lost: retries of their operations run again.  It fails if other objects depend on the
+-- edition, such as a trigger of require_claim() or a default with current_key(): drop them
+-- before.
+--
+--	psql --no-psqlrc --file=portable/uninstall.sql
+
+\set ON_ERROR_STOP on
+\if :{?within_transaction}
+\else
+BEGIN;
+\endif
+
+DO $$
+DECLARE
+	routines text;
+BEGIN
+	IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency') THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'wrong_object_type',
+			MESSAGE = 'idempotency is installed as an extension in this database',
+			HINT = 'Use DROP EXTENSION idempotency.';
+	END IF;
+
+	DROP VIEW idempotency.keys, idempotency.zombies;
+	DROP TRIGGER require_outcome ON idempotency.key;
+	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO routines
+	FROM pg_catalog.pg_proc AS p
+	WHERE p.pronamespace OPERATOR(pg_catalog.=) ANY ('{idempotency,idempotency_internal}'::pg_catalog.regnamespace[]::pg_catalog.oid[]);
+	EXECUTE 'DROP ROUTINE ' OPERATOR(pg_catalog.||) routines;
+	DROP TABLE idempotency.key;
+	DROP TYPE idempotency.abandoned, idempotency.operation, idempotency.outcome;
+	DROP DOMAIN idempotency.document, idempotency.identifier, idempotency.keytext;
+	DROP SCHEMA idempotency, idempotency_internal;
+END
+$$;
+
+\if :{?within_transaction}
+\else
+COMMIT;
+\endif

@@ -1,0 +1,146 @@
+-- portable only: privileges, search paths and the commit guard, which are its own
+--
+-- The portable edition: the privileges of its objects, the rights with which it runs, and
+-- attempts to bypass the commit guard.
+--
+\set SHOW_CONTEXT never
+
+-- The SQLSTATE and message of a statement, which is rolled back.
+CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RAISE EXCEPTION 'undo' USING ERRCODE = 'P9999';
+EXCEPTION
+	WHEN SQLSTATE 'P9999' THEN
+		RETURN 'accepted';
+	WHEN OTHERS THEN
+		RETURN SQLSTATE || ': ' || SQLERRM;
+END
+$$;
+GRANT CREATE ON SCHEMA public TO PUBLIC;
+CREATE ROLE regress_idempotency_nobody;
+CREATE ROLE regress_idempotency_client;
+CREATE ROLE regress_idempotency_operator;
+SELECT idempotency.grant_client('regress_idempotency_client');
+SELECT idempotency.grant_operator('regress_idempotency_operator');
+
+--
+-- Privileges
+--
+
+-- The owner is no superuser, and PUBLIC has no privilege.
+SELECT rolsuper FROM pg_namespace JOIN pg_roles AS r ON r.oid = nspowner WHERE nspname = 'idempotency';
+SELECT count(*) AS public_functions FROM pg_proc AS p, aclexplode(coalesce(proacl, acldefault('f', proowner))) AS a
+	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0
+		AND p.proname <> 'new_token'; -- which the tests replace
+SELECT count(*) AS public_relations FROM pg_class, aclexplode(relacl) AS a
+	WHERE relnamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0;
+
+-- Every function that runs with the owner's rights has a fixed search path, and every other
+-- function in the schema that clients can use calls only qualified names.
+SELECT p.oid::regprocedure AS without_search_path FROM pg_proc AS p
+	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND prosecdef
+		AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false);
+SELECT DISTINCT p.proname AS with_the_rights_of_the_caller FROM pg_proc AS p
+	WHERE pronamespace = 'idempotency'::regnamespace AND NOT prosecdef AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpgsql');
+
+-- What each role can do.
+CREATE TEMPORARY TABLE door (n serial, statement text);
+INSERT INTO door (statement) VALUES
+	('SELECT idempotency.once(''portable'', ''k'')'),
+	('SELECT idempotency.peek(''portable'', ''k'')'),
+	('SELECT idempotency.forget(''portable'', ''k'')'),
+	('SELECT idempotency.reap()'),
+	('SELECT count(*) FROM idempotency.keys'),
+	('SELECT count(*) FROM idempotency.key'),
+	('DELETE FROM idempotency.key'),
+	('SELECT idempotency_internal.put(NULL, NULL, NULL)'),
+	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')');
+GRANT SELECT ON door TO PUBLIC;
+SET ROLE regress_idempotency_nobody;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+SET ROLE regress_idempotency_client;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+SET ROLE regress_idempotency_operator;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+RESET ROLE;
+
+--
+-- Code of a client never runs with the rights of the owner
+--
+
+SET ROLE regress_idempotency_client;
+CREATE FUNCTION public.who(text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION 'code of the client runs as %', current_user;
+END
+$$;
+CREATE FUNCTION public.same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT public.who($1) IS NULL';
+CREATE OPERATOR public.= (LEFTARG = text, RIGHTARG = text, FUNCTION = public.same);
+CREATE TYPE public.shout AS (value text);
+CREATE FUNCTION public.text(public.shout) RETURNS text LANGUAGE sql AS 'SELECT public.who(($1).value)';
+CREATE CAST (public.shout AS text) WITH FUNCTION public.text(public.shout) AS IMPLICIT;
+CREATE DOMAIN public.whisper AS json;
+SET search_path = public, pg_catalog;
+BEGIN;
+SELECT outcome FROM idempotency.claim('portable', 'path', '{"a": [1.50, "b"]}', lease => '1 min');
+SELECT idempotency.complete('portable', 'path', '{"c": 3}');
+SELECT idempotency.once('portable', 'path 2'), idempotency.canonical('{"b": 1e400, "a": "\u0001"}');
+COMMIT;
+SELECT idempotency.canonical(ROW('x')::public.shout);
+SELECT idempotency.claim('portable', 'type', ROW('x')::public.shout);
+SELECT idempotency.once_many('portable', ARRAY[ROW('x')::public.shout]);
+SELECT idempotency.canonical('{"a": 1}'::public.whisper);
+RESET search_path;
+-- The handler of run() has the rights of the caller.
+CREATE FUNCTION public.who_runs(json) RETURNS json LANGUAGE sql AS 'SELECT to_json(current_user::text)';
+SELECT response FROM idempotency.run('portable', 'run', NULL, 'public.who_runs(json)');
+RESET ROLE;
+
+--
+-- The commit guard
+--
+
+-- SET CONSTRAINTS fires it early, and does not turn it off.
+BEGIN;
+SELECT outcome FROM idempotency.claim('portable', 'early');
+SET CONSTRAINTS ALL IMMEDIATE;
+COMMIT;
+BEGIN;
+SET CONSTRAINTS ALL IMMEDIATE;
+SELECT outcome FROM idempotency.claim('portable', 'immediate');
+COMMIT;
+-- A complete() that the guard has seen and that is then rolled back is seen again.
+BEGIN;
+SELECT outcome FROM idempotency.claim('portable', 'undone');
+SAVEPOINT s;
+SELECT idempotency.complete('portable', 'undone');
+SET CONSTRAINTS ALL IMMEDIATE;
+ROLLBACK TO s;
+COMMIT;
+BEGIN;
+SELECT outcome FROM idempotency.claim('portable', 'again');
+SELECT idempotency.complete('portable', 'again', '1');
+SET CONSTRAINTS ALL IMMEDIATE;
+SET CONSTRAINTS ALL DEFERRED;
+SELECT outcome FROM idempotency.claim('portable', 'again 2');
+COMMIT;
+-- A client can change the settings that hold the results of the transaction, and gains
+-- nothing.
+CREATE TABLE guarded (id int);
+CREATE TRIGGER require_claim BEFORE INSERT ON guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('portable');
+BEGIN;
+SELECT idempotency.once('portable 2', 'k');
+SELECT length(set_config('idempotency_internal.results', chr(30) || 'portable' || chr(31) || 'kforged', true)) > 0 AS forged;
+SELECT idempotency.current_key('portable') IS NULL AS no_key;
+INSERT INTO guarded VALUES (1);
+ROLLBACK;
+SELECT key, state FROM idempotency.keys WHERE scope = 'portable' ORDER BY key;
+
+DELETE FROM idempotency.key WHERE scope LIKE 'portable%';
+DROP TABLE guarded;
+SET client_min_messages = warning;
+DROP OWNED BY regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator CASCADE;
+RESET client_min_messages;
+DROP ROLE regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator;
+REVOKE CREATE ON SCHEMA public FROM PUBLIC;
