@@ -18,6 +18,9 @@ const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", 
 	"--disable-dev-shm-usage", "--no-proxy-server",
 	"--host-resolver-rules=MAP payments.test 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"];
 
+// Keys of the keyboard, as the protocol names them.
+const keys = { tab: "\ue004", enter: "\ue007" };
+
 // The key of an element in replies of the protocol.
 const reference = "element-6066-11e4-a52e-4f735466cecf";
 
@@ -127,6 +130,39 @@ class Browser {
 				...Array.from({ length: times }, () => press).flat()] }] });
 	}
 
+	// key presses a key, such as keys.enter, on the element that has the focus.
+	key(value) {
+		return this.ask("POST", "/actions", { actions: [{ type: "key", id: "keyboard",
+			actions: [{ type: "keyDown", value }, { type: "keyUp", value }] }] });
+	}
+
+	// spoken returns what a screen reader says of an element: its role and its name.
+	async spoken(selector) {
+		const element = (await this.ask("POST", "/element", { using: "css selector", value: selector }))[reference];
+		return Promise.all(["computedrole", "computedlabel"].map((what) => this.ask("GET", `/element/${element}/${what}`, null)));
+	}
+
+	// show sets the size and the colour scheme of the page. A pixel of the page is less than
+	// one of the image, so that images are small.
+	async show(width, height, scheme) {
+		await this.devtools("Emulation.setDeviceMetricsOverride", { width, height, deviceScaleFactor: 0.8, mobile: false });
+		await this.devtools("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: scheme }] });
+	}
+
+	// picture returns a PNG image of the top of the page, at that size and in that scheme.
+	async picture(...view) {
+		await this.show(...view);
+		await this.evaluate("document.documentElement.style.scrollbarWidth = 'none'; scrollTo(0, 0); document.activeElement.blur()");
+		const { data } = await this.devtools("Page.captureScreenshot", { format: "png" });
+		await this.evaluate("document.documentElement.style.scrollbarWidth = ''");
+		return Buffer.from(data, "base64");
+	}
+
+	// devtools sends a command of the Chrome DevTools Protocol.
+	devtools(cmd, params) {
+		return this.ask("POST", "/goog/cdp/execute", { cmd, params });
+	}
+
 	// type replaces the text of a field.
 	async type(selector, text) {
 		const element = (await this.ask("POST", "/element", { using: "css selector", value: selector }))[reference];
@@ -148,4 +184,4 @@ async function until(what, question) {
 	}
 }
 
-module.exports = { Browser, until };
+module.exports = { Browser, keys, until };

@@ -12,7 +12,7 @@ const { token, retention } = document.documentElement.dataset;
 const pauses = { first: 250, longest: 8000, answer: 15000 }; // ms
 const final = [201, 400, 402, 413, 415, 422]; // a retry would get the same; other answers are retried
 
-// The intent: { key, body, begun, answer }, or null. The answer exists once it is
+// The intent: { key, path, body, begun, answer }, or null. The answer exists once it is
 // final.
 const intent = {
 	load: () => JSON.parse(localStorage.getItem("payment")),
@@ -35,11 +35,15 @@ function show(state, text, charge = "") {
 	const over = state === "paid" || state === "refused";
 	element("status").dataset.state = state;
 	element("status").textContent = text;
+	element("kind").textContent = element("form").elements.path.value === "/orders" ? "Order" : "Charge";
 	element("charge").textContent = charge;
 	element("result").hidden = charge === "";
-	element("pay").disabled = busy || over;
-	element("amount").disabled = element("card").disabled = busy || over;
+	for (const field of element("form").elements)
+		field.disabled = busy || over;
+	element("pay").hidden = over;
 	element("again").hidden = !over;
+	if (over && document.activeElement === document.body) // the button that had the focus is gone
+		element("again").focus();
 }
 
 // fill restores the fields of the current payment, which a reload clears, or resets
@@ -48,9 +52,10 @@ function fill(value) {
 	element("form").reset();
 	if (value === null)
 		return;
-	const { amount, description } = JSON.parse(value.body);
+	const { amount, description, item } = JSON.parse(value.body);
+	element("form").elements.path.value = value.path;
 	element("amount").value = (amount / 100).toFixed(2);
-	element("card").value = description;
+	element("card").value = description ?? item;
 }
 
 // showAnswer shows a final answer.
@@ -61,11 +66,11 @@ function showAnswer({ status, body }) {
 		show("refused", body.detail || body.title || `Refused (${status}).`);
 }
 
-// attempt sends the request once. Returns a final answer, or the minimal wait; an
-// incomplete answer does not count.
-async function attempt({ key, body }) {
+// request sends the request once. Returns the answer, without a status if it is lost or
+// incomplete.
+async function request({ key, path, body }) {
 	try {
-		const response = await fetch("/charges", {
+		const response = await fetch(path, {
 			method: "POST",
 			headers: {
 				"Authorization": `Bearer ${token}`,
@@ -75,9 +80,12 @@ async function attempt({ key, body }) {
 			body,
 			signal: AbortSignal.timeout(pauses.answer),
 		});
-		if (!final.includes(response.status))
-			return { wait: 1000 * (Number(response.headers.get("Retry-After")) || 0) };
-		return { answer: { status: response.status, body: await response.json() } };
+		return {
+			status: response.status,
+			replayed: response.headers.has("Idempotent-Replayed"),
+			wait: 1000 * (Number(response.headers.get("Retry-After")) || 0),
+			body: await response.json(),
+		};
 	} catch {
 		return { wait: 0 };
 	}
@@ -90,10 +98,12 @@ async function send(value) {
 	sending = true;
 	show("sending", "Paying\u2026");
 	for (let pause = pauses.first; isCurrent(value) && !isExpired(value); pause = Math.min(2 * pause, pauses.longest)) {
-		const { answer, wait } = await attempt(value);
-		if (answer) {
+		const answered = request(value);
+		dispatchEvent(new CustomEvent("attempt", { detail: { ...value, answered } })); // for other scripts
+		const { status, body, wait } = await answered;
+		if (final.includes(status)) {
 			if (isCurrent(value))
-				intent.store({ ...value, answer });
+				intent.store({ ...value, answer: { status, body } });
 			break;
 		}
 		show("retrying", "No answer yet; trying again. You will be charged once.");
@@ -142,12 +152,15 @@ element("form").addEventListener("submit", (event) => {
 		element("amount").focus();
 		return;
 	}
+	const path = element("form").elements.path.value;
 	const value = {
 		key: newKey(),
+		path,
 		body: JSON.stringify({
 			amount: Math.round(100 * Number(amount.replace(",", "."))),
 			currency: "EUR",
-			description: `Card ending in ${element("card").value.replace(/\D/g, "").slice(-4) || "none"}`,
+			[path === "/orders" ? "item" : "description"]:
+				`Card ending in ${element("card").value.replace(/\D/g, "").slice(-4) || "none"}`,
 		}),
 		begun: Date.now(),
 	};
