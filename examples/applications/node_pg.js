@@ -87,9 +87,10 @@ async function askProvider(key, amount) {
 // order orders an item, which the provider charges. No transaction is open meanwhile; a
 // lease protects the order.
 const order = (key, item, amount) => retrying(async (client) => {
+	const lease = process.env.LEASE ?? "30 seconds";
 	const { rows: [claim] } = await client.query(
 		`SELECT replayed, response::text, token, idempotency.derive_key('order', $1, 'charge') AS provider_key, state ->> 'charge' AS charge
-		 FROM idempotency.claim('order', $1, $2, lease => $3)`, [key, { item, amount }, process.env.LEASE ?? "30 seconds"]);
+		 FROM idempotency.claim('order', $1, $2, lease => $3)`, [key, { item, amount }, lease]);
 	if (claim.replayed)
 		return claim.response;
 	let charged;
@@ -107,6 +108,8 @@ const order = (key, item, amount) => retrying(async (client) => {
 	}
 	await client.query("SELECT idempotency.checkpoint('order', $1, $2, 'charged', $3)", [key, claim.token, { charge: charged }]);
 	return transaction(client, async () => {
+		// Refuses a former owner before it writes, and holds off a takeover until the commit.
+		await client.query("SELECT idempotency.renew('order', $1, $2, $3)", [key, claim.token, lease]);
 		const { rows: [made] } = await client.query("INSERT INTO purchase (item, amount, provider_charge) VALUES ($1, $2, $3) RETURNING id",
 			[item, amount, charged]);
 		const { rows: [done] } = await client.query("SELECT idempotency.complete('order', $1, $2, 201, token => $3)::text AS response",

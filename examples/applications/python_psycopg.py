@@ -77,12 +77,13 @@ def ask_provider(key, amount):
 
 def order(key, item, amount):
     """Orders an item, which the provider charges. No transaction is open meanwhile; a lease protects the order."""
+    lease = os.environ.get("LEASE", "30 seconds")
 
     def work(connection):
         replayed, response, token, provider_key, provider_charge = connection.execute(
             "SELECT replayed, response::text, token, idempotency.derive_key('order', %s, 'charge'), state ->> 'charge' "
             "FROM idempotency.claim('order', %s, %s, lease => %s)",
-            (key, key, json.dumps({"item": item, "amount": amount}), os.environ.get("LEASE", "30 seconds"))).fetchone()
+            (key, key, json.dumps({"item": item, "amount": amount}), lease)).fetchone()
         if replayed:
             return response
         try:
@@ -97,6 +98,8 @@ def order(key, item, amount):
         connection.execute("SELECT idempotency.checkpoint('order', %s, %s, 'charged', %s)",
                            (key, token, json.dumps({"charge": provider_charge})))
         with connection.transaction():
+            # Refuses a former owner before it writes, and holds off a takeover until the commit.
+            connection.execute("SELECT idempotency.renew('order', %s, %s, %s)", (key, token, lease))
             number, = connection.execute("INSERT INTO purchase (item, amount, provider_charge) VALUES (%s, %s, %s) RETURNING id",
                                          (item, amount, provider_charge)).fetchone()
             return connection.execute("SELECT idempotency.complete('order', %s, %s, 201, token => %s)::text",

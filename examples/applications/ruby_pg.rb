@@ -78,8 +78,9 @@ end
 # Orders an item, which the provider charges. No transaction is open meanwhile; a lease
 # protects the order.
 def order(key, item, amount)
+  lease = ENV.fetch("LEASE", "30 seconds")
   retrying do |connection|
-    claim = connection.exec_params(<<~SQL, [key, JSON.generate(item: item, amount: amount), ENV.fetch("LEASE", "30 seconds")])[0]
+    claim = connection.exec_params(<<~SQL, [key, JSON.generate(item: item, amount: amount), lease])[0]
       SELECT replayed, response::text, token, idempotency.derive_key('order', $1, 'charge') AS provider_key, state ->> 'charge' AS charge
       FROM idempotency.claim('order', $1, $2, lease => $3)
     SQL
@@ -99,6 +100,8 @@ def order(key, item, amount)
     connection.exec_params("SELECT idempotency.checkpoint('order', $1, $2, 'charged', $3)",
                            [key, claim["token"], JSON.generate(charge: charged)])
     connection.transaction do
+      # Refuses a former owner before it writes, and holds off a takeover until the commit.
+      connection.exec_params("SELECT idempotency.renew('order', $1, $2, $3)", [key, claim["token"], lease])
       made = connection.exec_params("INSERT INTO purchase (item, amount, provider_charge) VALUES ($1, $2, $3) RETURNING id",
                                     [item, amount, charged])
       connection.exec_params("SELECT idempotency.complete('order', $1, $2, 201, token => $3)::text",

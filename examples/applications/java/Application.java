@@ -1,17 +1,11 @@
 import java.io.BufferedReader;
-import java.io.IOException;
 import java.io.InputStreamReader;
-import java.net.URI;
-import java.net.http.HttpClient;
-import java.net.http.HttpRequest;
-import java.net.http.HttpResponse;
 import java.nio.charset.StandardCharsets;
 import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
@@ -28,13 +22,6 @@ public class Application {
 	 */
 	private static final Pattern TRANSIENT = Pattern.compile("(08|40|53|55P03|57P|25006|IK409|IK410).*");
 	private static final Gson GSON = new Gson();
-
-	/** The provider neither did nor refused what it was asked for. */
-	private static class Unavailable extends Exception {
-		Unavailable(String message) {
-			super(message);
-		}
-	}
 
 	private interface Work<T> {
 		T run(Connection connection) throws Exception;
@@ -53,7 +40,7 @@ public class Application {
 		for (long pause = 50;; pause = Math.min(2 * pause, 2000)) {
 			try (Connection connection = DriverManager.getConnection(System.getenv("DATABASE"))) {
 				return work.run(connection);
-			} catch (SQLException | Unavailable error) {
+			} catch (SQLException | Provider.Unavailable error) {
 				boolean again = !(error instanceof SQLException fault) || TRANSIENT.matcher(fault.getSQLState()).matches();
 				if (!again || System.nanoTime() + pause * 1_000_000 > end) throw error;
 			}
@@ -96,35 +83,20 @@ public class Application {
 		}));
 	}
 
-	/** Charges at the provider, which itself takes an idempotency key. Returns its charge, or null if it refuses. */
-	private static String askProvider(String key, long amount) throws Unavailable, InterruptedException {
-		try {
-			HttpRequest request = HttpRequest.newBuilder(URI.create(System.getenv("PROVIDER") + "/charges"))
-					.timeout(Duration.ofSeconds(10)) // shorter than the lease, which the owner must not lose
-					.header("Content-Type", "application/json").header("Idempotency-Key", '"' + key + '"')
-					.POST(HttpRequest.BodyPublishers.ofString(GSON.toJson(Map.of("amount", amount)))).build();
-			HttpResponse<String> response = HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString());
-			if (response.statusCode() == 402) return null;
-			if (response.statusCode() != 201) throw new Unavailable("the provider answers " + response.statusCode());
-			return (String) GSON.fromJson(response.body(), Map.class).get("id");
-		} catch (IOException error) {
-			throw new Unavailable("the provider: " + error);
-		}
-	}
-
 	/** Orders an item, which the provider charges. No transaction is open meanwhile; a lease protects the order. */
 	private static String order(String key, String item, long amount) throws Exception {
+		String lease = System.getenv().getOrDefault("LEASE", "30 seconds");
 		return retrying(connection -> {
 			ResultSet claim = row(connection, "SELECT replayed, response::text, token, idempotency.derive_key('order', ?, 'charge')::text AS "
 					+ "provider_key, state ->> 'charge' AS charge FROM idempotency.claim('order', ?, ?, lease => ?::interval)",
-					key, key, GSON.toJson(Map.of("item", item, "amount", amount)), System.getenv().getOrDefault("LEASE", "30 seconds"));
+					key, key, GSON.toJson(Map.of("item", item, "amount", amount)), lease);
 			if (claim.getBoolean("replayed")) return claim.getString("response");
 			long token = claim.getLong("token");
 			// After a takeover, the former owner might have got as far as the checkpoint.
 			String charged = claim.getString("charge");
 			try {
-				if (charged == null) charged = askProvider(claim.getString("provider_key"), amount);
-			} catch (Unavailable error) {
+				if (charged == null) charged = Provider.charge(claim.getString("provider_key"), amount);
+			} catch (Provider.Unavailable error) {
 				row(connection, "SELECT idempotency.release('order', ?, ?)", key, token);
 				throw error;
 			}
@@ -134,6 +106,8 @@ public class Application {
 			String provider = charged;
 			row(connection, "SELECT idempotency.checkpoint('order', ?, ?, 'charged', ?)", key, token, GSON.toJson(Map.of("charge", provider)));
 			return transaction(connection, tx -> {
+				// Refuses a former owner before it writes, and holds off a takeover until the commit.
+				row(tx, "SELECT idempotency.renew('order', ?, ?, ?::interval)", key, token, lease);
 				long id = row(tx, "INSERT INTO purchase (item, amount, provider_charge) VALUES (?, ?, ?) RETURNING id",
 						item, amount, provider).getLong("id");
 				return row(tx, "SELECT idempotency.complete('order', ?, ?, 201, token => ?)::text",
