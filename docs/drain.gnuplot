@@ -1,6 +1,6 @@
 # Draws how fast events are drained by batch size, and what is left of that while a
 # transaction stays open, from the figures of `make bench SUITE=outbox` that
-# docs/operations.md has: gnuplot -e "data = '...'; picture = '...'" docs/drain.gnuplot
+# docs/performance.md has: gnuplot -e "data = '...'; picture = '...'" docs/drain.gnuplot
 
 set terminal svg size 960, 420 font "sans,13" background "white"
 set output picture

@@ -19,9 +19,11 @@ $node->safe_psql('postgres', qq{
 	CREATE DATABASE latin1 TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C';
 	CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C';
 	CREATE DATABASE literals TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C';
-	ALTER DATABASE literals SET standard_conforming_strings = off;
-	ALTER DATABASE literals SET escape_string_warning = off;
 	ALTER DATABASE literals SET backslash_quote = off});
+# 19 has no such setting any more.
+$node->safe_psql('postgres', q{
+	ALTER DATABASE literals SET standard_conforming_strings = off;
+	ALTER DATABASE literals SET escape_string_warning = off}) if $node->safe_psql('postgres', 'SHOW server_version_num') < 190000;
 $node->safe_psql($_, 'CREATE EXTENSION idempotency') foreach qw(latin1 ascii literals);
 
 # hex_of returns SQL that shows the bytes of an expression on the server.

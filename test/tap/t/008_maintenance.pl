@@ -96,6 +96,20 @@ $node->safe_psql('postgres', 'TRUNCATE idempotency.key');
 is($session->query_safe("SELECT charge('k$number', $number)"), 'claimed', 'after TRUNCATE every key is new');
 works('TRUNCATE');
 
+# The extension's indexes with more columns, and as they were.
+foreach my $include ('INCLUDE (expires_at)', '')
+{
+	$node->safe_psql('postgres', qq{
+		ALTER TABLE idempotency.key DROP CONSTRAINT another_name;
+		ALTER TABLE idempotency.key ADD CONSTRAINT another_name PRIMARY KEY (key, scope) $include;
+		DROP INDEX idempotency.key_abandoned;
+		CREATE INDEX key_abandoned ON idempotency.key (scope, token) $include WHERE token IS NOT NULL});
+	works("indexes '$include'");
+	$session->query_safe(q{SELECT idempotency.claim('m', 'leased', lease => '1 hour')});
+	is_sound("indexes '$include'");
+	$session->query_safe(q{SELECT idempotency.forget('m', 'leased')});
+}
+
 # The same commands, executed by the session itself, also in its own transaction.
 foreach my $command ('VACUUM FULL idempotency.key', 'REINDEX TABLE CONCURRENTLY idempotency.key')
 {

@@ -214,13 +214,13 @@ is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.key WHERE key
 $session->query_safe('COMMIT');
 gone('the worker continues after reap() commits');
 
-# A row that is locked, and a key that is claimed.
+# A key that is claimed.
 $session->query_safe(q{BEGIN; SELECT idempotency.claim('expired', 'mine 1')});
 expire_keys($node, 3, 'mine ');
-$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM idempotency.key WHERE key LIKE 'mine %'})
-	or die 'the worker deletes nothing beside a claim';
-$session->query_safe(q{SELECT idempotency.release('expired', 'mine 1'); COMMIT});
-gone('a claimed key is kept until the claim ends');
+gone('the worker deletes an expired outcome beside the claim of its key');
+$session->query_safe(q{SELECT idempotency.complete('expired', 'mine 1', '"mine"'); COMMIT});
+is($node->safe_psql('postgres', q{SELECT response FROM idempotency.peek('expired', 'mine 1')}), '"mine"', 'the claim stores its outcome');
+$node->safe_psql('postgres', q{SELECT idempotency.forget('expired', 'mine 1')});
 is_quiet('locks');
 
 # ----------------------------------------------------------------

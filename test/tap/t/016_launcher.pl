@@ -279,11 +279,15 @@ pass('DROP EXTENSION repeatedly, at random moments');
 $node->safe_psql('without', 'BEGIN; DROP EXTENSION idempotency; ROLLBACK');
 is_quiet('DROP EXTENSION again and again');
 
-# Two workers: a small database does not wait for a large one.
+# Two workers: a small database does not wait for a large one, whose worker is stopped
+# meanwhile.
 busy('large');
+my $worker = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE datname = 'large' AND backend_type = 'idempotency reaper'});
+kill 'STOP', $worker;
 expire_keys($node, 10, 'k', 'one');
 gone('one', 'a small database is reaped');
 cmp_ok(left('large'), '>', 0, 'a large database still has expired rows');
+kill 'CONT', $worker;
 gone('large', 'the large database is reaped completely');
 
 # ----------------------------------------------------------------
@@ -530,7 +534,8 @@ is($standby->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_activity WHERE
 	'there is no launcher on a standby');
 fails_with($standby, 'SELECT idempotency.reap()', '25006', 'reap() is rejected on a standby', dbname => 'one');
 $node->poll_query_until('one', q{SELECT count(*) = 0 FROM idempotency.key WHERE scope = 'expired'}) or die;
-$node->wait_for_catchup($standby);
+# The reaper commits asynchronously.
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 is($standby->safe_psql('one', q{SELECT count(*) FROM idempotency.key WHERE scope = 'expired'}), '0', 'the standby replays the deletions');
 is($standby->safe_psql('one', 'SELECT rows_reaped FROM idempotency.reaper'),
 	$node->safe_psql('one', 'SELECT rows_reaped FROM idempotency.reaper'), 'the standby replays table reaper');

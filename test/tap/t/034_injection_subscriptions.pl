@@ -262,9 +262,7 @@ foreach my $point (sort keys %untold)
 # The worker of the reaper
 # ----------------------------------------------------------------
 
-# A worker handles a termination only at its next check for interrupts, after its
-# commit.
-my %ends = (worker_faults($node), 'the end of the worker' => sub { interrupt($node, @_, 'terminate') });
+my %ends = worker_faults($node);
 my $reaped = q{SELECT coalesce(sum(rows_reaped), 0), coalesce(sum(events_reaped), 0) FROM idempotency.reaper};
 
 # set_naptime sets the interval of the reaper; '0' disables it.

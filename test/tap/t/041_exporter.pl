@@ -5,6 +5,7 @@
 # pg_monitor. This role can log in as the account of Debian's unit does.
 # docs/operations.md alerts only on existing metrics.
 
+use FindBin;
 use strict;
 use warnings FATAL => 'all';
 
@@ -23,7 +24,7 @@ if (!defined $exporter)
 	plan skip_all => 'prometheus-postgres-exporter is not installed';
 }
 
-my $root = "$ENV{TESTDIR}/../..";
+my $root = "$FindBin::RealBin/../../..";
 my $queries = "$root/examples/monitoring/queries.yaml";
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
@@ -130,7 +131,8 @@ foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 }
 ok($answer->{success}, 'the exporter responds') or die $answer->{content};
 $running->pump_nb;
-unlike($log, qr/level=error/i, 'the exporter logs no error');
+# Its own collector for the background writer does not know 17 and later.
+unlike($log, qr/level=error(?!.*name=bgwriter)/i, 'the exporter logs no error');
 like($answer->{content}, qr/^pg_exporter_user_queries_load_error\{[^}]*\} 0$/m, 'the exporter loads the file');
 
 # The values by metric and labels, and the types of metrics.

@@ -1,7 +1,7 @@
 # 043_foreign.pl
 #
-# Shows a limit that docs/guarantees.md states: postgres_fdw commits on its server
-# before the local commit is rejected, so the remote write stays. A client that
+# Shows a limit that docs/internals/guarantees.md states: postgres_fdw commits on its
+# server before the local commit is rejected, so the remote write stays. A client that
 # completes its claim has both, or neither if it rolls back. A require_claim trigger on
 # the foreign table checks only writes through the foreign table.
 

@@ -12,6 +12,7 @@
 # test/upgrade/check contains further rules for released versions. The test runs it
 # here, and on incorrect trees.
 
+use FindBin;
 use strict;
 use warnings FATAL => 'all';
 
@@ -26,7 +27,7 @@ use PostgreSQL::Test::Utils;
 use RestoreTest;
 use Test::More;
 
-my $top = dirname(dirname($ENV{TESTDIR}));
+my $top = dirname(dirname(dirname($FindBin::RealBin)));
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my ($default) = slurp_file("$top/idempotency.control") =~ /^default_version = '(.*)'$/m;
 my $script = slurp_file("$top/idempotency--$default.sql");
