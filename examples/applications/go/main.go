@@ -90,7 +90,8 @@ func order(key, item string, amount int64) (response string, err error) {
 			return connection.QueryRow(ctx, `SELECT idempotency.fail('order', $1, '{"error": "card_declined"}', 402, token => $2)::text`,
 				key, token).Scan(&response)
 		case err != nil:
-			connection.Exec(ctx, "SELECT idempotency.release('order', $1, $2)", key, token)
+			// The checkpoint keeps the request: the provider might have charged it.
+			connection.Exec(ctx, "SELECT idempotency.checkpoint('order', $1, $2, 'asked'), idempotency.release('order', $1, $2)", key, token)
 			return err
 		}
 		if _, err = connection.Exec(ctx, "SELECT idempotency.checkpoint('order', $1, $2, 'charged', json_build_object('charge', $3::text))",

@@ -97,7 +97,8 @@ public class Application {
 			try {
 				if (charged == null) charged = Provider.charge(claim.getString("provider_key"), amount);
 			} catch (Provider.Unavailable error) {
-				row(connection, "SELECT idempotency.release('order', ?, ?)", key, token);
+				// The checkpoint keeps the request: the provider might have charged it.
+				row(connection, "SELECT idempotency.checkpoint('order', ?, ?, 'asked'), idempotency.release('order', ?, ?)", key, token, key, token);
 				throw error;
 			}
 			if (charged == null)
