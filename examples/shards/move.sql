@@ -33,6 +33,7 @@ SELECT EXISTS (SELECT FROM shard.tenant WHERE tenant = :'tenant') AS arrived \gs
     \copy unread FROM 'move.event' (FORMAT binary)
     SELECT count(idempotency.publish(aggregatetype, payload, aggregateid, type, headers, id))
     FROM (SELECT * FROM unread ORDER BY seq) AS event;
+    -- The lock serializes moves; the million covers tokens drawn between nextval() and setval().
     SELECT pg_advisory_xact_lock('idempotency.token'::regclass::oid::bigint);
     SELECT setval('idempotency.token', greatest(nextval('idempotency.token'), :token) + 1000000);
     INSERT INTO shard.tenant VALUES (:'tenant');
