@@ -34,12 +34,23 @@ from django.http import HttpResponse
 # SQLSTATEs of errors after which the same request can succeed.
 TRANSIENT = re.compile(r"08|40|53|55P03|57|58|25006|IK409|IK410")
 
+# SQLSTATEs of a claim whose request has a body that is not JSON: a text that is no JSON, a code point or number that jsonb cannot hold,
+# too deep, too large.
+MALFORMED = re.compile(r"22P02|22P05|22003|22021|5400[01]")
+
 CLAIM = """SELECT outcome::text, status, headers::text, response::text, idempotency.problem(op)::text,
         idempotency.problem_headers(op)::text
     FROM idempotency.try_claim(scope => %s, key => {}, fingerprint => idempotency.fingerprint(%s, %s, %s),
         wait => %s, retention => %s) AS op"""
 BAD_KEY = "SELECT 400, idempotency.problem_headers('IK400')::text, idempotency.problem('IK400')::text"
 FINISH = "SELECT idempotency.{}(scope => %s, key => {}, response => %s, status => %s, headers => %s)"
+
+
+class BadRequest(Exception):
+    """The claim fails because of the request: the header (IK400) or the body."""
+
+    def __init__(self, state):
+        self.state = state
 
 
 class Undo(Exception):
@@ -55,18 +66,26 @@ def problem(status, detail, headers=None):
     return HttpResponse(json.dumps(body), "application/problem+json", status, headers=headers)
 
 
-def problem_of(error, using):
-    """Returns the answer to an error of the database, or None if the error is a bug."""
+def sqlstate(error):
+    """Returns the SQLSTATE of an error of the database, or ""."""
     cause = error.__cause__
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if state == "IK400":
-        # A missing or malformed header: the answer links to idempotency.documentation.
-        with connections[using].cursor() as cursor:
-            cursor.execute(BAD_KEY)
-            return stored(*cursor.fetchone())
-    if state == "22P02":
-        return problem(400, "The body is not JSON.")
-    if TRANSIENT.match(state or "") or state is None and isinstance(error, (InterfaceError, OperationalError)):
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+
+
+def bad_request(state, using):
+    """Returns the answer to a request that no claim accepts."""
+    if state != "IK400":
+        return problem(400, "The body is not JSON that can be compared.")
+    # A missing or malformed header: the answer links to idempotency.documentation.
+    with connections[using].cursor() as cursor:
+        cursor.execute(BAD_KEY)
+        return stored(*cursor.fetchone())
+
+
+def problem_of(error):
+    """Returns the answer to an error of the database, or None if the error is a bug."""
+    state = sqlstate(error)
+    if TRANSIENT.match(state) or not state and isinstance(error, (InterfaceError, OperationalError)):
         return problem(503, "Try again with the same key.", {"Retry-After": "1"})
     return None
 
@@ -82,8 +101,15 @@ def stored(status, headers, body):
 
 def run(cursor, view, request, arguments, scope, key, header, wait, retention, using):
     """Claims, runs the view and completes, in the open transaction; returns the response, or raises Undo."""
-    body = request.body.decode(errors="surrogateescape") or None
-    cursor.execute(CLAIM.format(key), (scope, header, request.method, request.get_full_path(), body, wait, retention))
+    try:
+        body = request.body.decode() or None
+        cursor.execute(CLAIM.format(key), (scope, header, request.method, request.get_full_path(), body, wait, retention))
+    except (ValueError, Error) as error:
+        # Bytes that are not UTF-8, and a NUL byte, which the driver refuses.
+        state = "22021" if isinstance(error, ValueError) else sqlstate(error)
+        if state == "IK400" or MALFORMED.match(state):
+            raise BadRequest(state) from None
+        raise
     outcome, status, headers, text, refusal, refusal_headers = cursor.fetchone()
     if refusal is not None:
         return stored(json.loads(refusal)["status"], refusal_headers, refusal)
@@ -118,8 +144,10 @@ def idempotent(scope="http", lenient=False, wait=timedelta(0), retention=None, u
                     return run(cursor, view, request, (args, kwargs), boundary, key, header, wait, retention, using)
             except Undo as undo:
                 return undo.response
+            except BadRequest as error:
+                return bad_request(error.state, using)
             except Error as error:
-                response = problem_of(error, using)
+                response = problem_of(error)
                 if response is None:
                     raise
                 return response

@@ -26,6 +26,7 @@
 
 "use strict";
 
+const { isUtf8 } = require("buffer");
 const { STATUS_CODES } = require("http");
 
 // Errors after which the same request can succeed.
@@ -51,12 +52,17 @@ async function badKey(client) {
 	return { status: 400, ...answer };
 }
 
-// problemOf returns the answer to an error, or undefined if the error is a bug.
+// Errors of a claim after which the request must change: its body is not JSON (a text that
+// is no JSON, a code point or number that jsonb cannot hold, too deep, too large).
+const malformed = /^(22P02|22P05|22003|22021|5400[01])$/;
+
+// problemOf returns the answer to an error, or undefined if the error is a bug. The client
+// is at fault only for errors of the claim.
 async function problemOf(error, client) {
-	if (error.code === "IK400")
+	if (error.ofClaim && error.code === "IK400")
 		return badKey(client);
-	if (error.code === "22P02")
-		return problem(400, "The body is not JSON.");
+	if (error.ofClaim && malformed.test(error.code))
+		return problem(400, "The body is not JSON that can be compared.");
 	if (transient.test(error.code) || /Connection terminated|timeout/.test(error.message))
 		return unavailable();
 }
@@ -65,10 +71,18 @@ async function problemOf(error, client) {
 async function claim(client, options, request) {
 	const header = request.get("Idempotency-Key");
 	const unquoted = options.lenient && /^[\w.:+/=-]+$/.test(header ?? "");
-	const scope = typeof options.scope === "function" ? options.scope(request) : options.scope ?? "http";
-	const { rows } = await client.query(CLAIM(unquoted ? "$2" : "idempotency.parse_header($2)"), [scope, header ?? null,
-		request.method, request.originalUrl, request.idempotentBody ?? null, options.wait ?? "0", options.retention ?? null]);
-	return { scope, header, unquoted, ...rows[0] };
+	const scope = typeof options.scope === "function" ? await options.scope(request) : options.scope ?? "http";
+	if (typeof scope !== "string")
+		throw new Error("the scope is no string");
+	if (request.idempotentBody === undefined && (request.get("Transfer-Encoding") || Number(request.get("Content-Length"))))
+		throw new Error("the body was not kept: use express.json({ verify: idempotent.keepBody }), and JSON");
+	try {
+		const { rows } = await client.query(CLAIM(unquoted ? "$2" : "idempotency.parse_header($2)"), [scope, header ?? null,
+			request.method, request.originalUrl, request.idempotentBody ?? null, options.wait ?? "0", options.retention ?? null]);
+		return { scope, header, unquoted, ...rows[0] };
+	} catch (error) {
+		throw Object.assign(error, { ofClaim: true });
+	}
 }
 
 // finish stores an answer: complete or fail.
@@ -133,6 +147,10 @@ function idempotent(options, handler) {
 
 // keepBody is the option "verify" of express.json(): it keeps the bytes for the
 // fingerprint, because parsed numbers are rounded.
-idempotent.keepBody = (request, response, buffer) => { request.idempotentBody = buffer.toString(); };
+idempotent.keepBody = (request, response, buffer) => {
+	if (!isUtf8(buffer))
+		throw Object.assign(new Error("The body is not UTF-8."), { status: 400 });
+	request.idempotentBody = buffer.toString();
+};
 
 module.exports = idempotent;

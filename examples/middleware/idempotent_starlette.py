@@ -37,12 +37,23 @@ from starlette.responses import JSONResponse, Response
 # SQLSTATEs of errors after which the same request can succeed.
 TRANSIENT = re.compile(r"08|40|53|55P03|57|58|25006|IK409|IK410")
 
+# SQLSTATEs of a claim whose request has a body that is not JSON: a text that is no JSON, a code point or number that jsonb cannot hold,
+# too deep, too large.
+MALFORMED = re.compile(r"22P02|22P05|22003|22021|5400[01]")
+
 CLAIM = """SELECT outcome::text, status, headers::text, response::text, idempotency.problem(op)::text,
         idempotency.problem_headers(op)::text
     FROM idempotency.try_claim(scope => %s, key => {}, fingerprint => idempotency.fingerprint(%s, %s, %s),
         wait => %s, retention => %s) AS op"""
 BAD_KEY = "SELECT 400, idempotency.problem_headers('IK400')::text, idempotency.problem('IK400')::text"
 FINISH = "SELECT idempotency.{}(scope => %s, key => {}, response => %s, status => %s, headers => %s)"
+
+
+class BadRequest(Exception):
+    """The claim fails because of the request: the header (IK400) or the body."""
+
+    def __init__(self, state):
+        self.state = state
 
 
 class Undo(Exception):
@@ -60,8 +71,6 @@ def problem(status, detail, headers=None):
 
 def problem_of(error):
     """Returns the answer to an error of the database, or None if the error is a bug."""
-    if error.sqlstate == "22P02":
-        return problem(400, "The body is not JSON.")
     if TRANSIENT.match(error.sqlstate or "") or error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         return problem(503, "Try again with the same key.", {"Retry-After": "1"})
     return None
@@ -74,9 +83,16 @@ def stored(status, headers, body):
 
 async def run(connection, handler, request, scope, key, header, wait, retention):
     """Claims, runs the handler and completes, in the connection's transaction; returns the response, or raises Undo."""
-    body = (await request.body()).decode(errors="surrogateescape") or None
     path = request.url.path + ("?" + request.url.query if request.url.query else "")
-    found = await connection.execute(CLAIM.format(key), (scope, header, request.method, path, body, wait, retention))
+    try:
+        body = (await request.body()).decode() or None
+        found = await connection.execute(CLAIM.format(key), (scope, header, request.method, path, body, wait, retention))
+    except (UnicodeDecodeError, psycopg.Error) as error:
+        # psycopg itself refuses a NUL byte, without an SQLSTATE.
+        state = getattr(error, "sqlstate", None) or ("22021" if isinstance(error, (UnicodeDecodeError, psycopg.DataError)) else "")
+        if state == "IK400" or MALFORMED.match(state):
+            raise BadRequest(state) from None
+        raise
     outcome, status, headers, text, refusal, refusal_headers = await found.fetchone()
     if refusal is not None:
         return stored(json.loads(refusal)["status"], refusal_headers, refusal)
@@ -95,7 +111,7 @@ async def run(connection, handler, request, scope, key, header, wait, retention)
         if response.status_code >= 500:
             raise
     text = response.body.decode() or None
-    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    headers = {name: ", ".join(response.headers.getlist(name)) for name in response.headers.keys() if name != "content-length"}
     call = FINISH.format("complete" if response.status_code < 400 else "fail", key)
     await connection.execute(call, (scope, header, text, response.status_code, json.dumps(headers)))
     return response
@@ -115,9 +131,9 @@ def idempotent(connect, scope="http", lenient=False, wait=timedelta(0), retentio
                     try:
                         async with connection.transaction():
                             return await run(connection, handler, request, boundary, key, header, wait, retention)
-                    except psycopg.Error as error:
-                        if error.sqlstate != "IK400":
-                            raise
+                    except BadRequest as error:
+                        if error.state != "IK400":
+                            return problem(400, "The body is not JSON that can be compared.")
                         # A missing or malformed header: the answer links to idempotency.documentation.
                         return stored(*await (await connection.execute(BAD_KEY)).fetchone())
             except Undo as undo:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import socketserver
 import sys
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -46,6 +47,8 @@ def charge(request):
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(%s), (SELECT count(*) FROM trouble) > 0", [1 if action == "slow" else 0])
         trouble = cursor.fetchone()[1]
+        if re.fullmatch("[0-9A-Z]{5}", action or ""):
+            cursor.execute("SELECT fail_with(%s)", [action])
     if action == "decline":
         return JsonResponse({"error": "card_declined"}, status=402)
     if action == "overload":

@@ -10,6 +10,8 @@ async function charge(request, client) {
 	const { customer, amount, action } = request.body;
 	const { rows } = await client.query("INSERT INTO charge (customer, amount) VALUES ($1, $2) RETURNING id", [customer, amount]);
 	await client.query("SELECT pg_sleep($1)", [action === "slow" ? 1 : 0]);
+	if (/^[0-9A-Z]{5}$/.test(action))
+		await client.query("SELECT fail_with($1)", [action]);
 	if (action === "decline")
 		return { status: 402, body: { error: "card_declined" } };
 	if (action === "overload")
@@ -28,5 +30,5 @@ app.post("/charges", idempotent({ pool }, charge));
 app.post("/lenient", idempotent({ pool, lenient: true, scope: "lenient" }, charge));
 app.post("/waiting", idempotent({ pool, wait: "30 seconds" }, charge));
 app.post("/unavailable", idempotent({ pool: new Pool({ host: "/nonexistent" }) }, charge));
-app.use((error, request, response, next) => response.status(500).json({ error: error.message }));
+app.use((error, request, response, next) => response.status(error.status ?? 500).json({ error: error.message }));
 const server = app.listen(0, "127.0.0.1", () => console.log(server.address().port));

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import re
 import socket
 import sys
 
@@ -37,6 +38,8 @@ async def charge(request, connection):
     cursor = await connection.execute("INSERT INTO charge (customer, amount) VALUES (%s, %s) RETURNING id", (body["customer"], body["amount"]))
     number, = await cursor.fetchone()
     await connection.execute("SELECT pg_sleep(%s)", (1 if action == "slow" else 0,))
+    if re.fullmatch("[0-9A-Z]{5}", action or ""):
+        await connection.execute("SELECT fail_with(%s)", (action,))
     if action == "decline":
         return JSONResponse({"error": "card_declined"}, 402)
     if action == "overload":
