@@ -4,13 +4,44 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math/rand"
 	"os"
+	"regexp"
+	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v4"
 )
 
+// The same request can succeed later: lost connections, serialization failures and
+// deadlocks, no resources, lock timeouts, shutdown and failover; IK409, the first request
+// is in progress; IK410, another owner took the lease over, whose result a retry returns.
+var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|25006|IK409|IK410)`)
+
 var ctx = context.Background()
+
+// retrying calls work until it succeeds, each time on a new connection, with growing pauses. It returns errors that are not transient,
+// and after RETRY_SECONDS the last one. work must begin with a claim: an attempt whose answer was lost might have committed.
+func retrying(work func(*pgx.Conn) error) error {
+	began, limit := time.Now(), 30.0
+	fmt.Sscan(os.Getenv("RETRY_SECONDS"), &limit)
+	for pause := 0.05; ; pause *= 2 {
+		connection, err := pgx.Connect(ctx, "")
+		if err == nil {
+			err = work(connection)
+			connection.Close(ctx)
+		}
+		// Without an SQLSTATE, the connection was lost or not made, or the provider is unavailable.
+		var fault interface{ SQLState() string }
+		again := !errors.As(err, &fault) || transient.MatchString(fault.SQLState())
+		if err == nil || !again || time.Since(began).Seconds()+pause > limit {
+			return err
+		}
+		time.Sleep(time.Duration(pause * (0.5 + rand.Float64()/2) * float64(time.Second)))
+	}
+}
 
 // charge charges a customer: key, charge and answer commit in one transaction.
 func charge(key, customer string, amount int64) (response string, err error) {
@@ -30,8 +61,7 @@ func charge(key, customer string, amount int64) (response string, err error) {
 	return
 }
 
-// order orders an item, which the provider charges. No transaction is open meanwhile; a
-// lease protects the order.
+// order orders an item, which the provider charges. No transaction is open meanwhile; a lease protects the order.
 func order(key, item string, amount int64) (response string, err error) {
 	lease := os.Getenv("LEASE")
 	if lease == "" {
@@ -42,9 +72,8 @@ func order(key, item string, amount int64) (response string, err error) {
 		var token *int64
 		var providerKey, charged string
 		err := connection.QueryRow(ctx, `SELECT replayed, coalesce(response::text, ''), token,
-			idempotency.derive_key('order', $1, 'charge')::text, coalesce(state ->> 'charge', '')
-			FROM idempotency.claim('order', $1, json_build_object('item', $2::text, 'amount', $3::bigint),
-				lease => $4::text::interval)`,
+			idempotency.derive_key('order', $1, 'charge')::text, coalesce(state ->> 'charge', '') FROM idempotency.claim(
+			'order', $1, json_build_object('item', $2::text, 'amount', $3::bigint), lease => $4::text::interval)`,
 			key, item, amount, lease).Scan(&replayed, &response, &token, &providerKey, &charged)
 		if err != nil || replayed {
 			return err
@@ -54,8 +83,7 @@ func order(key, item string, amount int64) (response string, err error) {
 		}
 		switch {
 		case err == errRefused:
-			return connection.QueryRow(ctx, `SELECT idempotency.fail('order', $1, '{"error": "card_declined"}', 402, token => $2)::text`,
-				key, token).Scan(&response)
+			return connection.QueryRow(ctx, `SELECT idempotency.fail('order', $1, '{"error": "card_declined"}', 402, token => $2)::text`, key, token).Scan(&response)
 		case err != nil:
 			// The checkpoint keeps the request: the provider might have charged it.
 			connection.Exec(ctx, "SELECT idempotency.checkpoint('order', $1, $2, 'asked'), idempotency.release('order', $1, $2)", key, token)
@@ -78,8 +106,7 @@ func order(key, item string, amount int64) (response string, err error) {
 	return
 }
 
-// consume handles a batch of messages that a queue delivers at least once: each has its
-// effect once.
+// consume handles a batch of messages that a queue delivers at least once: each has its effect once.
 func consume(input *json.Decoder) (string, error) {
 	type message struct {
 		ID, Customer string
@@ -108,18 +135,13 @@ func consume(input *json.Decoder) (string, error) {
 }
 
 func main() {
-	var response string
-	var err error
-	var amount int64
-	fmt.Sscan(os.Args[len(os.Args)-1], &amount)
-	switch os.Args[1] {
-	case "charge":
-		response, err = charge(os.Args[2], os.Args[3], amount)
-	case "order":
-		response, err = order(os.Args[2], os.Args[3], amount)
-	case "consume":
-		response, err = consume(json.NewDecoder(os.Stdin))
+	amount, _ := strconv.ParseInt(os.Args[len(os.Args)-1], 10, 64)
+	commands := map[string]func() (string, error){
+		"charge":  func() (string, error) { return charge(os.Args[2], os.Args[3], amount) },
+		"order":   func() (string, error) { return order(os.Args[2], os.Args[3], amount) },
+		"consume": func() (string, error) { return consume(json.NewDecoder(os.Stdin)) },
 	}
+	response, err := commands[os.Args[1]]()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -11,10 +11,7 @@ import (
 	"time"
 )
 
-var (
-	errRefused     = errors.New("the provider refuses")
-	errUnavailable = errors.New("the provider neither charges nor refuses")
-)
+var errRefused = errors.New("the provider refuses")
 
 // askProvider charges at the provider, which itself takes an idempotency key, and returns
 // its charge.
@@ -26,7 +23,7 @@ func askProvider(key string, amount int64) (string, error) {
 	// Shorter than the lease, so that the owner does not lose it meanwhile.
 	response, err := (&http.Client{Timeout: 10 * time.Second}).Do(request)
 	if err != nil {
-		return "", fmt.Errorf("%w: %v", errUnavailable, err)
+		return "", fmt.Errorf("the provider: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode == 402 {
@@ -34,7 +31,7 @@ func askProvider(key string, amount int64) (string, error) {
 	}
 	var answer struct{ ID string }
 	if response.StatusCode != 201 || json.NewDecoder(response.Body).Decode(&answer) != nil {
-		return "", fmt.Errorf("%w: it answers %s", errUnavailable, response.Status)
+		return "", fmt.Errorf("the provider answers %s", response.Status)
 	}
 	return answer.ID, nil
 }
