@@ -24,21 +24,21 @@
 
 static TableColumn columns[KEY_COLUMNS] = {
 	{"created_at", TIMESTAMPTZOID, true},
-	{"expires_at", TIMESTAMPTZOID, true},
-	{"status", INT2OID, false},
 	{"scope", TEXTOID, true},
 	{"key", InvalidOid, true}, /* keytext; CheckKeyTable() sets its OID */
 	{"fingerprint", BYTEAOID, false},
 	{"response", JSONOID, false},
 	{"headers", JSONOID, false},
-	{"token", INT8OID, false},
-	{"attempt", INT4OID, false},
+	{"status", INT2OID, false},
+	{"expires_at", TIMESTAMPTZOID, true},
 	{"leased_at", TIMESTAMPTZOID, false},
 	{"leased_until", TIMESTAMPTZOID, false},
+	{"token", INT8OID, false},
+	{"retention", INTERVALOID, false},
+	{"attempt", INT4OID, false},
 	{"recovery_point", TEXTOID, false},
 	{"recovery_state", JSONOID, false},
 	{"request", JSONOID, false},
-	{"retention", INTERVALOID, false},
 	{"finished_by", INT8OID, false},
 };
 
