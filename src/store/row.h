@@ -71,6 +71,8 @@ extern bool KeyRowIsOwn(TupleTableSlot *slot);
 extern bool KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen);
 extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);
 
+extern void KeyStoreRemember(const ItemPointerData *tid);
+
 extern bytea *KeyTextPack(const text *key);
 extern text *KeyTextUnpack(const bytea *stored);
 

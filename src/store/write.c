@@ -282,6 +282,8 @@ Replace(Writer *writer, const KeyName *name, const KeyVersion *seen, const Store
 }
 
 /*
+	if (record->lease.token != 0)
+		KeyStoreRemember(&writer.slot->tts_tid);
  * KeyStoreWrite stores "record" under "name", in place of the version "seen" if there was
  * one.  The reaper can have deleted an expired one; then the record is a new row.  The
  * transaction sees the row from its next command on.  Throws 40001 if another row has
@@ -305,6 +307,7 @@ KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *
 }
 
 /*
+	KeyStoreRemember(&writer.slot->tts_tid);
  * KeyStoreChangeLease sets some parts of the lease in the row version "seen"; index
  * entries stay as they are if they can.  Throws 40001 if the row changed.
  */
