@@ -357,29 +357,30 @@ COMMENT ON FUNCTION idempotency.problem_headers(text) IS
 -- The key store
 -- ---------------------------------------------------------------------------
 
--- One row per key.  Fixed-length columns come first, to save padding.  COLLATE "C": an
--- upgrade of a collation library does not reorder the index.  The index decides which of
--- several concurrent claims succeeds.  Response and headers are json, not jsonb, because
--- the stored bytes are replayed unchanged.  The columns from token to retention belong to a
--- lease in progress, and finished_by to a finished operation that had a lease; other rows
--- are stored without them.
+-- One row per key.  An update writes to WAL what is between the first and the last byte that
+-- change.  So columns that never change come first, and those that a heartbeat changes,
+-- expires_at to leased_until, are neighbours.  COLLATE "C": an upgrade of a collation library
+-- does not reorder the index.  The index decides which of several concurrent claims succeeds.
+-- Response and headers are json, not jsonb, because the stored bytes are replayed unchanged.
+-- The columns from leased_at to request belong to a lease in progress, and finished_by to a
+-- finished operation that had a lease; other rows are stored without them.
 CREATE TABLE idempotency.key (
 	created_at timestamptz NOT NULL,
-	expires_at timestamptz NOT NULL,
-	status smallint,
 	scope text COLLATE "C" NOT NULL,
 	key idempotency.keytext NOT NULL,
 	fingerprint bytea,
 	response json,
 	headers json,
-	token bigint,
-	attempt integer,
+	status smallint,
+	expires_at timestamptz NOT NULL,
 	leased_at timestamptz,
 	leased_until timestamptz,
+	token bigint,
+	retention interval,
+	attempt integer,
 	recovery_point text,
 	recovery_state json,
 	request json,
-	retention interval,
 	finished_by bigint,
 	-- The key comes first: time-ordered keys of all scopes then share one right edge of the
 	-- index, and the first column decides most comparisons.

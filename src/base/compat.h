@@ -193,6 +193,20 @@ typedef bool TU_UpdateIndexes;
 	table_tuple_delete(table, tid, cid, 0, snapshot, InvalidSnapshot, wait, failure)
 #endif
 
+/* 19: pruning a page can set bits in the visibility map, whose page stays pinned. */
+#if PG_VERSION_NUM < 190000
+#define heap_page_prune_opt_compat(table, buffer) heap_page_prune_opt(table, buffer)
+#else
+#define heap_page_prune_opt_compat(table, buffer)                                                  \
+	do                                                                                             \
+	{                                                                                              \
+		Buffer visibilityMap = InvalidBuffer;                                                      \
+		heap_page_prune_opt(table, buffer, &visibilityMap, false);                                 \
+		if (BufferIsValid(visibilityMap))                                                          \
+			ReleaseBuffer(visibilityMap);                                                          \
+	} while (0)
+#endif
+
 /* 19: signal handlers have a second argument, the sender. */
 #if PG_VERSION_NUM < 190000
 #define SIGNAL_PASS postgres_signal_arg

@@ -8,12 +8,14 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/heapam.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_collation.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
@@ -54,6 +56,50 @@ FindVersion(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot
 	return found;
 }
 
+/* Where this session has written a lease last: its owner renews or completes it next. */
+static ItemPointerData lastLease;
+
+/*
+ * KeyStoreRemember makes the next probe look at "tid" first.
+ */
+void
+KeyStoreRemember(const ItemPointerData *tid)
+{
+	lastLease = *tid;
+}
+
+/*
+ * FindRemembered does what FindVersion() does, without the index, if the row that this
+ * session wrote last is that of "name".  Anything can have happened to that row since, and
+ * to its place: a row that "snapshot" shows is right if its name is, since there is no other.
+ */
+static bool
+FindRemembered(Relation table, const KeyName *name, Snapshot snapshot, TupleTableSlot *slot)
+{
+	ItemPointerData tid = lastLease;
+	KeyName found;
+	Buffer buffer;
+
+	ItemPointerSetInvalid(&lastLease);
+	if (!ItemPointerIsValid(&tid) ||
+		ItemPointerGetBlockNumber(&tid) >= RelationGetNumberOfBlocks(table))
+		return false;
+
+	/* Prune as an index scan of a heap does, so that updates find space */
+	if (table->rd_tableam == GetHeapamTableAmRoutine())
+	{
+		buffer = ReadBuffer(table, ItemPointerGetBlockNumber(&tid));
+		heap_page_prune_opt_compat(table, buffer);
+		ReleaseBuffer(buffer);
+	}
+
+	if (!table_tuple_fetch_row_version(table, &tid, SnapshotAny, slot) ||
+		!table_tuple_satisfies_snapshot(table, slot, snapshot))
+		return false;
+	KeyRowName(slot, &found);
+	return KeyNameEquals(&found, name);
+}
+
 /*
  * KeyStoreProbe looks for the row of "name" as of now, with this transaction's own
  * writes.  It copies a live row into the current memory context, and of an expired
@@ -76,7 +122,8 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 	version->createdAt = 0;
 	latest = RegisterSnapshot(latest);
 
-	if (FindVersion(table, name, SnapshotAny, latest, false, slot))
+	if (FindRemembered(table, name, latest, slot) ||
+		FindVersion(table, name, SnapshotAny, latest, false, slot))
 	{
 		KeyRowCheckSnapshot(table, name, slot);
 		version->tid = slot->tts_tid;

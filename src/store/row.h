@@ -20,26 +20,26 @@
 enum
 {
 	COL_CREATED_AT = 1,
-	COL_EXPIRES_AT,
-	COL_STATUS, /* negative: a final failure */
 	COL_SCOPE,
 	COL_KEY,
 	COL_FINGERPRINT,
 	COL_RESPONSE,
 	COL_HEADERS,
+	COL_STATUS, /* negative: a final failure */
+	COL_EXPIRES_AT,
 	/* of a lease in progress only */
-	COL_TOKEN,
-	COL_ATTEMPT,
 	COL_LEASED_AT,
 	COL_LEASED_UNTIL,
+	COL_TOKEN,
+	COL_RETENTION,
+	COL_ATTEMPT,
 	COL_RECOVERY_POINT,
 	COL_RECOVERY_STATE,
 	COL_REQUEST,
-	COL_RETENTION,
 	/* of an operation only that was finished with a lease */
 	COL_FINISHED_BY,
 	KEY_COLUMNS = COL_FINISHED_BY,
-	OUTCOME_COLUMNS = COL_HEADERS
+	OUTCOME_COLUMNS = COL_EXPIRES_AT
 };
 
 /*
@@ -70,6 +70,8 @@ extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const Stored
 extern bool KeyRowIsOwn(TupleTableSlot *slot);
 extern bool KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen);
 extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);
+
+extern void KeyStoreRemember(const ItemPointerData *tid);
 
 extern bytea *KeyTextPack(const text *key);
 extern text *KeyTextUnpack(const bytea *stored);

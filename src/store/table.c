@@ -8,12 +8,10 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "nodes/primnodes.h"
-#include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
@@ -24,21 +22,21 @@
 
 static TableColumn columns[KEY_COLUMNS] = {
 	{"created_at", TIMESTAMPTZOID, true},
-	{"expires_at", TIMESTAMPTZOID, true},
-	{"status", INT2OID, false},
 	{"scope", TEXTOID, true},
 	{"key", InvalidOid, true}, /* keytext; CheckKeyTable() sets its OID */
 	{"fingerprint", BYTEAOID, false},
 	{"response", JSONOID, false},
 	{"headers", JSONOID, false},
-	{"token", INT8OID, false},
-	{"attempt", INT4OID, false},
+	{"status", INT2OID, false},
+	{"expires_at", TIMESTAMPTZOID, true},
 	{"leased_at", TIMESTAMPTZOID, false},
 	{"leased_until", TIMESTAMPTZOID, false},
+	{"token", INT8OID, false},
+	{"retention", INTERVALOID, false},
+	{"attempt", INT4OID, false},
 	{"recovery_point", TEXTOID, false},
 	{"recovery_state", JSONOID, false},
 	{"request", JSONOID, false},
-	{"retention", INTERVALOID, false},
 	{"finished_by", INT8OID, false},
 };
 
@@ -108,20 +106,20 @@ KeyTableOpen(LOCKMODE lockmode)
 }
 
 /*
- * IsAbandonedIndex tells whether an open index is the one on leases in progress:
- * (scope, token) WHERE token IS NOT NULL.
+ * IsAbandonedIndex tells whether an open index of the table is the one on leases in
+ * progress: (scope, token) WHERE token IS NOT NULL.
  */
 static bool
-IsAbandonedIndex(Relation table, Relation index)
+IsAbandonedIndex(Relation index)
 {
 	Form_pg_index form = index->rd_index;
 	List *predicate = RelationGetIndexPredicate(index);
 	NullTest *test;
 
-	if (form->indrelid != RelationGetRelid(table) || !form->indisvalid || form->indnkeyatts != 2 ||
-		form->indkey.values[0] != COL_SCOPE || form->indkey.values[1] != COL_TOKEN ||
-		index->rd_rel->relam != BTREE_AM_OID || index->rd_indcollation[0] != C_COLLATION_OID ||
-		list_length(predicate) != 1 || !IsA(linitial(predicate), NullTest))
+	if (!form->indisvalid || form->indnkeyatts != 2 || form->indkey.values[0] != COL_SCOPE ||
+		form->indkey.values[1] != COL_TOKEN || index->rd_rel->relam != BTREE_AM_OID ||
+		index->rd_indcollation[0] != C_COLLATION_OID || list_length(predicate) != 1 ||
+		!IsA(linitial(predicate), NullTest))
 		return false;
 	test = linitial_node(NullTest, predicate);
 	return test->nulltesttype == IS_NOT_NULL && IsA(test->arg, Var) &&
@@ -129,54 +127,32 @@ IsAbandonedIndex(Relation table, Relation index)
 }
 
 /*
- * KeyTableOpenAbandonedIndex opens the index on leases in progress.  Throws 55000 if
- * there is none.  During REINDEX CONCURRENTLY the name can change to another index.
- */
-Relation
-KeyTableOpenAbandonedIndex(Relation table)
-{
-	Oid before = InvalidOid;
-
-	for (;;)
-	{
-		Oid relid = get_relname_relid("key_abandoned", RelationGetNamespace(table));
-		Relation index;
-
-		if (relid == before)
-			ErrorStoreAltered("key", "Its index key_abandoned is missing.",
-							  "Recreate it on (scope, token) WHERE token IS NOT NULL.");
-		before = relid;
-		index = try_index_open(relid, AccessShareLock);
-		if (index != NULL && IsAbandonedIndex(table, index))
-			return index;
-		if (index != NULL)
-			index_close(index, AccessShareLock);
-	}
-}
-
-/*
- * FindAbandonedIndex returns the OID of the index on leases in progress, if it is one of
- * "oids", otherwise InvalidOid.
+ * FindAbandonedIndex returns the OID of the index on leases in progress, or InvalidOid.
+ * It looks twice: meanwhile REINDEX CONCURRENTLY can make one index valid and the other
+ * invalid.
  */
 static Oid
-FindAbandonedIndex(Relation table, const List *oids)
+FindAbandonedIndex(const List *oids)
 {
-	Oid relid = get_relname_relid("key_abandoned", RelationGetNamespace(table));
-	Relation index;
-	bool fits;
+	Oid found = InvalidOid;
 
-	if (!list_member_oid(oids, relid))
-		return InvalidOid;
-	index = index_open(relid, AccessShareLock);
-	fits = IsAbandonedIndex(table, index);
-	index_close(index, AccessShareLock);
-	return fits ? relid : InvalidOid;
+	for (int i = 0; i < 2 * list_length(oids) && !OidIsValid(found); i++)
+	{
+		Oid relid = list_nth_oid(oids, i % list_length(oids));
+		Relation index = index_open(relid, AccessShareLock);
+
+		if (IsAbandonedIndex(index))
+			found = relid;
+		index_close(index, AccessShareLock);
+	}
+	return found;
 }
 
 /*
  * KeyTableIndexes tells which indexes the table has, for a caller that has ROW EXCLUSIVE
  * on it.  Each change of the list of indexes invalidates the table, so that the next
- * KeyTableOpen() checks it again, and the result is found again.
+ * KeyTableOpen() checks it again, and the result is found again.  An index that the result
+ * names cannot be dropped before the caller releases the table, not even concurrently.
  */
 const KeyIndexes *
 KeyTableIndexes(Relation table)
@@ -186,10 +162,25 @@ KeyTableIndexes(Relation table)
 		List *oids = RelationGetIndexList(table);
 
 		indexes.primaryKey = RelationGetPrimaryKeyIndexCompat(table);
-		indexes.abandoned = FindAbandonedIndex(table, oids);
+		indexes.abandoned = FindAbandonedIndex(oids);
 		indexes.others = list_length(oids) != 2 || !OidIsValid(indexes.abandoned);
 		indexesFound = true;
 		list_free(oids);
 	}
 	return &indexes;
+}
+
+/*
+ * KeyTableOpenAbandonedIndex opens the index on leases in progress.  Throws 55000 if
+ * there is none.
+ */
+Relation
+KeyTableOpenAbandonedIndex(Relation table)
+{
+	const KeyIndexes *found = KeyTableIndexes(table);
+
+	if (!OidIsValid(found->abandoned))
+		ErrorStoreAltered("key", "Its index key_abandoned is missing.",
+						  "Recreate it on (scope, token) WHERE token IS NOT NULL.");
+	return index_open(found->abandoned, AccessShareLock);
 }

@@ -79,54 +79,27 @@ IndexesClose(Indexes *indexes)
 }
 
 /*
- * IsDuplicateKey tells whether "error" is a duplicate of (key, scope).  It reads open
- * relations only, since it runs in an error handler.
+ * IsDuplicateKey tells whether "error" is a duplicate of (key, scope).  "open" is NULL if
+ * the primary key is the only unique index.  It reads open relations only, since it runs in
+ * an error handler.
  */
 static bool
-IsDuplicateKey(const ErrorData *error, const Indexes *indexes)
+IsDuplicateKey(const ErrorData *error, const Indexes *open)
 {
 	if (error->sqlerrcode != ERRCODE_UNIQUE_VIOLATION || error->constraint_name == NULL)
 		return false;
+	if (open == NULL)
+		return true;
 
-	for (int i = 0; i < indexes->relinfo->ri_NumIndices; i++)
+	for (int i = 0; i < open->relinfo->ri_NumIndices; i++)
 	{
-		Relation index = indexes->relinfo->ri_IndexRelationDescs[i];
+		Relation index = open->relinfo->ri_IndexRelationDescs[i];
 
-		if (list_member_oid(indexes->keyIndexes, RelationGetRelid(index)) &&
+		if (list_member_oid(open->keyIndexes, RelationGetRelid(index)) &&
 			strcmp(error->constraint_name, RelationGetRelationName(index)) == 0)
 			return true;
 	}
 	return false;
-}
-
-/*
- * InsertEntries adds the row in the slot to all open indexes.  A duplicate of (key,
- * scope) was written without the key's lock; it is reported as 40001, so that clients
- * retry.  Other errors pass unchanged.
- */
-static void
-InsertEntries(Writer *writer, const Indexes *indexes, const KeyName *name, bool update,
-			  bool onlySummarizing)
-{
-	MemoryContext context = CurrentMemoryContext;
-
-	PG_TRY();
-	{
-		ExecInsertIndexTuplesCompat(indexes->relinfo, writer->slot, indexes->estate, update, false,
-									NULL, NIL, onlySummarizing);
-	}
-	PG_CATCH();
-	{
-		ErrorData *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		if (!IsDuplicateKey(error, indexes))
-			PG_RE_THROW();
-		FlushErrorState();
-		ErrorConcurrentChange(name);
-	}
-	PG_END_TRY();
 }
 
 /*
@@ -148,50 +121,59 @@ InsertEntry(Writer *writer, Oid indexOid, IndexUniqueCheck check, bool unchanged
 }
 
 /*
- * InsertOwnEntries does what InsertEntries() does, for a table that has only the indexes
- * of the extension: without an executor, and without opening the index on leases for a
- * row that has none.
+ * InsertOwnEntries adds the row in the slot to the extension's indexes: without an
+ * executor, and without opening the index on leases for a row that has none.
  */
 static void
-InsertOwnEntries(Writer *writer, const KeyIndexes *own, const KeyName *name, bool update)
+InsertOwnEntries(Writer *writer, const KeyIndexes *own, bool update)
 {
+	InsertEntry(writer, own->primaryKey, UNIQUE_CHECK_YES, update);
+	if (KeyRowToken(writer->slot) != 0)
+		InsertEntry(writer, own->abandoned, UNIQUE_CHECK_NO, false);
+}
+
+/*
+ * InsertIndexEntries adds the row in the slot to the indexes of the table.  A duplicate of
+ * (key, scope) was written without the key's lock; it is reported as 40001, so that
+ * clients retry.  Other errors pass unchanged.
+ */
+static void
+InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySummarizing)
+{
+	const KeyIndexes *own = KeyTableIndexes(writer->table);
+	MemoryContext context = CurrentMemoryContext;
+	Indexes *open = writer->indexes;
+	Indexes all;
+
+	if (open == NULL && own->others)
+	{
+		open = &all;
+		IndexesOpen(open, writer->table, false);
+	}
+
 	PG_TRY();
 	{
-		InsertEntry(writer, own->primaryKey, UNIQUE_CHECK_YES, update);
+		if (open == NULL)
+			InsertOwnEntries(writer, own, update);
+		else
+			ExecInsertIndexTuplesCompat(open->relinfo, writer->slot, open->estate, update, false,
+										NULL, NIL, onlySummarizing);
 	}
 	PG_CATCH();
 	{
-		if (geterrcode() != ERRCODE_UNIQUE_VIOLATION)
+		ErrorData *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		if (!IsDuplicateKey(error, open))
 			PG_RE_THROW();
 		FlushErrorState();
 		ErrorConcurrentChange(name);
 	}
 	PG_END_TRY();
 
-	if (KeyRowToken(writer->slot) != 0)
-		InsertEntry(writer, own->abandoned, UNIQUE_CHECK_NO, false);
-}
-
-/*
- * InsertIndexEntries adds the row in the slot to the indexes of the table.  Throws 40001
- * for a duplicate of (key, scope).
- */
-static void
-InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySummarizing)
-{
-	const KeyIndexes *own = KeyTableIndexes(writer->table);
-	Indexes indexes;
-
-	if (writer->indexes != NULL)
-		InsertEntries(writer, writer->indexes, name, update, onlySummarizing);
-	else if (!own->others)
-		InsertOwnEntries(writer, own, name, update);
-	else
-	{
-		IndexesOpen(&indexes, writer->table, false);
-		InsertEntries(writer, &indexes, name, update, onlySummarizing);
-		IndexesClose(&indexes);
-	}
+	if (open == &all)
+		IndexesClose(open);
 }
 
 /* ----------------------------------------------------------------
@@ -300,6 +282,8 @@ KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *
 		KeyRowFill(writer.slot, name, record, 0);
 		Insert(&writer, name);
 	}
+	if (record->lease.token != 0)
+		KeyStoreRemember(&writer.slot->tts_tid);
 	WriterClose(&writer);
 	CommandCounterIncrement();
 }
@@ -323,6 +307,7 @@ KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen, const StoredOut
 	KeyRowChange(writer.slot, old, changed, parts);
 	if (!OverwriteVersion(&writer, name, &tid))
 		ErrorConcurrentChange(name);
+	KeyStoreRemember(&writer.slot->tts_tid);
 	ExecDropSingleTupleTableSlot(old);
 	WriterClose(&writer);
 	CommandCounterIncrement();

@@ -1,23 +1,26 @@
 # shellcheck shell=bash
 #
 # The suite scale: the cost of a charge when many keys are stored already, for keys in
-# order of time (UUIDv7) and random keys (v4), right after a checkpoint, when the first
-# change of a page writes the whole page to WAL. docs/scale.svg is drawn from
-# results/scale.csv.
+# order of time (UUIDv7), random keys (v4), and keys in order of time in 2,000 scopes
+# (scopes), right after a checkpoint, when the first change of a page writes the whole page
+# to WAL. docs/scale.svg is drawn from results/scale.csv.
 #
+#	KINDS="v7 v4 scopes"            kinds of keys
 #	SIZES="100000 1000000 10000000" numbers of stored keys, in this order
 #	CHARGES=2000    number of charges that are measured after a checkpoint
 #
-# With ten million keys the suite takes about ten minutes, 20 GB of disk, and memory for
+# With ten million keys the suite takes about fifteen minutes, 20 GB of disk, and memory for
 # 6 GB of shared buffers.
 
+kinds=${KINDS:-v7 v4 scopes}
 sizes=${SIZES:-100000 1000000 10000000}
 charges=${CHARGES:-2000}
 [[ "$charges $sizes" =~ ^[1-9][0-9]{0,7}(\ [1-9][0-9]{0,8})+$ ]] || die "SIZES and CHARGES must be positive numbers"
+[[ $kinds =~ ^(v7|v4|scopes)(\ (v7|v4|scopes))*$ ]] || die "KINDS must be of v7, v4 and scopes"
 
 # The tables must fit in memory, because the suite does not measure reads from disk.
 memory=$(awk '/^MemTotal:/ { print int($2 / 1024) }' /proc/meminfo)
-settings=(full_page_writes=on shared_buffers=$((memory / 3))MB "bench.sizes=$sizes")
+settings=(full_page_writes=on shared_buffers=$((memory / 3))MB "bench.sizes=$sizes" "bench.kinds=$kinds")
 measured="of $charges charges after a checkpoint"
 
 # measure_charges measures one contestant in its own session. The charges before the
@@ -31,11 +34,11 @@ measure_charges() {
 
 run_scale() {
 	local kind stored size round contestant
-	for kind in v7 v4; do
+	for kind in $kinds; do
 		empty_tables
 		stored=0
 		for size in $sizes; do
-			say "$size keys, UUID$kind"
+			say "$size keys, $kind"
 			sql "CALL bench.grow('$kind', $stored, $size)" "ANALYZE bench.hand_key, idempotency.key"
 			stored=$size
 			settle

@@ -1,6 +1,7 @@
 -- The suite scale: the cost of one charge of charge.sql with that many stored keys, in
--- order of time (v7) or random (v4), right after a checkpoint. The driver passes the
--- sizes in the setting bench.sizes.
+-- order of time (v7), random (v4), or in order of time in 2,000 scopes, right after a
+-- checkpoint. The driver passes kinds and sizes in the settings bench.kinds and
+-- bench.sizes.
 
 \ir charge.sql
 
@@ -13,14 +14,14 @@ CREATE TABLE bench.measured (
 );
 INSERT INTO bench.measured
 SELECT part || '_' || kind || '_' || keys, part, kind, keys
-FROM unnest('{v7,v4}'::text[]) WITH ORDINALITY AS k (kind, i),
+FROM unnest(string_to_array(current_setting('bench.kinds'), ' ')) WITH ORDINALITY AS k (kind, i),
 	unnest(string_to_array(current_setting('bench.sizes'), ' ')::integer[]) AS s (keys),
 	unnest('{wal,cpu,bytes}'::text[]) WITH ORDINALITY AS p (part, j)
 ORDER BY j, i, keys;
 
 INSERT INTO bench.figure (figure, title, unit, above_floor, contestants)
 SELECT figure,
-	format('UUID%s, %s keys: %s', kind, keys, title), unit, above_floor, contestants
+	format('%s, %s keys: %s', replace(kind, 'v', 'UUIDv'), keys, title), unit, above_floor, contestants
 FROM bench.measured
 JOIN (VALUES
 	('wal', 'WAL above the floor', 'bytes', true, '{floor,hand,idempotency}'::text[]),
@@ -28,9 +29,31 @@ JOIN (VALUES
 	('bytes', 'heap and index per key', 'bytes', false, '{hand,idempotency}')
 ) AS t (part, title, unit, above_floor, contestants) USING (part);
 
+-- A new key. That of the kind scopes begins with the scope and a slash; the hand-written
+-- table stores both in one column.
 CREATE FUNCTION bench.new_key(p_kind text) RETURNS text
 LANGUAGE sql
-RETURN CASE p_kind WHEN 'v7' THEN idempotency.uuidv7() ELSE gen_random_uuid() END;
+RETURN CASE p_kind
+	WHEN 'v7' THEN idempotency.uuidv7()::text
+	WHEN 'v4' THEN gen_random_uuid()::text
+	ELSE 'tenant-' || (1000 + floor(random() * 2000))::integer || '/' || idempotency.uuidv7()
+END;
+
+-- A charge in a scope, otherwise as bench.charge_2.
+CREATE FUNCTION bench.charge_scoped(p_scope text, p_key text, p_customer integer, p_amount numeric) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+	op idempotency.operation;
+	body json;
+BEGIN
+	op := idempotency.claim(p_scope, p_key, jsonb_build_object('customer', p_customer, 'amount', p_amount));
+	IF op.replayed THEN RETURN op.response; END IF;
+
+	INSERT INTO bench.charge (customer, amount) VALUES (p_customer, p_amount)
+	RETURNING json_build_object('id', id, 'status', 'created') INTO body;
+
+	RETURN idempotency.complete(p_scope, p_key, body, 201);
+END $$;
 
 CREATE FUNCTION bench.new_keys(p_kind text, p_keys integer) RETURNS text[]
 LANGUAGE sql
@@ -49,10 +72,11 @@ BEGIN
 		FROM generate_series(1, p_keys) AS n;
 	ELSE
 		INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, fingerprint, response)
-		SELECT clock_timestamp(), clock_timestamp() + interval '24 hours', 201, 'charge.create',
-			bench.new_key(p_kind), sha256(n::text::bytea),
-			json_build_object('id', n, 'status', 'created')
-		FROM generate_series(1, p_keys) AS n;
+		SELECT clock_timestamp(), clock_timestamp() + interval '24 hours', 201,
+			CASE p_kind WHEN 'scopes' THEN split_part(name, '/', 1) ELSE 'charge.create' END,
+			CASE p_kind WHEN 'scopes' THEN split_part(name, '/', 2) ELSE name END,
+			sha256(n::text::bytea), json_build_object('id', n, 'status', 'created')
+		FROM (SELECT n, bench.new_key(p_kind) AS name FROM generate_series(1, p_keys) AS n OFFSET 0) AS new;
 	END IF;
 END $$;
 
@@ -84,6 +108,8 @@ BEGIN
 			PERFORM bench.charge_0(key, 1, 12.50);
 		ELSIF p_contestant = 'hand' THEN
 			PERFORM bench.charge_1(key, 1, 12.50);
+		ELSIF position('/' IN key) > 0 THEN
+			PERFORM bench.charge_scoped(split_part(key, '/', 1), split_part(key, '/', 2), 1, 12.50);
 		ELSE
 			PERFORM bench.charge_2(key, 1, 12.50);
 		END IF;
