@@ -17,7 +17,8 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-CODE = re.compile(r"^(```|~~~).*?^\1[ \t]*$|`[^`\n]+`", re.M | re.S)
+FENCED = re.compile(r"^```.*?^```[ \t]*$", re.M | re.S)
+CODE = re.compile(FENCED.pattern + r"|`[^`\n]+`", re.M | re.S)
 BLOCK = re.compile(r'<pre><code class="language-(\w+)">(.*?)</code></pre>', re.S)
 LINK = re.compile(r"(\]\()([^)\s#]*)(#[^)\s]*)?(\))")
 SOURCES_OF_PICTURES = (".dot", ".csv", ".gnuplot")
@@ -28,10 +29,10 @@ def slug(text, separator):
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
-def outside_code(function, text):
+def outside(code_pattern, function, text):
     """Apply a function to the parts of a page that are not code."""
     parts, end = [], 0
-    for code in CODE.finditer(text):
+    for code in code_pattern.finditer(text):
         parts += [function(text[end : code.start()]), code.group()]
         end = code.end()
     return "".join(parts) + function(text[end:])
@@ -62,6 +63,13 @@ def links(page):
         text = CODE.sub("", file.read())
     found = (link.group(2) for link in LINK.finditer(text))
     return {target_of(page, link) for link in found if link and ":" not in link}
+
+
+def lists(text):
+    """Lists for Python-Markdown, which begins one only after an empty line, and wants four
+    spaces before a paragraph in it."""
+    text = re.sub(r"^(?!(?:[-*]|\d+\.) |\s|\|)(.*\S.*)\n(?=(?:[-*]|1\.) )", r"\1\n\n", text, flags=re.M)
+    return re.sub(r"\n\n {2,3}([^ \n-].*)\n(?=[-*] )", r"\n\n    \1\n\n", text)
 
 
 def on_config(config):
@@ -112,15 +120,13 @@ def on_page_markdown(markdown, page, config, files):
         if not os.path.isfile(os.path.join(ROOT, path)):
             if not os.path.isdir(os.path.join(ROOT, path)):
                 raise PluginError(f"{here}: no file {target}")
-            return start + "#" + end  # a directory without a page
+            return start + "#directory" + end
         name = posixpath.relpath(name_in_site(path), posixpath.dirname(page.file.src_uri) or ".")
         return start + name + anchor + end
 
-    # Python-Markdown begins a list only after an empty line.
-    def separated(text):
-        return re.sub(r"^(?![ \t]*(?:[-*]|\d+\.) |\s|\|)(.*\S.*)\n(?=(?:[-*]|1\.) )", r"\1\n\n", text, flags=re.M)
-
-    return outside_code(lambda text: LINK.sub(rewritten, text), separated(markdown))
+    markdown = outside(FENCED, lists, markdown)
+    markdown = outside(CODE, lambda text: LINK.sub(rewritten, text), markdown)
+    return re.sub(r"\[([^]]*)\]\(#directory\)", r"\1", markdown)  # which has no page
 
 
 def on_post_page(output, page, config):
