@@ -138,7 +138,8 @@ def on_post_page(output, page, config):
         spans = highlight(html.unescape(code), lexer, HtmlFormatter(nowrap=True))
         return f'<pre class="language-{language}"><code>{spans}</code></pre>'
 
-    output = output.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
+    output = output.replace("<table>", '<div class="table" tabindex="0"><table>').replace("</table>", "</table></div>")
+    output = output.replace(">idempotency.", ">idempotency.<wbr>")  # names of settings in narrow columns
     return BLOCK.sub(coloured, output)
 
 
