@@ -390,13 +390,14 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text) IS '22023: the value of a setting cannot be used';
 
 -- Tells in one expression, which PL/pgSQL evaluates without a query, whether names need no
--- error.  A control character is refused because it would garble the log.
+-- error.  A control character is refused because it would garble the log; braces and
+-- brackets, because many drivers send an array or an object as its text.
 CREATE FUNCTION idempotency_internal.names_are_valid(scope text, key text)
 	RETURNS boolean
 	LANGUAGE sql STABLE PARALLEL SAFE
 AS $$
 	SELECT ($1 <> '' AND length($1) <= 255 AND $2 <> '' AND length($2) <= 255
-		AND ($1 || $2) !~ E'[\\u0001-\\u001F\\u007F-\\u009F]'
+		AND ($1 || $2) !~ E'[\\u0001-\\u001F\\u007F-\\u009F]' AND left($2, 1) NOT IN ('{', '[')
 		AND starts_with($1, idempotency_internal.setting('scope_prefix'))
 		AND right(idempotency_internal.setting('scope_prefix'), 1) IN ('', '/', ':')) IS TRUE
 $$;
@@ -419,6 +420,23 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_name(text, text) IS 'raise IK400 for a scope or key that cannot be used';
+
+-- The text of an array or an object can be the same for each operation, and the first
+-- operation would answer for all of them.  A UUID in braces is a key.
+CREATE FUNCTION idempotency_internal.check_key(key text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF key ~ '^({.*}|\[object .*)$' AND key !~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$' THEN
+		PERFORM idempotency_internal.raise('IK400', 'idempotency key is an array or an object',
+			'A key is one value; drivers pass an array or an object as its text.',
+			'Pass the key as text, or pass an array to idempotency.once_many().');
+	END IF;
+	PERFORM idempotency_internal.check_name('key', key);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_key(text) IS 'raise IK400 for a key that cannot be used';
 
 CREATE FUNCTION idempotency_internal.check_scope(scope text)
 	RETURNS void
@@ -446,7 +464,7 @@ CREATE FUNCTION idempotency_internal.check_names(scope text, key text)
 AS $$
 BEGIN
 	PERFORM idempotency_internal.check_scope(scope);
-	PERFORM idempotency_internal.check_name('key', key);
+	PERFORM idempotency_internal.check_key(key);
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_names(text, text) IS 'raise IK400 or 42501 unless scope and key can be used';
@@ -1972,24 +1990,6 @@ COMMENT ON FUNCTION idempotency.claim_abandoned(text, interval, integer) IS
 -- The inbox: once and once_many
 -- ---------------------------------------------------------------------------
 
--- Many drivers send an array as its text.  If that were stored as a key, none of the
--- messages would be deduplicated.
-CREATE FUNCTION idempotency_internal.is_array_text(key text)
-	RETURNS boolean
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
-AS $$
-BEGIN
-	IF key !~ E'^[{\\[]' OR key ~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$' THEN
-		RETURN false;
-	END IF;
-	RETURN key::text[] IS NOT NULL;
-EXCEPTION
-	WHEN data_exception OR program_limit_exceeded THEN
-		RETURN false;
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.is_array_text(text) IS 'whether a key is the text of an array, and no UUID in braces';
-
 CREATE FUNCTION idempotency.once(scope text, key text, retention interval DEFAULT NULL)
 	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1997,13 +1997,6 @@ AS $$
 DECLARE
 	operation idempotency.operation;
 BEGIN
-	IF left(key, 1) IN ('{', '[') THEN
-		IF idempotency_internal.is_array_text(key) THEN
-			PERFORM idempotency_internal.raise('IK400', 'idempotency key is an array',
-				'idempotency.once() stores one key; drivers pass an array as its text.',
-				'Call idempotency.once_many() with the array.');
-		END IF;
-	END IF;
 	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
 		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
@@ -2105,7 +2098,7 @@ BEGIN
 	names := keys::text[];
 	FOREACH name IN ARRAY names LOOP
 		IF NOT idempotency_internal.names_are_valid(scope, name) THEN
-			PERFORM idempotency_internal.check_name('key', name);
+			PERFORM idempotency_internal.check_key(name);
 		END IF;
 	END LOOP;
 	IF current_setting('transaction_read_only') = 'on' THEN

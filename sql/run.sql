@@ -295,6 +295,10 @@ SELECT idempotency.run('run', 'loses', NULL, 'loses(json)');
 DROP FUNCTION loses;
 -- both editions
 
+-- A key that is the text of an object is refused, and the handler is not called.
+SELECT pg_temp.error_of($$SELECT outcome FROM idempotency.run('run', '{}', '{"id": 900, "amount": 1}', 'charge_create(idempotency.document)')$$);
+SELECT count(*) FROM charge WHERE id = 900;
+
 -- An invalid handler is refused, even if an outcome is stored.
 CREATE FUNCTION no_argument() RETURNS json LANGUAGE sql AS 'SELECT NULL::json';
 CREATE FUNCTION two_arguments(a json, b json DEFAULT NULL) RETURNS json LANGUAGE sql AS 'SELECT a';

@@ -98,7 +98,8 @@ const order = (key, item, amount) => retrying(async (client) => {
 		// After a takeover, the former owner might have got as far as the checkpoint.
 		charged = claim.charge ?? await askProvider(claim.provider_key, amount);
 	} catch (error) {
-		await client.query("SELECT idempotency.release('order', $1, $2)", [key, claim.token]);
+		// The checkpoint keeps the request: the provider might have charged it.
+		await client.query("SELECT idempotency.checkpoint('order', $1, $2, 'asked'), idempotency.release('order', $1, $2)", [key, claim.token]);
 		throw error;
 	}
 	if (charged === null) {

@@ -90,7 +90,9 @@ def order(key, item, amount):
             # After a takeover, the former owner might have got as far as the checkpoint.
             provider_charge = provider_charge or ask_provider(provider_key, amount)
         except Unavailable:
-            connection.execute("SELECT idempotency.release('order', %s, %s)", (key, token))
+            # The checkpoint keeps the request: the provider might have charged it.
+            connection.execute("SELECT idempotency.checkpoint('order', %s, %s, 'asked'), idempotency.release('order', %s, %s)",
+                               (key, token, key, token))
             raise
         if provider_charge is None:
             return connection.execute("SELECT idempotency.fail('order', %s, %s, 402, token => %s)::text",

@@ -90,7 +90,9 @@ def order(key, item, amount)
       # After a takeover, the former owner might have got as far as the checkpoint.
       charged = claim["charge"] || ask_provider(claim["provider_key"], amount)
     rescue Unavailable
-      connection.exec_params("SELECT idempotency.release('order', $1, $2)", [key, claim["token"]])
+      # The checkpoint keeps the request: the provider might have charged it.
+      connection.exec_params("SELECT idempotency.checkpoint('order', $1, $2, 'asked'), idempotency.release('order', $1, $2)",
+                             [key, claim["token"]])
       raise
     end
     if charged.nil?

@@ -20,8 +20,9 @@
 //	pool		pg.Pool; behind PgBouncer in transaction mode, too
 //	scope		the boundary of keys, or a function of the request, such as its tenant
 //	lenient		also take a key without quotes, as older clients send it
-//	wait		how long a duplicate waits for the first request before it gets 409
-//	retention	how long the answer is replayed
+//	wait		how long a duplicate waits for the first request before it gets 409: an interval,
+//			such as "2 seconds"; a number is seconds, not milliseconds
+//	retention	how long the answer is replayed, in the same form
 
 "use strict";
 

@@ -19,8 +19,8 @@ PgBouncer in transaction mode, with prepare_threshold=None. Options:
 
     scope       the boundary of keys, or a function of the request, such as its tenant
     lenient     also take a key without quotes, as older clients send it
-    wait        how long a duplicate waits for the first request before it gets 409
-    retention   how long the answer is replayed
+    wait        how long a duplicate waits for the first request before it gets 409, a timedelta
+    retention   how long the answer is replayed, a timedelta
 """
 
 import functools

@@ -10,6 +10,8 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
+
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
 
@@ -101,6 +103,61 @@ CheckName(const text *value, const char *what)
 }
 
 /*
+ * IsUuidInBraces tells whether "key" is a UUID as some systems print it, such as
+ * {8e03978e-40d5-43dd-bc93-6894a57f9324}.
+ */
+static bool
+IsUuidInBraces(const text *key)
+{
+	static const char form[] = "{xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx}";
+	const char *s = VARDATA_ANY(key);
+
+	if (VARSIZE_ANY_EXHDR(key) != sizeof(form) - 1)
+		return false;
+	for (size_t i = 0; i < sizeof(form) - 1; i++)
+	{
+		if (form[i] == 'x' ? !isxdigit((unsigned char) s[i]) : s[i] != form[i])
+			return false;
+	}
+	return true;
+}
+
+/*
+ * IsNotScalar tells whether "key" is the text that drivers make of an array or an object:
+ * {a,b} or {}, the JSON of an object, or JavaScript's [object Object].  An unexpanded
+ * template, such as {{id}}, is one too.
+ */
+static bool
+IsNotScalar(const text *key)
+{
+	static const char object[] = "[object ";
+	const char *s = VARDATA_ANY(key);
+	int bytes = VARSIZE_ANY_EXHDR(key);
+
+	if (bytes < 2)
+		return false;
+	return (s[0] == '{' && s[bytes - 1] == '}' && !IsUuidInBraces(key)) ||
+		   (bytes >= sizeof(object) - 1 && memcmp(s, object, sizeof(object) - 1) == 0);
+}
+
+/*
+ * CheckKey throws IK400 unless "key" is a valid name.  The text of an array or an object
+ * is refused before its length is checked: it can be the same text for each operation,
+ * and the first operation would answer for all of them.
+ */
+void
+CheckKey(const text *key)
+{
+	if (IsNotScalar(key))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+				 errmsg("idempotency key is an array or an object"),
+				 errdetail("A key is one value; drivers pass an array or an object as its text."),
+				 errhint("Pass the key as text, or pass an array to idempotency.once_many().")));
+	CheckName(key, "key");
+}
+
+/*
  * NameFromArg returns the name that argument "arg" passes.  Throws IK400.
  */
 text *
@@ -136,8 +193,13 @@ void
 KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name)
 {
 	text *scope = ScopeFromArg(fcinfo);
+	text *key;
 
-	KeyNameSet(scope, NameFromArg(fcinfo, 1, "key"), name);
+	if (PG_ARGISNULL(1))
+		ErrorNameMissing("key");
+	key = PG_GETARG_TEXT_PP(1);
+	CheckKey(key);
+	KeyNameSet(scope, key, name);
 }
 
 /*

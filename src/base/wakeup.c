@@ -3,7 +3,7 @@
  * base/wakeup.c
  *	  Waking sessions that wait for the lease of another session.
  *
- * The row of a lease is committed, and its owner holds no lock to wait for.  A waiter
+ * The row of a lease is committed, so its owner holds no lock to wait for.  A waiter
  * sleeps on a condition variable in shared memory, which a transaction that changes the
  * row broadcasts after its commit:
  *
@@ -15,10 +15,9 @@
  *		WakeupCancel
  *
  * The waiter prepares before it probes, so that it misses no broadcast after its probe.
- * Keys share WAKEUP_VARIABLES variables by their hash: a sleep can end for another key,
- * and the waiter must probe again.  Some changes have no broadcast: COMMIT PREPARED,
- * which runs in another backend, the end of a lease, a crash.  So a sleep takes a second
- * at most.  Without shared memory, sleeps begin short and grow to a second.
+ * Keys share WAKEUP_VARIABLES variables, so a waiter probes again after each wakeup.  A
+ * sleep takes a second at most, because COMMIT PREPARED (which runs in another backend),
+ * the end of a lease and a crash broadcast nothing.
  *
  *-------------------------------------------------------------------------
  */

@@ -12,21 +12,17 @@
  */
 #include "postgres.h"
 
-#include <ctype.h>
-
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "base/errors.h"
 #include "base/stats.h"
-#include "base/subtransaction.h"
 #include "base/wakeup.h"
 #include "keys/claim.h"
 #include "keys/lock.h"
@@ -35,55 +31,8 @@
 PG_FUNCTION_INFO_V1(idempotency_once);
 PG_FUNCTION_INFO_V1(idempotency_once_many);
 
-static void
-ParseArray(void *key)
-{
-	(void) OidInputFunctionCall(F_ARRAY_IN, text_to_cstring(key), TEXTOID, -1);
-}
-
-/*
- * IsArrayText tells whether "value" is the text of an array, from the first brace, or the
- * bounds before it.  array_in() throws, so it runs in a subtransaction.
- */
-static bool
-IsArrayText(text *value)
-{
-	ErrorData *error;
-
-	if (VARSIZE_ANY_EXHDR(value) == 0 || strchr("{[", *VARDATA_ANY(value)) == NULL)
-		return false;
-	error = SubtransactionRun(ParseArray, value);
-	if (error != NULL && ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_DATA_EXCEPTION)
-		ReThrowError(error);
-	return error == NULL;
-}
-
-/*
- * IsUuidInBraces tells whether "value" is a UUID as some systems print it, such
- * as {8e03978e-40d5-43dd-bc93-6894a57f9324}.
- */
-static bool
-IsUuidInBraces(const text *value)
-{
-	static const char form[] = "{xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx}";
-	const char *s = VARDATA_ANY(value);
-
-	if (VARSIZE_ANY_EXHDR(value) != sizeof(form) - 1)
-		return false;
-	for (size_t i = 0; i < sizeof(form) - 1; i++)
-	{
-		if (form[i] == 'x' ? !isxdigit((unsigned char) s[i]) : s[i] != form[i])
-			return false;
-	}
-	return true;
-}
-
 /*
  * once(scope, key, retention) RETURNS boolean: true the first time
- *
- * Many drivers send an array as a parameter without a type, which arrives as one key.
- * If it were stored, none of the messages would be deduplicated; so it is refused,
- * before its length is checked.
  */
 Datum
 idempotency_once(PG_FUNCTION_ARGS)
@@ -95,12 +44,6 @@ idempotency_once(PG_FUNCTION_ARGS)
 	bool isNew;
 
 	/* Check the arguments */
-	if (!PG_ARGISNULL(1) && IsArrayText(PG_GETARG_TEXT_PP(1)) &&
-		!IsUuidInBraces(PG_GETARG_TEXT_PP(1)))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency key is an array"),
-				 errdetail("idempotency.once() stores one key; drivers pass an array as its text."),
-				 errhint("Call idempotency.once_many() with the array.")));
 	KeyNameFromArgs(fcinfo, &name);
 	retention = RetentionFromArg(fcinfo, 2);
 	PreventCommandIfReadOnly("idempotency.once()");
@@ -157,7 +100,7 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 		if (nulls[i])
 			ErrorNameMissing("key");
 		KeyNameSet(scope, DatumGetTextPP(keys[i]), &names[i]);
-		CheckName(names[i].key, "key");
+		CheckKey(names[i].key);
 	}
 	qsort(names, given, sizeof(KeyName), CompareKeys);
 

@@ -4,21 +4,18 @@
  *	  The reaper: SQL's reap(), and the background worker that the launcher starts
  *	  for a visit to one database.
  *
- * A visit has four tasks: a survey of the subscriptions (relay/survey.c), alone where
- * nothing is reaped; expired keys (reaper/keys.c); subscriptions that lag too far behind
- * (reaper/lag.c); events that all subscriptions have passed (reaper/events.c).  It works
- * in batches of a transaction each, and ends with the tasks, or after DURATION_MS: so it is
- * never connected for as long as DROP DATABASE waits (5 seconds), and each batch has a
- * bound to what it reads.  Between two batches it rests as long as the last one took.  Its
- * commits are asynchronous: a deletion that a crash undoes is made again.
+ * A visit has four tasks: survey the subscriptions (relay/survey.c), which runs alone where
+ * nothing is reaped; delete expired keys (reaper/keys.c); move subscriptions that lag too
+ * far behind (reaper/lag.c); delete events that all subscriptions have passed
+ * (reaper/events.c).  Each task works in batches of one transaction, with a pause as long
+ * as the last batch.  A visit ends after DURATION_MS: DROP DATABASE waits 5 seconds for it.
+ * Commits are asynchronous, because a deletion that a crash undoes is repeated.
  *
- * Where logical replication fills the tables, reaper and relay rest until the logical
- * subscription is dropped: a change that arrives later would miss what they removed.
+ * A subscriber of logical replication is not reaped: a change that arrives later would
+ * miss the deleted rows.  A locked table, a second reaper or a missing extension ends the
+ * visit silently; tables of another version are logged once.
  *
- * Where the tables or the reaper's lock are not free, or the extension is missing, a visit
- * ends silently; where the tables are not as this library knows them, the log says so once.
- *
- * Locks: those of a batch (reaper/keys.c), to the end of its transaction; not waited for.
+ * Locks: those of a batch (reaper/keys.c), until its transaction ends; no wait for them.
  *
  *-------------------------------------------------------------------------
  */

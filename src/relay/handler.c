@@ -3,26 +3,21 @@
  * relay/handler.c
  *	  Calling the handler of a subscription with one event.
  *
- * Each call runs in a subtransaction, so that an error undoes what the handler wrote and
- * nothing else.  What would wait for the end of the transaction happens before that of the
- * subtransaction, so that its error is that of the event: deferred triggers and
- * constraints, and the check of open claims.
+ * Each call runs in a subtransaction, so that an error undoes only what the handler wrote.
+ * Deferred triggers and constraints and the check of open claims run before the end of the
+ * subtransaction, so that their errors belong to the event.
  *
- * The handler has the rights of the subscription's owner, as which the worker is
- * connected, and can get no other role's: it runs as a SECURITY DEFINER function does, in
- * which the server refuses SET ROLE and SET SESSION AUTHORIZATION.  None of its code runs
- * later: the end of the transaction finds no trigger and no cursor.  The owner of its
- * function, who can replace its body at any time, must be able to act as the subscription's
- * owner: EventHandlerFind() checks that, once a transaction.
+ * The handler has the rights of the subscription's owner, the worker's login role.  It
+ * runs as a SECURITY DEFINER function does, where the server refuses SET ROLE and SET
+ * SESSION AUTHORIZATION.  The owner of its function can replace the body at any time, so
+ * that role must be able to act as the subscription's owner: EventHandlerFind() checks
+ * that, once a transaction.
  *
- * What it leaves in the session does not reach the next event: settings, temporary tables,
- * cursors and prepared statements go with the event; session locks and the values of
- * sequences, with the transaction.
+ * Settings, temporary tables, cursors and prepared statements end with the event; session
+ * locks and the values of sequences, with the transaction.  A handler that exceeds
+ * idempotency.handler_timeout is cancelled, and its worker terminated GRACE_MS later.
  *
- * A handler that takes longer than idempotency.handler_timeout is cancelled, which is its
- * error.  If it continues, its worker is ended GRACE_MS later.
- *
- * Locks: what the handler takes, to the end of the transaction.
+ * Locks: those of the handler, until the transaction ends.
  *
  *-------------------------------------------------------------------------
  */

@@ -44,6 +44,8 @@ our $handlers = q{
 			IF e.attempt = 1 THEN RAISE EXCEPTION 'the first time'; END IF;
 		WHEN 'sleep' THEN PERFORM pg_sleep(600);
 		WHEN 'nap' THEN PERFORM pg_sleep(split_part(what, ' ', 2)::float8);
+		WHEN 'dawdle' THEN
+			IF NOT EXISTS (SELECT FROM flag) THEN PERFORM pg_sleep(0.05); END IF;
 		WHEN 'deaf' THEN
 			LOOP
 				BEGIN PERFORM pg_sleep(600); EXCEPTION WHEN query_canceled THEN NULL; END;

@@ -1,16 +1,8 @@
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
-import java.sql.Connection;
-import java.sql.DriverManager;
-import java.sql.PreparedStatement;
-import java.sql.ResultSet;
-import java.sql.SQLException;
-import java.util.ArrayList;
-import java.util.HashSet;
-import java.util.List;
-import java.util.Map;
-import java.util.Set;
+import java.sql.*;
+import java.util.*;
 import java.util.regex.Pattern;
 import com.google.gson.Gson;
 
@@ -97,7 +89,8 @@ public class Application {
 			try {
 				if (charged == null) charged = Provider.charge(claim.getString("provider_key"), amount);
 			} catch (Provider.Unavailable error) {
-				row(connection, "SELECT idempotency.release('order', ?, ?)", key, token);
+				// The checkpoint keeps the request: the provider might have charged it.
+				row(connection, "SELECT idempotency.checkpoint('order', ?, ?, 'asked'), idempotency.release('order', ?, ?)", key, token, key, token);
 				throw error;
 			}
 			if (charged == null)

@@ -52,7 +52,7 @@ sub uuid_text
 my @nasty = (
 	'', ' ', "'", '"', "''", "\\", "\\'", '$$', '$body$', ';', '--', '/*', '*/', "'; DROP TABLE idempotency.key; --",
 	'%s%n%d', '%', '_', '*', '\\*', '**', '*.*', '/', ':', 's/', '../..', 'NULL', 'null', '0', '-1', 'NaN', 'infinity',
-	'{}', '[]', '{"a":1}', '"quoted"', '"a\\"b"', '"a";x=1', '"open', '(1 2)', ':bin:', '?1', 'a' x 254, 'a' x 255, 'a' x 256,
+	'{}', '[]', '[object Object]', '{8e03978e-40d5-43dd-bc93-6894a57f9324}', '{"a":1}', '"quoted"', '"a\\"b"', '"a";x=1', '"open', '(1 2)', ':bin:', '?1', 'a' x 254, 'a' x 255, 'a' x 256,
 	"\t", "\n", "\r\n", "\x01", "\x1f", "\x7f", "\x00", "a\x00b", "\xc2\x80", "\xc2\x9f", "\xc2\xa0", "\xe2\x80\xa8", "\xe2\x80\xae",
 	"\xef\xbb\xbf", "\xef\xbf\xbe", "e\xcc\x81", "\xc3\xa9", "\xf0\x9f\x92\xb3", "\xf4\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xed\xa0\x80",
 	"\xed\xa0\xbd\xed\xb2\xb3", "\xc0\x80", "\xc1\xbf", "\xe0\x80\x80", "\xf8\x88\x80\x80\x80", "\xff", "\xfe\xff", "\x80", "a\xe2\x82",
