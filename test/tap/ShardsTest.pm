@@ -1,8 +1,8 @@
 # ShardsTest.pm
 #
-# Helpers for 027_shards.pl: the blocks of docs/scaling.md, which the test runs as
-# written; servers that run them; clients that retry until they receive a response; and
-# a consumer that books events in another database exactly once.
+# Helpers for 027_shards.pl: examples/shards and the blocks of docs/scaling.md, which the
+# test runs as written; servers that run them; clients that retry until they receive a
+# response; and a consumer that books events in another database exactly once.
 
 package ShardsTest;
 
@@ -22,15 +22,17 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(blocks run_psql make_server connection start_client acknowledged
   wait_for_progress finish_clients make_ledger consume consume_all);
 
-my $page = dirname(__FILE__) . '/../../docs/scaling.md';
+my $root = dirname(__FILE__) . '/../..';
 
-# blocks returns the SQL blocks of the page whose first line is that comment, in order.
+# blocks returns the SQL after that comment, in the page and in the files: up to the next
+# step of a move, or the end.
 sub blocks
 {
 	my ($title) = @_;
-	my @blocks = slurp_file($page) =~ /^```sql\n-- \Q$title\E\n(.*?)^```$/gms;
+	my @blocks = map { slurp_file($_) =~ /^-- \Q$title\E\n(.*?)(?=^```$|^-- move \d|\z)/gms }
+	  "$root/docs/scaling.md", glob "$root/examples/shards/*.sql";
 
-	die "$page: no block \"$title\"" unless @blocks;
+	die "neither docs/scaling.md nor examples/shards has \"$title\"" unless @blocks;
 	return @blocks;
 }
 
@@ -61,7 +63,7 @@ sub make_server
 	foreach my $block (blocks($title))
 	{
 		my ($code, $stderr) = run_psql($node, $block);
-		is($code, 0, "$name: a block \"$title\" of the page") or diag $stderr;
+		is($code, 0, "$name: what to run $title") or diag $stderr;
 	}
 	return $node;
 }

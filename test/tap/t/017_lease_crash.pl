@@ -7,6 +7,9 @@
 # was shown, the former owner is rejected, and each step has its effect once. Also
 # proves that an owner whose session or statement is terminated blocks no other
 # session, and that a promoted standby continues as the old primary.
+#
+# The script takes more than 15 seconds: in each phase of an operation the server
+# crashes and recovers, in three ways.
 
 use strict;
 use warnings FATAL => 'all';

@@ -5,6 +5,9 @@
 # the end of its session. No subscription waits for the handler of another one; workers
 # start within seconds and exit when idle. 040_relay_trouble.pl tests disturbances from
 # outside.
+#
+# The script takes more than 15 seconds, because handlers sleep, exceed their time limit
+# and fail until the relay retries after seconds.
 
 use strict;
 use warnings FATAL => 'all';

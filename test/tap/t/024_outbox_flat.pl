@@ -5,7 +5,8 @@
 # transactions that have published, a batch reads as many buffers as at the beginning;
 # the same holds after 1,000 failures. A position takes two row versions per batch, whose
 # space is reused, and a session's memory does not grow with the number of fetches.
-# `make soak` runs 2,000 batches and more fetches.
+# `make soak` runs 2,000 batches and more fetches. The script takes more than 15 seconds,
+# because a cost that grows shows itself only after many batches.
 #
 # The test measures no time, only the shared buffers that a statement reads, according
 # to EXPLAIN.

@@ -1,8 +1,8 @@
 # 027_shards.pl
 #
-# Proves that docs/scaling.md works, by running its blocks: a router with PL/Proxy and
-# shards on separate servers, whose backends and postmasters are killed during calls. A
-# shard is added, and tenants move between shards with their keys, leases and unread
+# Proves that docs/scaling.md and examples/shards work, by running them: a router with
+# PL/Proxy and shards on separate servers, whose backends and postmasters are killed during
+# calls. A shard is added, and tenants move between shards with their keys, leases and unread
 # events, while their clients retry. Afterwards each operation has had its effect once,
 # on one shard. All responses to a key are equal, tokens have only grown, and every
 # event was booked once and in order.
@@ -35,7 +35,7 @@ my $router = make_server('router', 'on the router', '');
 my %shard = map { $_ => make_server($_, 'on every shard', $conf) } 'shard1', 'shard2', 'shard3';
 make_ledger($router);
 
-# run_block runs a block of the page, which must succeed.
+# run_block runs a block of the page or a file, which must succeed.
 sub run_block
 {
 	my ($node, $title, %variables) = @_;
@@ -75,7 +75,7 @@ sub move
 			new => connection($shard{$to}, 'mover'), router => connection($router, 'mover') });
 }
 
-# insist repeats a step where a call exceeded the page's timeout, as on a slow machine;
+# insist repeats a step where a call exceeded the timeout of move.sql, as on a slow machine;
 # moves checks that the step succeeds.
 sub insist
 {

@@ -3,7 +3,7 @@
 # Proves that examples/monitoring/queries.yaml gives prometheus-postgres-exporter every
 # metric that it names, with the correct value, through a role that is only a member of
 # pg_monitor. This role can log in as the account of Debian's unit does.
-# docs/operations.md alerts only on existing metrics.
+# examples/monitoring/alerts.yaml alerts only on existing metrics.
 
 use FindBin;
 use strict;
@@ -188,7 +188,7 @@ is($value{'idempotency_table_bytes{datname="postgres",relname="key"}'},
 	$node->safe_psql('postgres', q{SELECT pg_total_relation_size('idempotency.key')}), 'the size of the table');
 
 # ----------------------------------------------------------------
-# Missing privileges, and the alerts of the page
+# Missing privileges, and the alerts
 # ----------------------------------------------------------------
 
 for my $relation (qw(keys zombies dead_letters key outbox))
@@ -198,8 +198,8 @@ for my $relation (qw(keys zombies dead_letters key outbox))
 is($node->safe_psql('postgres', q{SELECT DISTINCT last_error FROM idempotency.subscriptions}, extra_params => [ '-U', 'prometheus' ]),
 	'<insufficient privilege>', 'error texts are hidden');
 
-my %alerts = map { $_ => 1 } slurp_file("$root/docs/operations.md") =~ /\b(idempotency_(?:stats|subscription|claim|reaper|table)_\w+)/g;
-cmp_ok(scalar keys %alerts, '>', 5, 'the page alerts on metrics');
+my %alerts = map { $_ => 1 } slurp_file("$root/examples/monitoring/alerts.yaml") =~ /\b(idempotency_(?:stats|subscription|claim|reaper|table)_\w+)/g;
+cmp_ok(scalar keys %alerts, '>', 5, 'the rules alert on metrics');
 is_deeply([ grep { !$named{$_} } sort keys %alerts ], [], 'the exporter has every metric of the alerts');
 
 $owner->query_safe('ROLLBACK');
