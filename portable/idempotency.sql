@@ -397,11 +397,54 @@ CREATE FUNCTION idempotency_internal.names_are_valid(scope text, key text)
 	LANGUAGE sql STABLE PARALLEL SAFE
 AS $$
 	SELECT ($1 <> '' AND length($1) <= 255 AND $2 <> '' AND length($2) <= 255
-		AND ($1 || $2) !~ E'[\\u0001-\\u001F\\u007F-\\u009F]' AND left($2, 1) NOT IN ('{', '[')
+		AND ($1 || $2) !~ E'[\\u0001-\\u001F\\u007F-\\u009F]' AND left($1, 1) NOT IN ('{', '[') AND left($2, 1) NOT IN ('{', '[')
 		AND starts_with($1, idempotency_internal.setting('scope_prefix'))
 		AND right(idempotency_internal.setting('scope_prefix'), 1) IN ('', '/', ':')) IS TRUE
 $$;
 COMMENT ON FUNCTION idempotency_internal.names_are_valid(text, text) IS 'whether scope and key can be used';
+
+-- Tells whether a key is the text of an array, or another text whose first brace is closed
+-- by its last character, such as the unexpanded template {{id}}.  A UUID in braces and the
+-- JSON of an object with members are keys.
+CREATE FUNCTION idempotency_internal.is_array(key text)
+	RETURNS boolean
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+DECLARE
+	-- without what stands in quotes or after a backslash
+	braces text := regexp_replace(key, E'\\\\.|"([^"\\\\]|\\\\.)*("|$)', ' ', 'g');
+	depth integer := 0;
+BEGIN
+	FOR i IN 1 .. length(braces) LOOP
+		depth := depth + CASE substr(braces, i, 1) WHEN '{' THEN 1 WHEN '}' THEN -1 ELSE 0 END;
+		IF depth = 0 AND substr(braces, i, 1) = '}' THEN
+			RETURN i = length(braces)
+				AND key !~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$'
+				AND key !~ E'^{ *"([^"\\\\]|\\\\.)*" *:';
+		END IF;
+	END LOOP;
+	RETURN false;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_array(text) IS 'whether a key is the text of an array';
+
+-- Drivers pass an object as its text, {} or JavaScript's [object Object]: it is the same for
+-- each operation, and the first operation would answer for all of them.  A key can be no
+-- array either: its elements would count as one message.
+CREATE FUNCTION idempotency_internal.check_scalar(what text, value text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF value = '{}' OR value ~ E'^\\[object .*\\]$' OR what = 'key' AND idempotency_internal.is_array(value) THEN
+		PERFORM idempotency_internal.raise('IK400', format('idempotency %s is an array or an object', what),
+			'Drivers pass an array or an object as its text.',
+			CASE what WHEN 'key' THEN 'Pass the key as text, or pass an array to idempotency.once_many().'
+				ELSE format('Pass the %s as text.', what) END);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_scalar(text, text) IS 'raise IK400 for the text of an array or an object';
 
 CREATE FUNCTION idempotency_internal.check_name(what text, name text)
 	RETURNS void
@@ -410,7 +453,9 @@ AS $$
 BEGIN
 	IF name IS NULL OR name = '' THEN
 		PERFORM idempotency_internal.raise_missing(what);
-	ELSIF length(name) > 255 THEN
+	END IF;
+	PERFORM idempotency_internal.check_scalar(what, name);
+	IF length(name) > 255 THEN
 		PERFORM idempotency_internal.raise_too_long(what, length(name));
 	ELSIF name ~ E'[\\u0001-\\u001F\\u007F-\\u009F]' THEN
 		PERFORM idempotency_internal.raise('IK400', format('idempotency %s contains a control character', what),
@@ -420,23 +465,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_name(text, text) IS 'raise IK400 for a scope or key that cannot be used';
-
--- The text of an array or an object can be the same for each operation, and the first
--- operation would answer for all of them.  A UUID in braces is a key.
-CREATE FUNCTION idempotency_internal.check_key(key text)
-	RETURNS void
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
-AS $$
-BEGIN
-	IF key ~ '^({.*}|\[object .*)$' AND key !~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$' THEN
-		PERFORM idempotency_internal.raise('IK400', 'idempotency key is an array or an object',
-			'A key is one value; drivers pass an array or an object as its text.',
-			'Pass the key as text, or pass an array to idempotency.once_many().');
-	END IF;
-	PERFORM idempotency_internal.check_name('key', key);
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.check_key(text) IS 'raise IK400 for a key that cannot be used';
 
 CREATE FUNCTION idempotency_internal.check_scope(scope text)
 	RETURNS void
@@ -464,7 +492,7 @@ CREATE FUNCTION idempotency_internal.check_names(scope text, key text)
 AS $$
 BEGIN
 	PERFORM idempotency_internal.check_scope(scope);
-	PERFORM idempotency_internal.check_key(key);
+	PERFORM idempotency_internal.check_name('key', key);
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_names(text, text) IS 'raise IK400 or 42501 unless scope and key can be used';
@@ -846,6 +874,11 @@ BEGIN
 	IF scope = '' OR key = '' OR step = '' THEN
 		PERFORM idempotency_internal.raise_missing(CASE '' WHEN scope THEN 'scope' WHEN key THEN 'key' ELSE 'step' END);
 	END IF;
+	IF left(scope, 1) IN ('{', '[') OR left(key, 1) IN ('{', '[') OR left(step, 1) IN ('{', '[') THEN
+		PERFORM idempotency_internal.check_scalar('scope', scope);
+		PERFORM idempotency_internal.check_scalar('key', key);
+		PERFORM idempotency_internal.check_scalar('step', step);
+	END IF;
 	-- version 8, and the variant of RFC 9562
 	bytes := set_byte(bytes, 6, get_byte(bytes, 6) & 15 | 128);
 	bytes := set_byte(bytes, 8, get_byte(bytes, 8) & 63 | 128);
@@ -868,6 +901,7 @@ BEGIN
 		PERFORM idempotency_internal.raise('IK400', 'natural key has no parts', NULL,
 			'Pass the values that identify the operation, each as an argument.');
 	END IF;
+	PERFORM idempotency_internal.check_scalar('key part', part) FROM unnest(parts) AS part WHERE left(part, 1) IN ('{', '[');
 	RETURN encode(idempotency_internal.digest('idempotency natural key 1', parts), 'hex');
 END
 $$;
@@ -1002,7 +1036,7 @@ BEGIN
 			status := 400;
 			phrase := 'Bad Request';
 			title := 'Idempotency-Key is missing or malformed';
-			detail := 'This operation requires an idempotency key of 1 to 255 characters.';
+			detail := 'This operation requires an idempotency key: a text of 1 to 255 characters, not an array or an object.';
 		WHEN 'IK409' THEN
 			status := 409;
 			phrase := 'Conflict';
@@ -2098,7 +2132,7 @@ BEGIN
 	names := keys::text[];
 	FOREACH name IN ARRAY names LOOP
 		IF NOT idempotency_internal.names_are_valid(scope, name) THEN
-			PERFORM idempotency_internal.check_key(name);
+			PERFORM idempotency_internal.check_name('key', name);
 		END IF;
 	END LOOP;
 	IF current_setting('transaction_read_only') = 'on' THEN

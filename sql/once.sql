@@ -209,7 +209,7 @@ COMMIT;
 -- both editions
 
 -- An array is refused: by its type, and as the text that many drivers send in an untyped
--- parameter.  The text of an object is refused too, by each function that takes a key.
+-- parameter.  The text of an object is refused too, by each function that takes a name.
 SELECT split_part(pg_temp.error_of('SELECT idempotency.once(''array'', ARRAY[''m1'', ''m2''])'), '. ', 1) AS error_of;
 PREPARE from_driver AS SELECT idempotency.once($1, $2);
 EXECUTE from_driver('array', '{"m1","m2"}');
@@ -224,16 +224,19 @@ FROM (VALUES
 	(1, '{}'), (2, '{m1}'), (3, '{"m1"}'), (4, '{m1,m2}'), (5, '{"m,1","m\"2","m\\3"}'), (6, '{m\,1, m\}2}'),
 	(8, '{ m1 , "m2" }'), (9, '{m1,NULL}'), (10, '{{m1,m2},{m3,m4}}'), (11, '{ { "a" } }'), (12, '{""}'),
 	(13, '{8e03978e-40d5-43dd-bc93-6894a57f9324,8E03978E-40D5-43DD-BC93-6894A57F9325}'),
-	(14, '{"8e03978e-40d5-43dd-bc93-6894a57f9324"}'), (15, '{order 1}'),
-	(16, '{"order": 1}'), (17, '{{order}}'), (18, '{m1}/{m2}'), (19, '[object Promise]'),
+	(14, '{"8e03978e-40d5-43dd-bc93-6894a57f9324"}'), (15, '{order 1}'), (7, '{"m}1"}'),
+	(16, '{"{\"id\":1}"}'), (17, '{{order}}'), (18, '[object Object]'), (19, '[object Promise]'),
 	-- Keys that only resemble an array.
 	(20, '{8e03978e-40d5-43dd-bc93-6894a57f9324}'), (21, '{8E03978E-40D5-43DD-BC93-6894A57F9324}'),
-	(22, ' {m1}'), (23, '{m1'), (24, 'm1}'), (25, '{'), (26, '}'), (27, '['), (28, '[m1,m2]'), (29, '{"m1\'), (30, 'object'), (31, '[Object Object]')
+	(22, '{"order": 1}'), (32, '{ "a\"b{" :{}}'), (33, '{m1}/{m2}'), (38, '{"a}'),  (34, '[object store] 17'), (35, '{"a":'), (36, '{"'), (37, ' {m1}'), (23, '{m1'), (24, 'm1}'), (25, '{'), (26, '}'), (27, '['), (28, '[m1,m2]'), (29, '{"m1\'), (30, 'object'), (31, '[Object Object]')
 ) AS v (n, key) ORDER BY n;
 SELECT call, pg_temp.error_of(format(call, key)) FROM (VALUES
 	('SELECT outcome FROM idempotency.claim(''array'', %L)'), ('SELECT outcome FROM idempotency.try_claim(''array'', %L)'),
 	('SELECT idempotency.once(''array'', %L)'),
-	('SELECT idempotency.once_many(''array'', ARRAY[''m1'', %L])'), ('SELECT outcome FROM idempotency.peek(''array'', %L)')) AS c (call),
+	('SELECT idempotency.once_many(''array'', ARRAY[''m1'', %L])'), ('SELECT outcome FROM idempotency.peek(''array'', %L)'),
+	('SELECT outcome FROM idempotency.claim(%L, ''k'')'), ('SELECT idempotency.natural_key(''order'', %L)'),
+	('SELECT idempotency.derive_key(%L, ''k'', ''step'')'), ('SELECT idempotency.derive_key(''s'', %L, ''step'')'),
+	('SELECT idempotency.derive_key(''s'', ''k'', %L)')) AS c (call),
 	(VALUES ('{}'), ('[object Object]')) AS k (key);
 SELECT outcome FROM idempotency.claim('array', '{8e03978e-40d5-43dd-bc93-6894a57f9324}', lease => '1 min');
 SELECT outcome FROM idempotency.claim('array', '[object', lease => '1 min');

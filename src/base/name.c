@@ -14,6 +14,7 @@
 
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
+#include "utils/builtins.h"
 
 #include "base/errors.h"
 #include "base/name.h"
@@ -71,8 +72,97 @@ ControlCharacterAt(const char *s, int bytes)
 }
 
 /*
+ * IsUuidInBraces tells whether "value" is a UUID as some systems print it, such as
+ * {8e03978e-40d5-43dd-bc93-6894a57f9324}.
+ */
+static bool
+IsUuidInBraces(const char *value, int bytes)
+{
+	static const char form[] = "{xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx}";
+
+	if (bytes != lengthof(form) - 1)
+		return false;
+	for (int i = 0; i < bytes; i++)
+	{
+		if (form[i] == 'x' ? !isxdigit((unsigned char) value[i]) : value[i] != form[i])
+			return false;
+	}
+	return true;
+}
+
+/*
+ * IsJsonObject tells whether "value", which begins with a brace, is the JSON of an object
+ * with members, which differ for each operation: {"id": 1}.
+ */
+static bool
+IsJsonObject(const char *value, int bytes)
+{
+	int i = 1 + strspn(value + 1, " ");
+
+	if (value[i++] != '"')
+		return false;
+	while (i < bytes && value[i] != '"')
+		i += value[i] == '\\' ? 2 : 1;
+	if (i >= bytes)
+		return false;
+	i++;
+	return value[i + strspn(value + i, " ")] == ':';
+}
+
+/*
+ * IsArray tells whether "value" is the text of an array, or another text whose first brace
+ * is closed by its last character, such as the unexpanded template {{id}}.
+ */
+static bool
+IsArray(const char *value, int bytes)
+{
+	bool quoted = false;
+	int depth = 0;
+
+	for (int i = 0; i < bytes; i++)
+	{
+		if (value[i] == '\\')
+			i++;
+		else if (value[i] == '"')
+			quoted = !quoted;
+		else if (!quoted && value[i] == '{')
+			depth++;
+		else if (!quoted && value[i] == '}' && --depth == 0)
+			return i == bytes - 1 && !IsUuidInBraces(value, bytes) && !IsJsonObject(value, bytes);
+	}
+	return false;
+}
+
+/*
+ * CheckScalar throws IK400 if "value" is the text that drivers make of an object, {} or
+ * JavaScript's [object Object]: it is the same for each operation, and the first operation
+ * would answer for all of them.  A key can be no array either: its elements would count
+ * as one message.
+ */
+void
+CheckScalar(const text *value, const char *what)
+{
+	bool isKey = strcmp(what, "key") == 0;
+	int bytes = VARSIZE_ANY_EXHDR(value);
+	char *s;
+
+	if (bytes == 0 || strchr("{[", *VARDATA_ANY(value)) == NULL)
+		return;
+	s = text_to_cstring(value);
+	if (strcmp(s, "{}") == 0 || (isKey && IsArray(s, bytes)) ||
+		(strncmp(s, "[object ", strlen("[object ")) == 0 && s[bytes - 1] == ']'))
+		ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+						errmsg("idempotency %s is an array or an object", what),
+						errdetail("Drivers pass an array or an object as its text."),
+						isKey ? errhint("Pass the key as text, or pass an array to "
+										"idempotency.once_many().")
+							  : errhint("Pass the %s as text.", what)));
+	pfree(s);
+}
+
+/*
  * CheckName throws IK400 unless "value" is a valid name of 1 to 255 characters without
- * control characters; "what" is scope, key, topic or subscription.
+ * control characters, and of a scalar; "what" is scope, key, topic or subscription.
  */
 void
 CheckName(const text *value, const char *what)
@@ -83,6 +173,7 @@ CheckName(const text *value, const char *what)
 
 	if (bytes == 0)
 		ErrorNameMissing(what);
+	CheckScalar(value, what);
 
 	/* Most names need no count: a character has at least one byte */
 	if (bytes > KEYNAME_MAX_CHARS)
@@ -100,61 +191,6 @@ CheckName(const text *value, const char *what)
 						errmsg("idempotency %s contains a control character", what),
 						errdetail("It is at character %d.", position),
 						errhint("Reject the client's request.")));
-}
-
-/*
- * IsUuidInBraces tells whether "key" is a UUID as some systems print it, such as
- * {8e03978e-40d5-43dd-bc93-6894a57f9324}.
- */
-static bool
-IsUuidInBraces(const text *key)
-{
-	static const char form[] = "{xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx}";
-	const char *s = VARDATA_ANY(key);
-
-	if (VARSIZE_ANY_EXHDR(key) != sizeof(form) - 1)
-		return false;
-	for (size_t i = 0; i < sizeof(form) - 1; i++)
-	{
-		if (form[i] == 'x' ? !isxdigit((unsigned char) s[i]) : s[i] != form[i])
-			return false;
-	}
-	return true;
-}
-
-/*
- * IsNotScalar tells whether "key" is the text that drivers make of an array or an object:
- * {a,b} or {}, the JSON of an object, or JavaScript's [object Object].  An unexpanded
- * template, such as {{id}}, is one too.
- */
-static bool
-IsNotScalar(const text *key)
-{
-	static const char object[] = "[object ";
-	const char *s = VARDATA_ANY(key);
-	int bytes = VARSIZE_ANY_EXHDR(key);
-
-	if (bytes < 2)
-		return false;
-	return (s[0] == '{' && s[bytes - 1] == '}' && !IsUuidInBraces(key)) ||
-		   (bytes >= sizeof(object) - 1 && memcmp(s, object, sizeof(object) - 1) == 0);
-}
-
-/*
- * CheckKey throws IK400 unless "key" is a valid name.  The text of an array or an object
- * is refused before its length is checked: it can be the same text for each operation,
- * and the first operation would answer for all of them.
- */
-void
-CheckKey(const text *key)
-{
-	if (IsNotScalar(key))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
-				 errmsg("idempotency key is an array or an object"),
-				 errdetail("A key is one value; drivers pass an array or an object as its text."),
-				 errhint("Pass the key as text, or pass an array to idempotency.once_many().")));
-	CheckName(key, "key");
 }
 
 /*
@@ -193,13 +229,8 @@ void
 KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name)
 {
 	text *scope = ScopeFromArg(fcinfo);
-	text *key;
 
-	if (PG_ARGISNULL(1))
-		ErrorNameMissing("key");
-	key = PG_GETARG_TEXT_PP(1);
-	CheckKey(key);
-	KeyNameSet(scope, key, name);
+	KeyNameSet(scope, NameFromArg(fcinfo, 1, "key"), name);
 }
 
 /*

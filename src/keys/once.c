@@ -100,7 +100,7 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 		if (nulls[i])
 			ErrorNameMissing("key");
 		KeyNameSet(scope, DatumGetTextPP(keys[i]), &names[i]);
-		CheckKey(names[i].key);
+		CheckName(names[i].key, "key");
 	}
 	qsort(names, given, sizeof(KeyName), CompareKeys);
 

@@ -149,7 +149,8 @@ typedef struct Problem
 
 static const Problem problems[] = {
 	{"IK400", 400, "Bad Request", "Idempotency-Key is missing or malformed",
-	 "This operation requires an idempotency key of 1 to 255 characters."},
+	 "This operation requires an idempotency key: a text of 1 to 255 characters, not an array or an "
+	 "object."},
 	{PROBLEM_IN_PROGRESS, 409, "Conflict", "A request is outstanding for this Idempotency-Key",
 	 "An operation with this idempotency key is in progress. Retry later with the same key."},
 	{PROBLEM_MISMATCHED, 422, "Unprocessable Content", "Idempotency-Key is already used",

@@ -44,7 +44,8 @@ UuidMark(pg_uuid_t *uuid, int version)
 
 /*
  * idempotency_derive_key is derive_key(scope, key, step): the first bytes of the digest of
- * the three, as a UUID of version 8.  Throws IK400 for an empty one.
+ * the three, as a UUID of version 8.  Throws IK400 for an empty one, and for an array or an
+ * object.
  */
 Datum
 idempotency_derive_key(PG_FUNCTION_ARGS)
@@ -61,6 +62,7 @@ idempotency_derive_key(PG_FUNCTION_ARGS)
 
 		if (VARSIZE_ANY_EXHDR(part) == 0)
 			ErrorNameMissing(names[i]);
+		CheckScalar(part, names[i]);
 		PartsAdd(&parts, part);
 	}
 	digest = PartsDigest(&parts);
@@ -83,8 +85,8 @@ ErrorNoKeyParts(void)
 
 /*
  * idempotency_natural_key is natural_key(VARIADIC identifier[]): the digest of all parts, in
- * lower-case hexadecimal digits.  Throws IK400 if there are none, and 22023 for an array
- * of several dimensions.
+ * lower-case hexadecimal digits.  Throws IK400 if there are none or one is an array
+ * or an object, and 22023 for an array of several dimensions.
  */
 Datum
 idempotency_natural_key(PG_FUNCTION_ARGS)
@@ -111,7 +113,13 @@ idempotency_natural_key(PG_FUNCTION_ARGS)
 
 	PartsBegin(&parts, NATURAL_LABEL);
 	for (int i = 0; i < count; i++)
-		PartsAdd(&parts, nulls[i] ? NULL : DatumGetTextPP(elements[i]));
+	{
+		text *part = nulls[i] ? NULL : DatumGetTextPP(elements[i]);
+
+		if (part != NULL)
+			CheckScalar(part, "key part");
+		PartsAdd(&parts, part);
+	}
 	digest = PartsDigest(&parts);
 
 	hex_encode(VARDATA_ANY(digest), PG_SHA256_DIGEST_LENGTH, VARDATA(key));

@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw($unexpected $too_late watch_log log_since log_comes log_unread reaper_starts wait_for_reapers is_quiet worker_pid expire_keys);
+our @EXPORT = qw($unexpected $too_late watch_log log_since log_comes log_unread reaper_starts wait_for_reapers is_quiet worker_pid expire_keys without_reaper);
 
 # A clean log does not match this.
 our $unexpected = qr/(?:WARNING|ERROR|FATAL|PANIC):|LOG:  (?:background worker|subscription|(?!parameter).*idempotency)/;
@@ -116,6 +116,19 @@ sub expire_keys
 	my ($node, $rows, $prefix, $dbname) = @_;
 	return $node->safe_psql($dbname // 'postgres', qq{SELECT count(*) FROM idempotency.once_many('expired',
 		array(SELECT '$prefix' || i FROM generate_series(1, $rows) AS i), '1 microsecond')});
+}
+
+# without_reaper disables the reaper at the next start of the stopped server, so that the
+# remaining rows can be counted.
+sub without_reaper
+{
+	my $file = $node->data_dir . '/postgresql.auto.conf';
+	my $conf = slurp_file($file) =~ s/^idempotency\.reaper_naptime.*/idempotency.reaper_naptime = 0/mr;
+
+	open my $out, '>', $file or die $!;
+	print $out $conf;
+	close $out or die $!;
+	return;
 }
 
 1;

@@ -31,6 +31,24 @@ sub no_text
 	return '';
 }
 
+# is_composite returns whether a name is the text of an object, or a key is that of an
+# array, which is refused.
+sub is_composite
+{
+	my ($name, $is_key) = @_;
+	my $depth = 0;
+
+	return 1 if $name =~ /^\[object .*\]\z/s || $name eq '{}';
+	return 0 if !$is_key || $name !~ /^[\{\[]/ || $name =~ /^\{[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\}\z/i || $name =~ /^\{ *"([^"\\]|\\.)*" *:/s;
+	while ($name =~ /\\.|"(?:[^"\\]|\\.)*(?:"|\z)|([{}])/gs)
+	{
+		next if !defined $1;
+		$depth += $1 eq '{' ? 1 : -1;
+		return pos $name == length $name if $1 eq '}' && $depth == 0;
+	}
+	return 0;
+}
+
 # refusal returns the SQLSTATE that refuses a name, or ''.
 sub refusal
 {
@@ -41,6 +59,7 @@ sub refusal
 	return $state if $state;
 	my $characters = $utf8 ? () = $bytes =~ /$character/g : length $bytes;
 	return 'IK400' if $characters == 0 || $characters > 255 || $bytes =~ /[\x01-\x1f\x7f]/ || ($utf8 && $bytes =~ /\xc2[\x80-\x9f]/);
+	return 'IK400' if is_composite($bytes, 0);
 	return 'IK400' if $self->{encoding} eq 'LATIN1' && $bytes =~ /[\x80-\x9f]/;
 	return '';
 }
@@ -53,14 +72,6 @@ sub first
 	my @refusals = grep { $_ } map { refusal($self, $_) } @names;
 
 	return (grep { $_ eq '22021' } @refusals)[0] // $refusals[0] // '';
-}
-
-# is_composite returns whether a key is the text of an array or an object, which is refused.
-sub is_composite
-{
-	my ($key) = @_;
-
-	return $key =~ /^\[object / || $key =~ /^\{.*\}\z/s && $key !~ /^\{[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\}\z/i;
 }
 
 # state_of returns the SQLSTATE of a query that uses the server's own types, or ''.
@@ -133,7 +144,7 @@ sub scope_and_key
 {
 	my ($self) = @_;
 	my ($scope, $key) = (name(), name());
-	my $state = first($self, $scope, $key) || (is_composite($key) ? 'IK400' : '');
+	my $state = first($self, $scope, $key) || (is_composite($key, 1) ? 'IK400' : '');
 	my $both = literal($scope) . ', ' . literal($key);
 
 	return refused($self, pick("claim($both)", "try_claim($both)", "claim($both, lease => '1 s')", "complete($both)", "fail($both, NULL, 400)",

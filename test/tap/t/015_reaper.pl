@@ -352,25 +352,29 @@ sub left
 		FROM idempotency.reaper});
 }
 
-# without_reaper disables the reaper at the next start, so that the rows can be counted.
-sub without_reaper
+# stops stops the server while the reaper works. On a loaded machine, the reaper can have
+# deleted all rows before; then it repeats that.
+sub stops
 {
-	my $file = $node->data_dir . '/postgresql.auto.conf';
-	my $conf = slurp_file($file) =~ s/^idempotency\.reaper_naptime.*/idempotency.reaper_naptime = 0/mr;
+	my ($mode) = @_;
+	my ($removed, $left);
 
-	open my $out, '>', $file or die $!;
-	print $out $conf;
-	close $out or die $!;
+	foreach (1 .. 10)
+	{
+		$before = backlog();
+		log_since();
+		$node->stop($mode);
+		unlike(log_since(), qr/(?:WARNING|ERROR|PANIC):|FATAL: .*idempotency/, "a $mode stop logs no warning or error") if $mode eq 'fast';
+		without_reaper();
+		$node->start;
+		($removed, $left) = left($before);
+		is($removed + $left, $rows, "$mode stop after $removed rows: deleted and remaining rows add up");
+		last if $left > 0;
+	}
+	cmp_ok($left, '>', 0, 'the stop interrupted the work');
 }
 
-# An immediate stop.
-$before = backlog();
-$node->stop('immediate');
-without_reaper();
-$node->start;
-my ($removed, $left) = left($before);
-is($removed + $left, $rows, "stopped after $removed rows: deleted and remaining rows add up");
-cmp_ok($left, '>', 0, 'the stop interrupted the work');
+stops('immediate');
 is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
 change_settings($node, 'idempotency.reaper_naptime' => '100ms');
 gone('the remaining rows are deleted after the restart');
@@ -409,16 +413,7 @@ $node->safe_psql('postgres', q{SELECT pg_cancel_backend(pid) FROM pg_stat_activi
 gone('the worker continues after a cancel');
 is((left($before))[0], $rows, 'the counters match after a cancel');
 
-# A fast shutdown stops the worker during its work.
-$before = backlog();
-log_since();
-$node->stop('fast');
-unlike(log_since(), qr/(?:WARNING|ERROR|PANIC):|FATAL: .*idempotency/, 'a fast shutdown logs no warning or error');
-without_reaper();
-$node->start;
-($removed, $left) = left($before);
-is($removed + $left, $rows, "fast shutdown after $removed rows: deleted and remaining rows add up");
-cmp_ok($left, '>', 0, 'the shutdown interrupted the work');
+stops('fast');
 
 $node->stop;
 done_testing();

@@ -281,9 +281,17 @@ is_quiet('DROP EXTENSION again and again');
 
 # Two workers: a small database does not wait for a large one, whose worker is stopped
 # meanwhile.
-busy('large');
-my $worker = $node->safe_psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE datname = 'large' AND backend_type = 'idempotency reaper'});
-kill 'STOP', $worker;
+my $worker;
+foreach (1 .. 10)
+{
+	busy('large');
+	$worker = $node->safe_psql('postgres', q{SELECT min(pid) FROM pg_stat_activity WHERE datname = 'large' AND backend_type = 'idempotency reaper'});
+	kill 'STOP', $worker if $worker;
+	last if $worker && left('large') > 0;
+	# On a loaded machine, the reaper can have deleted all rows before.
+	kill 'CONT', $worker if $worker;
+	drop_databases('large');
+}
 expire_keys($node, 10, 'k', 'one');
 gone('one', 'a small database is reaped');
 cmp_ok(left('large'), '>', 0, 'a large database still has expired rows');
@@ -487,20 +495,30 @@ is_quiet('copies and replicas', qr/exited with exit code 1|tablesync|logical rep
 # Shutdown
 # ----------------------------------------------------------------
 
-# stops checks that the server stops in time while the reaper works.
+# stops checks that the server stops in time while the reaper works. On a loaded machine,
+# the reaper can have deleted all rows before; then it repeats that.
 sub stops
 {
 	my ($mode) = @_;
-	busy("stop_$mode");
-	is_quiet("before a stop, $mode", qr/"logical replication worker"/); # the subscription was just dropped
-	my $at = time;
-	$node->stop($mode);
-	cmp_ok(time - $at, '<', 20, "$mode shutdown in time");
-	# The server's logical replication launcher exits in the same way, and the last
-	# client can disconnect before its backend has exited.
-	is_quiet("$mode stop", qr/LOG:  background worker "(?:idempotency|logical replication) launcher" \(PID \d+\) exited with exit code 1|FATAL:  terminating connection due to administrator command/);
-	$node->start;
-	cmp_ok(left("stop_$mode"), '>', 0, 'the shutdown interrupted the work');
+	my $left;
+	foreach (1 .. 10)
+	{
+		drop_databases("stop_$mode") if defined $left;
+		busy("stop_$mode");
+		is_quiet("before a stop, $mode", qr/"logical replication worker"/); # the subscription was just dropped
+		my $at = time;
+		$node->stop($mode);
+		cmp_ok(time - $at, '<', 20, "$mode shutdown in time");
+		# The server's logical replication launcher exits in the same way, and the last
+		# client can disconnect before its backend has exited.
+		is_quiet("$mode stop", qr/LOG:  background worker "(?:idempotency|logical replication) launcher" \(PID \d+\) exited with exit code 1|FATAL:  terminating connection due to administrator command/);
+		without_reaper();
+		$node->start;
+		$left = left("stop_$mode");
+		last if $left > 0;
+	}
+	cmp_ok($left, '>', 0, 'the shutdown interrupted the work');
+	change_settings($node, 'idempotency.reaper_naptime' => '200ms');
 	gone("stop_$mode", 'the reaper continues after the restart');
 }
 stops('fast');
