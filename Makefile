@@ -96,7 +96,7 @@ REGRESS = $(patsubst sql/%.sql,%,$(filter-out sql/portable.sql,$(wildcard sql/*.
 REGRESS_OPTS = --load-extension=idempotency --encoding=UTF8
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec))
 ISOLATION_OPTS = --load-extension=idempotency --inputdir=test/isolation
-EXTRA_CLEAN = results dist
+EXTRA_CLEAN = results dist site
 
 # A machine without PostgreSQL has no PGXS yet: `make demo` and `make test` install it
 # and call make again.
@@ -117,13 +117,13 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h)
 # Targets for users; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo payments test soak coverage torture fuzz matrix mutants sanitize bench dist package format check-format
+.PHONY: help demo payments test soak coverage torture fuzz matrix mutants sanitize bench docs dist package format check-format
 
 help: ## print this list
 	@echo 'all            build'
 	@echo 'install        install into the server that PG_CONFIG names'
 	@echo 'installcheck   run the regression and isolation tests on a running server'
-	@echo 'clean          remove build results, results/ and dist/'
+	@echo 'clean          remove build results, results/, dist/ and site/'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 15
 
 demo: ## install missing packages, build, and play the scenes of examples/payments-demo
@@ -182,6 +182,11 @@ torture: ## inject faults (kills, full disks, clock changes), and check the data
 	@tools/prerequisites test
 	@tools/build
 	@test/torture/run
+
+docs: ## build the documentation as a site in site/, with search, and check its links; open site/index.html
+	@tools/prerequisites docs
+	@tools/site/build
+	@echo 'open site/index.html; links to other hosts: tools/site/check --external site'
 
 dist: ## make the release of this commit in dist/: a tarball, and a zip for PGXN
 	@tools/prerequisites package

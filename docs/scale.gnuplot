@@ -20,14 +20,16 @@ of(kind, contestant, column) = \
 
 set multiplot layout 1, 2
 
-set title "WAL of an operation right after a checkpoint (bytes)"
+set title "UUIDv7 keys keep the WAL flat, random keys do not"
+set ylabel "bytes an operation, right after a checkpoint"
 plot \
 	data every ::1 using 3:(of("v4", "hand", 4)) with linespoints linewidth 2 pointtype 6 linecolor "#b0413e" title "hand-written, random keys", \
 	data every ::1 using 3:(of("v7", "hand", 4)) with linespoints linewidth 2 pointtype 7 linecolor "#b0413e" title "hand-written, UUIDv7", \
 	data every ::1 using 3:(of("v4", "idempotency", 4)) with linespoints linewidth 2 pointtype 6 linecolor "#2f6690" title "idempotency, random keys", \
 	data every ::1 using 3:(of("v7", "idempotency", 4)) with linespoints linewidth 2 pointtype 7 linecolor "#2f6690" title "idempotency, UUIDv7"
 
-set title "server CPU of an operation (microseconds)"
+set title "UUIDv7 keys keep the CPU nearly flat, random keys do not"
+set ylabel "microseconds of server CPU an operation"
 unset key
 plot \
 	data every ::1 using 3:(of("v4", "hand", 5)) with linespoints linewidth 2 pointtype 6 linecolor "#b0413e", \

@@ -1,4 +1,4 @@
--- The facts that docs/reference.md must contain: a heading, and a line under it;
+-- The facts that docs/reference/ must contain: a heading, and a line under it;
 -- columns in order.
 
 LOAD 'idempotency'; -- for its settings

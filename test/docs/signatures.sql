@@ -1,4 +1,4 @@
--- The signatures of all functions that users call, in the format of docs/reference.md:
+-- The signatures of all functions that users call, in the format of docs/reference/functions.md:
 -- names of the schema unqualified, defaults without their type.
 
 SELECT
