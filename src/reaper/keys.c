@@ -151,10 +151,8 @@ ReaperRunBatch(ReaperRun *run)
 	run->reaped.rows += stretch.reaped;
 	run->reaped.zombies += stretch.zombies;
 	run->reaped.rowsOfRun += stretch.reaped;
-	if (stretch.reaped > 0)
-		CountEvents(COUNT_REAPED, stretch.reaped);
-	if (stretch.zombies > 0)
-		CountEvents(COUNT_ZOMBIES_REAPED, stretch.zombies);
+	CountEvents(COUNT_REAPED, stretch.reaped);
+	CountEvents(COUNT_ZOMBIES_REAPED, stretch.zombies);
 	return HasEnded(run) ? RUN_ENDED : RUN_GOES_ON;
 }
 
