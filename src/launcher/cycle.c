@@ -30,6 +30,7 @@
 #include "base/guc.h"
 #include "base/shmem.h"
 #include "base/stats.h"
+#include "base/timing.h"
 #include "base/visits.h"
 #include "launcher/launcher.h"
 #include "relay/registry.h"
@@ -299,7 +300,7 @@ EndVisit(void)
 static long
 TimeLeft(int interval, bool ever, instr_time began)
 {
-	long left = ever && interval > 0 ? interval - WorkerElapsed(began) : 0;
+	long left = ever && interval > 0 ? interval - MillisecondsSince(began) : 0;
 
 	return interval == 0 ? -1 : Max(left, 0);
 }
@@ -377,7 +378,7 @@ StartNextVisit(void)
 		/* Return to those that have more to do */
 		foreach (cell, cycle.due)
 			unfinished |= ((Database *) lfirst(cell))->due;
-		if (!unfinished || !cycle.reap || WorkerElapsed(cycle.began) >= ReaperNaptime)
+		if (!unfinished || !cycle.reap || MillisecondsSince(cycle.began) >= ReaperNaptime)
 			return false;
 		cycle.next = 0;
 	}
@@ -416,7 +417,7 @@ CycleRun(void)
 
 			case CYCLE_VISITING:
 			case CYCLE_TERMINATING:
-				left = VISIT_MS - WorkerElapsed(cycle.since);
+				left = VISIT_MS - MillisecondsSince(cycle.since);
 				if (WorkerHasEnded(cycle.worker))
 				{
 					EndVisit();

@@ -40,6 +40,7 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/relation.h"
+#include "base/timing.h"
 #include "launcher/launcher.h"
 #include "reaper/reaper.h"
 #include "relay/registry.h"
@@ -117,7 +118,7 @@ idempotency_reap(PG_FUNCTION_ARGS)
 
 	/* The transaction holds the locks of the subscriptions that it has moved */
 	INSTR_TIME_SET_CURRENT(began);
-	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && WorkerElapsed(began) < DURATION_MS)
+	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && MillisecondsSince(began) < DURATION_MS)
 		;
 
 	maxRows = plan.maxRows;
@@ -326,7 +327,7 @@ DoVisit(void)
 	INSTR_TIME_SET_CURRENT(visitBegan);
 	for (;; task = NextTask(&visit, task))
 	{
-		bool last = WorkerElapsed(visitBegan) >= DURATION_MS;
+		bool last = MillisecondsSince(visitBegan) >= DURATION_MS;
 		VisitResult result = VISIT_ENDED;
 		instr_time began;
 
@@ -349,9 +350,9 @@ DoVisit(void)
 		/* Rest as long as the batch took, but not beyond the end of the visit */
 		if (!ShutdownRequestPending)
 		{
-			long left = DURATION_MS - WorkerElapsed(visitBegan);
+			long left = DURATION_MS - MillisecondsSince(visitBegan);
 
-			(void) WorkerSleep(Max(Min(WorkerElapsed(began) + 1, left), 0), event);
+			(void) WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
 		}
 	}
 }
