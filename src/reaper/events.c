@@ -51,6 +51,9 @@
 #define BATCH_EVENTS_PER_SUBSCRIPTION 10
 #define BATCH_ENTRIES 10000
 
+/* How long to wait for publishers, in milliseconds. */
+#define PUBLISHERS_MS 5
+
 /* Progress is written after so many dead entries. */
 #define PROGRESS_ENTRIES 1000
 
@@ -110,11 +113,6 @@ static ExtensionQuery saveQuery = {
 	.parameters = 4,
 	.types = {INT8OID, OIDOID, INT8OID, INT8OID},
 };
-
-/* ----------------------------------------------------------------
- * Locks
- * ----------------------------------------------------------------
- */
 
 /*
  * OutboxReaperLock makes this transaction the reaper, and locks the tables that it reads
@@ -213,7 +211,7 @@ NeedRead(Relation table, int64 last, int64 gone, Need *need)
 		names = Subscriptions();
 		if (names == NIL)
 		{
-			need->upto = OutboxPublishersDone(table) ? last : 0;
+			need->upto = OutboxAwaitPublishers(table, PUBLISHERS_MS) ? last : 0;
 			return;
 		}
 	}
