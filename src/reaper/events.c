@@ -85,12 +85,6 @@ static ExtensionQuery namesQuery = {
 	.results = {TEXTOID},
 };
 
-static ExtensionQuery lastQuery = {
-	.table = "outbox_seq",
-	.text = "SELECT coalesce(pg_catalog.pg_sequence_last_value('idempotency.outbox_seq'), 0)",
-	.results = {INT8OID},
-};
-
 static ExtensionQuery loadQuery = {
 	.table = "reaper",
 	.text = "SELECT events_deleted_upto FROM idempotency.reaper"
@@ -357,26 +351,17 @@ RemoveNotNeeded(Reaping *reaping, int64 last)
 }
 
 /*
- * OneNumber returns the number that a query selects, or 0.
+ * DeletedUpto returns the number up to which the last run has left no event, or 0.
  */
 static int64
-OneNumber(ExtensionQuery *query, Datum *values)
+DeletedUpto(Datum *values)
 {
 	int64 number = 0;
 
-	if (ExtensionQueryRun(query, values, NULL) > 0)
-		number = DatumGetInt64(ExtensionQueryValue(query, 0, 1, NULL));
+	if (ExtensionQueryRun(&loadQuery, values, NULL) > 0)
+		number = DatumGetInt64(ExtensionQueryValue(&loadQuery, 0, 1, NULL));
 	ExtensionQueryEnd();
 	return number;
-}
-
-/*
- * OutboxLastNumber returns the last number that the sequence has given, or 0.
- */
-int64
-OutboxLastNumber(void)
-{
-	return OneNumber(&lastQuery, NULL);
 }
 
 /*
@@ -397,7 +382,7 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 		return RUN_ENDED;
 
 	/* An administrator can have set the sequence back */
-	reaping.gone = OneNumber(&loadQuery, row);
+	reaping.gone = DeletedUpto(row);
 	if (reaping.gone > last)
 		reaping.gone = 0;
 	before = reaping.gone;

@@ -65,7 +65,6 @@ extern void ReaperRunSave(ReaperRun *run);
 
 /* events.c: events that every subscription has passed */
 extern bool OutboxReaperLock(bool dontWait);
-extern int64 OutboxLastNumber(void);
 extern RunState OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped);
 
 /* A pass over the subscriptions; begins with zeros. */
