@@ -50,8 +50,6 @@ typedef struct Writer
 	int allocated;
 } Writer;
 
-static void WriteValue(Writer *writer, const JsonbValue *value);
-
 /*
  * Utf8OfServerText returns "length" bytes in the server's encoding as UTF-8, and the new
  * length: the argument itself if it needs no conversion, otherwise a palloc'ed copy.
@@ -212,6 +210,35 @@ OpenContainer(Writer *writer, JsonbContainer *container)
 }
 
 /*
+ * WriteValue appends a scalar, or the beginning of a container.
+ */
+static void
+WriteValue(Writer *writer, const JsonbValue *value)
+{
+	switch (value->type)
+	{
+		case jbvNull:
+			appendBinaryStringInfo(writer->out, "null", 4);
+			break;
+		case jbvBool:
+			appendStringInfoString(writer->out, value->val.boolean ? "true" : "false");
+			break;
+		case jbvNumeric:
+			NumberAppend(writer->out, value->val.numeric);
+			break;
+		case jbvString:
+			WriteString(writer->out, value->val.string.val, value->val.string.len);
+			break;
+		case jbvBinary:
+			OpenContainer(writer, value->val.binary.data);
+			break;
+		default:
+			ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
+							errmsg("unexpected type %d of a jsonb value", (int) value->type)));
+	}
+}
+
+/*
  * WriteNext appends the next element or member of the top level, or its end, which pops
  * the level.
  */
@@ -252,35 +279,6 @@ WriteNext(Writer *writer)
 		value = &member->value;
 	}
 	WriteValue(writer, value);
-}
-
-/*
- * WriteValue appends a scalar, or the beginning of a container.
- */
-static void
-WriteValue(Writer *writer, const JsonbValue *value)
-{
-	switch (value->type)
-	{
-		case jbvNull:
-			appendBinaryStringInfo(writer->out, "null", 4);
-			break;
-		case jbvBool:
-			appendStringInfoString(writer->out, value->val.boolean ? "true" : "false");
-			break;
-		case jbvNumeric:
-			NumberAppend(writer->out, value->val.numeric);
-			break;
-		case jbvString:
-			WriteString(writer->out, value->val.string.val, value->val.string.len);
-			break;
-		case jbvBinary:
-			OpenContainer(writer, value->val.binary.data);
-			break;
-		default:
-			ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
-							errmsg("unexpected type %d of a jsonb value", (int) value->type)));
-	}
 }
 
 /*
