@@ -98,19 +98,18 @@ ReapEvents(int64 maxRows, int64 *reaped)
 Datum
 idempotency_reap(PG_FUNCTION_ARGS)
 {
-	ReaperRunPlan plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true};
+	ReaperRun run = {.plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true}};
 	LagRun lag = {0};
 	int64 events = 0;
 	instr_time began;
 	int64 maxRows;
-	ReaperRun run;
 
 	if (!PG_ARGISNULL(0))
 	{
 		if (PG_GETARG_INT32(0) < 0)
 			ErrorBadArgument("max_rows must not be negative",
 							 "Pass NULL for as many as one transaction may.");
-		plan.maxRows = Min(plan.maxRows, PG_GETARG_INT32(0));
+		run.plan.maxRows = Min(run.plan.maxRows, PG_GETARG_INT32(0));
 	}
 	PreventCommandIfReadOnly("idempotency.reap()");
 	if (ExtensionIsSubscriber())
@@ -121,10 +120,9 @@ idempotency_reap(PG_FUNCTION_ARGS)
 	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && MillisecondsSince(began) < DURATION_MS)
 		;
 
-	maxRows = plan.maxRows;
+	maxRows = run.plan.maxRows;
 	ReapEvents(maxRows / 2, &events);
-	plan.maxRows -= events;
-	ReaperRunBegin(&run, &plan);
+	run.plan.maxRows -= events;
 	while (ReaperRunBatch(&run) == RUN_GOES_ON)
 		;
 	ReaperRunSave(&run);
@@ -315,15 +313,13 @@ NextTask(const Visit *visit, Task task)
 static VisitResult
 DoVisit(void)
 {
-	ReaperRunPlan plan = {.maxRows = PG_INT64_MAX, .dontWait = true};
+	Visit visit = {.keys = {.plan = {.maxRows = PG_INT64_MAX, .dontWait = true}}};
 	uint32 event = WaitEventExtensionNew("IdempotencyReaperRest");
-	Visit visit = {0};
 	Task task = TASK_SURVEY;
 	instr_time visitBegan;
 
 	for (Task other = TASK_SURVEY + 1; other < TASKS; other++)
 		visit.ended[other] = !job.reap;
-	ReaperRunBegin(&visit.keys, &plan);
 	INSTR_TIME_SET_CURRENT(visitBegan);
 	for (;; task = NextTask(&visit, task))
 	{

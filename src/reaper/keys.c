@@ -52,16 +52,6 @@ ReaperRunMaxRows(void)
 }
 
 /*
- * ReaperRunBegin begins a run, which can span many transactions.
- */
-void
-ReaperRunBegin(ReaperRun *run, const ReaperRunPlan *plan)
-{
-	memset(run, 0, sizeof(ReaperRun));
-	run->plan = *plan;
-}
-
-/*
  * Load reads the state.  A scan that is at the first block begins now.
  */
 static void
