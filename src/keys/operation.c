@@ -23,8 +23,8 @@
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
 
-#include "base/composite.h"
 #include "base/errors.h"
+#include "base/relation.h"
 #include "base/timing.h"
 #include "keys/operation.h"
 #include "request/request.h"
