@@ -25,7 +25,6 @@
 
 #include "base/compat.h"
 #include "base/timing.h"
-#include "outbox/table.h"
 #include "outbox/visibility.h"
 
 /* The time between two checks for publishers, in microseconds. */

@@ -25,8 +25,6 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
-#include "storage/lmgr.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"

@@ -17,7 +17,6 @@
 
 #include "fmgr.h"
 #include "port/pg_bswap.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 
 #include "base/compat.h"
