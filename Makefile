@@ -66,7 +66,6 @@ OBJS = \
 	src/request/number.o \
 	src/base/bgworker.o \
 	src/base/builtin.o \
-	src/base/composite.o \
 	src/base/database.o \
 	src/base/digest.o \
 	src/base/errors.o \

@@ -141,7 +141,7 @@ SELECT pg_temp.headers(E'{"a": [{"b": "\\\\"}, "]"], "idempotency-scope"\t\n: "m
 SELECT pg_temp.headers('{"a": {"idempotency-scope": 1}, "b": [{"idempotency-key": 1}]}');
 SELECT pg_temp.headers('{"a": "idempotency-scope", "b": ["idempotency-key"], "c": "\"idempotency-key\": 1"}');
 SELECT pg_temp.headers('{"Idempotency-Key": 1, "idempotency-key2": 2, "x-idempotency-scope": 3, "\"idempotency-scope": 4, "idempotency-scope\"": 5}');
-SELECT (pg_temp.headers('{"idempotency\u002dkey": "mine"}')::jsonb) ->> 'idempotency-key' AS the_last_counts;
+SELECT (pg_temp.headers('{"idempotency\u002dkey": "mine"}')::jsonb) ->> 'idempotency-key' AS the_callers_counts;
 -- After complete(), the current claim is still the one of the headers.
 SELECT idempotency.complete('publish', 'key "1" \ é', '1');
 SELECT pg_temp.headers();

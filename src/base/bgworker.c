@@ -246,19 +246,6 @@ WorkerReload(void)
 }
 
 /*
- * WorkerElapsed returns how many milliseconds have passed, by a monotonic clock.
- */
-long
-WorkerElapsed(instr_time since)
-{
-	instr_time now;
-
-	INSTR_TIME_SET_CURRENT(now);
-	INSTR_TIME_SUBTRACT(now, since);
-	return (long) INSTR_TIME_GET_MILLISEC(now);
-}
-
-/*
  * WorkerSooner returns the shorter of two times to sleep; -1 is for ever.
  */
 long

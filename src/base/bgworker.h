@@ -8,7 +8,6 @@
 #ifndef IDEMPOTENCY_BASE_BGWORKER_H
 #define IDEMPOTENCY_BASE_BGWORKER_H
 
-#include "portability/instr_time.h"
 #include "postmaster/bgworker.h"
 
 /* Called with the error if a worker cannot connect. */
@@ -42,7 +41,6 @@ extern void WorkerConnect(Oid database);
 extern void WorkerConnectAs(Oid database, Oid role, WorkerRefusal *refusal);
 extern bool WorkerSleep(long ms, uint32 waitEvent);
 extern bool WorkerReload(void);
-extern long WorkerElapsed(instr_time since);
 extern long WorkerSooner(long a, long b);
 
 #endif /* IDEMPOTENCY_BASE_BGWORKER_H */

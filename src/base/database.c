@@ -11,9 +11,7 @@
 
 #include "access/htup_details.h"
 #include "access/xact.h"
-#include "storage/lmgr.h"
 #include "storage/lock.h"
-#include "utils/builtins.h"
 #include "utils/syscache.h"
 #include "utils/varlena.h"
 

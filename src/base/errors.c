@@ -11,8 +11,6 @@
 #include "postgres.h"
 
 #include "utils/builtins.h"
-#include "utils/lsyscache.h"
-#include "utils/regproc.h"
 #include "utils/timestamp.h"
 
 #include "base/errors.h"

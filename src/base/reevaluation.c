@@ -29,7 +29,8 @@ PG_FUNCTION_INFO_V1(idempotency_single_evaluation);
 /* What a walk searches for. */
 typedef struct Wanted
 {
-	Oid function;  /* calls of it, or InvalidOid */
+	Oid called;	   /* the function whose call is checked */
+	Oid function;  /* calls of it: of "called", or InvalidOid */
 	List *ctes;	   /* reads of these WITH queries, which call it */
 	bool planning; /* the planner has pulled up the sub-selects of the query */
 } Wanted;
@@ -221,11 +222,11 @@ ErrorEvaluatedTwice(Oid function, const char *command)
 }
 
 /*
- * CheckQuery throws 0A000 if the query might call "function", or read one of the WITH
+ * CheckQuery throws 0A000 if the query might call the function, or read one of the WITH
  * queries, twice for one row.
  */
 static void
-CheckQuery(const Query *query, List *members, Oid function, Wanted *wanted)
+CheckQuery(const Query *query, List *members, Wanted *wanted)
 {
 	const char *command = RepeatingCommand(query);
 
@@ -236,20 +237,13 @@ CheckQuery(const Query *query, List *members, Oid function, Wanted *wanted)
 		CallsAgain((Node *) query->mergeActionList, wanted) ||
 		CallsAgain(MergeJoinCondition(query), wanted) || PolicyCalls(query, wanted) ||
 		MemberCalls(members, query, wanted))
-		ErrorEvaluatedTwice(function, command);
+		ErrorEvaluatedTwice(wanted->called, command);
 }
 
 /* ----------------------------------------------------------------
  * WITH queries
  * ----------------------------------------------------------------
  */
-
-/* The context of CheckReaders(). */
-typedef struct CteCheck
-{
-	Oid function;
-	Wanted wanted;
-} CteCheck;
 
 /*
  * CtesThatCall returns the names of the WITH queries of "query" that call the function,
@@ -280,16 +274,14 @@ CtesThatCall(const Query *query, Oid function)
  * CheckReaders does CheckQuery() with each query in "node".
  */
 static bool
-CheckReaders(Node *node, void *context)
+CheckReaders(Node *node, void *wanted)
 {
-	CteCheck *check = context;
-
 	if (node == NULL)
 		return false;
 	if (!IsA(node, Query))
-		return expression_tree_walker(node, TreeWalker(CheckReaders), check);
-	CheckQuery((Query *) node, NIL, check->function, &check->wanted);
-	return query_tree_walker((Query *) node, TreeWalker(CheckReaders), check, 0);
+		return expression_tree_walker(node, TreeWalker(CheckReaders), wanted);
+	CheckQuery((Query *) node, NIL, wanted);
+	return query_tree_walker((Query *) node, TreeWalker(CheckReaders), wanted, 0);
 }
 
 /*
@@ -301,11 +293,10 @@ CheckReaders(Node *node, void *context)
 static void
 CheckCtes(Query *query, Oid function)
 {
-	CteCheck check = {.function = function};
+	Wanted wanted = {.called = function, .ctes = CtesThatCall(query, function)};
 
-	check.wanted.ctes = CtesThatCall(query, function);
-	if (check.wanted.ctes != NIL)
-		(void) CheckReaders((Node *) query, &check);
+	if (wanted.ctes != NIL)
+		(void) CheckReaders((Node *) query, &wanted);
 }
 
 /* ----------------------------------------------------------------
@@ -376,9 +367,9 @@ CheckCall(PlannerInfo *root, Oid function)
 		CheckColumns(root->parse, function);
 	for (; root != NULL; root = root->parent_root)
 	{
-		Wanted wanted = {.function = function, .planning = true};
+		Wanted wanted = {.called = function, .function = function, .planning = true};
 
-		CheckQuery(root->parse, root->append_rel_list, function, &wanted);
+		CheckQuery(root->parse, root->append_rel_list, &wanted);
 		CheckCtes(root->parse, function);
 	}
 }

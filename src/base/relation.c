@@ -2,7 +2,7 @@
  *
  * base/relation.c
  *	  Opening and locking the extension's tables and sequences, and checking their
- *	  definitions.
+ *	  definitions and those of its row types.
  *
  * Rows of some tables are written without the executor's triggers, rules, row security
  * and partition routing: a table with any of these is refused, except the trigger that the
@@ -214,6 +214,22 @@ TableCheckColumns(Relation table, const TableColumn *columns, int count)
 	if (!fits)
 		ErrorStoreAltered(RelationGetRelationName(table), "Its columns were changed.",
 						  "Restore the columns and NOT NULL constraints of CREATE EXTENSION.");
+}
+
+/*
+ * CompositeCheck throws 42804 unless a row of idempotency."type" has attributes of these
+ * types; InvalidOid matches every type.
+ */
+void
+CompositeCheck(TupleDesc desc, const char *type, const Oid *attributes, int count)
+{
+	bool fits = desc->natts == count;
+
+	for (int i = 0; fits && i < count; i++)
+		fits = !TupleDescAttr(desc, i)->attisdropped &&
+			   (!OidIsValid(attributes[i]) || TupleDescAttr(desc, i)->atttypid == attributes[i]);
+	if (!fits)
+		ErrorRowType(type);
 }
 
 /*

@@ -1,13 +1,14 @@
 /*-------------------------------------------------------------------------
  *
  * base/relation.h
- *	  The extension's tables and sequences.
+ *	  The extension's tables, sequences and row types.
  *
  *-------------------------------------------------------------------------
  */
 #ifndef IDEMPOTENCY_BASE_RELATION_H
 #define IDEMPOTENCY_BASE_RELATION_H
 
+#include "access/tupdesc.h"
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
 
@@ -41,6 +42,7 @@ extern bool ExtensionRelationLock(const char *name, LOCKMODE lockmode, bool dont
 extern void ExtensionTableRegister(ExtensionTable *table);
 extern bool ExtensionIsSubscriber(void);
 extern void TableCheckColumns(Relation table, const TableColumn *columns, int count);
+extern void CompositeCheck(TupleDesc desc, const char *type, const Oid *attributes, int count);
 extern Relation ExtensionTableOpen(ExtensionTable *table, LOCKMODE lockmode);
 extern Relation ExtensionSequenceOpen(const char *name, const char *purpose);
 extern Oid ExtensionRelationOid(const char *name);

@@ -242,16 +242,6 @@ CountWaitTime(instr_time began)
 	CountEvents(COUNT_WAIT_TIME, INSTR_TIME_GET_MICROSEC(waited));
 }
 
-/*
- * CountWait counts a wait that began at "began" and ends now.
- */
-void
-CountWait(instr_time began)
-{
-	CountEvent(COUNT_WAITS);
-	CountWaitTime(began);
-}
-
 /* ----------------------------------------------------------------
  * SQL
  * ----------------------------------------------------------------

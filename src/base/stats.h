@@ -29,7 +29,7 @@ typedef enum CounterKind
 	COUNT_REAPED,		/* all rows, zombies included */
 	COUNT_ZOMBIES_REAPED,
 	COUNT_WAITS,
-	COUNT_WAIT_TIME, /* microseconds, by CountWait() and CountWaitTime() */
+	COUNT_WAIT_TIME, /* microseconds, by CountWaitTime() */
 	COUNT_PUBLISHED,
 	COUNT_DELIVERED,
 	COUNT_ACKNOWLEDGED, /* batches */
@@ -43,7 +43,6 @@ typedef enum CounterKind
 
 extern void CountEvent(CounterKind kind);
 extern void CountEvents(CounterKind kind, uint64 events);
-extern void CountWait(instr_time began);
 extern void CountWaitTime(instr_time began);
 
 /* For the launcher. */

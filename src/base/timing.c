@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * base/timing.c
- *	  The intervals that callers pass: wait, retention and lease.
+ *	  Elapsed time, and the intervals that callers pass: wait, retention and lease.
  *
  * A negative length is 22023, one beyond the last timestamp 22008.
  *
@@ -19,6 +19,19 @@
 #include "base/errors.h"
 #include "base/guc.h"
 #include "base/timing.h"
+
+/*
+ * MillisecondsSince returns how many milliseconds have passed, by a monotonic clock.
+ */
+long
+MillisecondsSince(instr_time began)
+{
+	instr_time elapsed;
+
+	INSTR_TIME_SET_CURRENT(elapsed);
+	INSTR_TIME_SUBTRACT(elapsed, began);
+	return (long) INSTR_TIME_GET_MILLISEC(elapsed);
+}
 
 /*
  * IntervalMicroseconds returns the approximate length of an interval, with months of 30

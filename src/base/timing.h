@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * base/timing.h
- *	  The intervals that callers pass: wait, retention and lease.
+ *	  Elapsed time, and the intervals that callers pass: wait, retention and lease.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,6 +10,7 @@
 
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "portability/instr_time.h"
 
 typedef struct Retention
 {
@@ -17,6 +18,7 @@ typedef struct Retention
 	Interval length;
 } Retention;
 
+extern long MillisecondsSince(instr_time began);
 extern double IntervalMicroseconds(const Interval *interval);
 extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
 extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg);

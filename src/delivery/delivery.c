@@ -298,20 +298,6 @@ EndBatch(const Subscription *subscription, Position *position)
 }
 
 /*
- * DeliveryAck acknowledges every event of the batch.
- */
-void
-DeliveryAck(const Subscription *subscription, int64 batch)
-{
-	Position position;
-
-	LockBatch(subscription, batch, &position);
-	ParkedAcknowledge(subscription->name, &position);
-	EndBatch(subscription, &position);
-	CountEvent(COUNT_ACKNOWLEDGED);
-}
-
-/*
  * RemoveParked removes parked events, whose numbers are sorted, from the batch.  Returns
  * how many it had; if "found" is not NULL, it says of each whether the batch had it.
  */
@@ -352,12 +338,12 @@ NumbersOf(const List *events, int *count)
 }
 
 /*
- * DeliveryAckPart acknowledges the events of the batch except "rest", which are
- * redelivered at once: parked ones stay parked, and the others are added to the position
- * as not delivered.
+ * DeliveryAck acknowledges the events of the batch except "rest", which are redelivered
+ * at once: parked ones stay parked, and the others are added to the position as not
+ * delivered.
  */
 void
-DeliveryAckPart(const Subscription *subscription, int64 batch, const List *rest)
+DeliveryAck(const Subscription *subscription, int64 batch, const List *rest)
 {
 	Position position;
 	int64 *numbers;

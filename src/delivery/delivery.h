@@ -36,8 +36,7 @@ typedef struct Batch
 extern void DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *batch);
 extern bool DeliveryOutstanding(const Subscription *subscription, Batch *batch);
 
-extern void DeliveryAck(const Subscription *subscription, int64 batch);
-extern void DeliveryAckPart(const Subscription *subscription, int64 batch, const List *rest);
+extern void DeliveryAck(const Subscription *subscription, int64 batch, const List *rest);
 extern TimestampTz DeliveryNack(const Subscription *subscription, int64 batch, const pg_uuid_t *id,
 								const text *error, const Interval *retryIn);
 extern TimestampTz DeliveryFail(const Subscription *subscription, int64 batch, const List *events,

@@ -264,7 +264,7 @@ idempotency_ack(PG_FUNCTION_ARGS)
 {
 	int64 batch = BatchFromArg(fcinfo);
 
-	DeliveryAck(SubscriptionFromArg(fcinfo, "idempotency.ack()"), batch);
+	DeliveryAck(SubscriptionFromArg(fcinfo, "idempotency.ack()"), batch, NIL);
 	PG_RETURN_VOID();
 }
 

@@ -28,6 +28,7 @@
 #include "base/query.h"
 #include "base/relation.h"
 #include "delivery/position.h"
+#include "outbox/table.h"
 
 /* The columns that a change sets, in the order of their parameters from $3 on. */
 #define CHANGED                                                                                              \
@@ -65,13 +66,6 @@ static ExtensionQuery readQuery = {
 	.parameters = 1,
 	.types = {TEXTOID},
 	.results = POSITION_TYPES,
-};
-
-static ExtensionQuery lastNumberQuery = {
-	.table = "outbox",
-	.text = "SELECT last_value OPERATOR(pg_catalog.-) CASE WHEN is_called THEN 0 ELSE 1 END"
-			" FROM idempotency.outbox_seq",
-	.results = {INT8OID},
 };
 
 static ExtensionQuery createQuery = {
@@ -194,11 +188,8 @@ static void
 CheckNumbers(const text *subscription, const Position *position)
 {
 	int64 ahead = Max(position->start.passed, position->batch != 0 ? position->end.passed : 0);
-	int64 last;
+	int64 last = OutboxLastNumber();
 
-	(void) ExtensionQueryRun(&lastNumberQuery, NULL, NULL);
-	last = DatumGetInt64(ExtensionQueryValue(&lastNumberQuery, 0, 1, NULL));
-	ExtensionQueryEnd();
 	if (ahead > last)
 		ErrorNumbersBehind(subscription, ahead, last);
 }

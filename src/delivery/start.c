@@ -25,16 +25,12 @@
 #include "utils/rel.h"
 #include "utils/xid8.h"
 #include "utils/snapmgr.h"
-#include "utils/timestamp.h"
 
 #include "base/compat.h"
 #include "base/guc.h"
 #include "delivery/position.h"
 #include "outbox/table.h"
 #include "outbox/visibility.h"
-
-/* The time between two checks for publishers, in microseconds. */
-#define PUBLISHER_SLEEP_US 500
 
 /*
  * LastNumber returns the last number in the index, whether its row is visible or not, or
@@ -56,29 +52,19 @@ LastNumber(Relation table)
 
 /*
  * AwaitPublishers waits until every transaction that is in publish() has inserted its
- * row: microseconds, as a rule.  A publisher can wait for this transaction in an index
- * that an administrator added, which no deadlock check detects: throws 55P03 after
- * idempotency.wait.
+ * row.  A publisher can wait for this transaction in an index that an administrator added,
+ * which no deadlock check detects: throws 55P03 after idempotency.wait.
  */
 static void
 AwaitPublishers(Relation table)
 {
-	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
-	TimestampTz end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), DefaultWait);
-
-	while (OutboxOldestPublisher(table) < next)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (GetCurrentTimestamp() >= end)
-			ereport(
-				ERROR,
+	if (!OutboxAwaitPublishers(table, DefaultWait))
+		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 				 errmsg("could not wait for the events that are just being published"),
 				 errdetail("A transaction has held a lock on an index of idempotency.outbox for "
 						   "longer than idempotency.wait."),
 				 errhint("Try again, or end that transaction; see pg_locks.")));
-		pg_usleep(PUBLISHER_SLEEP_US);
-	}
 }
 
 /*

@@ -141,24 +141,6 @@ ErrorNoSubscription(const text *subscription)
 }
 
 /*
- * ErrorEventHandlerOwner reports a handler whose body can be replaced by a role that
- * cannot act as the owner of the subscription.
- */
-void
-ErrorEventHandlerOwner(Oid handler, Oid functionOwner, Oid owner)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("owner \"%s\" of handler %s does not have the privileges of role \"%s\"",
-					GetUserNameFromId(functionOwner, false), format_procedure_qualified(handler),
-					GetUserNameFromId(owner, false)),
-			 errdetail("The owner of a function can replace its body at any time, and the handler "
-					   "runs with the privileges of the subscription's owner."),
-			 errhint("Use ALTER FUNCTION ... OWNER TO to make the subscription's owner the owner "
-					 "of the handler.")));
-}
-
-/*
  * SubscriptionForCaller returns the subscription of that name.  Throws 42704 if there is
  * none, and 42501 if the caller does not have the owner's privileges.
  */
@@ -279,13 +261,23 @@ EventHandlerOid(const char *handler)
 }
 
 /*
- * EventHandlerIsTrusted tells whether the owner of a handler's function, which can
+ * CheckHandlerOwner throws 42501 unless the owner of a handler's function, which can
  * replace its body, can act as the owner of the subscription anyway.
  */
-bool
-EventHandlerIsTrusted(Oid functionOwner, Oid owner)
+static void
+CheckHandlerOwner(Oid handler, Oid functionOwner, Oid owner)
 {
-	return has_privs_of_role(functionOwner, owner) || member_can_set_role(functionOwner, owner);
+	if (has_privs_of_role(functionOwner, owner) || member_can_set_role(functionOwner, owner))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("owner \"%s\" of handler %s does not have the privileges of role \"%s\"",
+					GetUserNameFromId(functionOwner, false), format_procedure_qualified(handler),
+					GetUserNameFromId(owner, false)),
+			 errdetail("The owner of a function can replace its body at any time, and the handler "
+					   "runs with the privileges of the subscription's owner."),
+			 errhint("Use ALTER FUNCTION ... OWNER TO to make the subscription's owner the owner "
+					 "of the handler.")));
 }
 
 /*
@@ -317,6 +309,5 @@ EventHandlerCheck(Oid handler, Oid owner)
 	acl = object_aclcheck(ProcedureRelationId, handler, owner, ACL_EXECUTE);
 	if (acl != ACLCHECK_OK)
 		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(handler));
-	if (!EventHandlerIsTrusted(functionOwner, owner))
-		ErrorEventHandlerOwner(handler, functionOwner, owner);
+	CheckHandlerOwner(handler, functionOwner, owner);
 }

@@ -36,10 +36,8 @@ extern void SubscriptionLockOrThrow(const text *name);
 extern void SubscriptionUnlock(const text *name);
 
 pg_noreturn extern void ErrorNoSubscription(const text *subscription);
-pg_noreturn extern void ErrorEventHandlerOwner(Oid handler, Oid functionOwner, Oid owner);
 
 extern Oid EventHandlerOid(const char *handler);
-extern bool EventHandlerIsTrusted(Oid functionOwner, Oid owner);
 extern void EventHandlerCheck(Oid handler, Oid owner);
 
 #endif /* IDEMPOTENCY_DELIVERY_SUBSCRIPTION_H */

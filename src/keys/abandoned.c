@@ -17,8 +17,8 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
-#include "base/composite.h"
 #include "base/errors.h"
+#include "base/relation.h"
 #include "keys/claim.h"
 
 PG_FUNCTION_INFO_V1(idempotency_claim_abandoned);

@@ -107,16 +107,14 @@ TryAcquireKey(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredO
 }
 
 /*
- * TimeLeft returns the rest of a wait in milliseconds, by the monotonic clock.
+ * TimeLeft returns the rest of a wait in milliseconds.
  */
 static int
 TimeLeft(instr_time began, int waitMs)
 {
-	instr_time elapsed;
+	long left = waitMs - MillisecondsSince(began);
 
-	INSTR_TIME_SET_CURRENT(elapsed);
-	INSTR_TIME_SUBTRACT(elapsed, began);
-	return (int) Max(0, waitMs - (int64) INSTR_TIME_GET_MILLISEC(elapsed));
+	return (int) Max(left, 0);
 }
 
 /*

@@ -21,17 +21,15 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/namespace.h"
 #include "executor/executor.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
-#include "storage/lmgr.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "base/relation.h"
 #include "keys/expire.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"
@@ -49,15 +47,8 @@ LockKeyTable(bool dontWait)
 	Relation table;
 	Oid relid;
 
-	if (dontWait)
-	{
-		Oid schema = get_namespace_oid("idempotency", true);
-
-		relid = OidIsValid(schema) ? get_relname_relid("key", schema) : InvalidOid;
-		if (OidIsValid(relid) && !ConditionalLockRelationOid(relid, RowExclusiveLock))
-			return InvalidOid;
-	}
-
+	if (dontWait && !ExtensionRelationLock("key", RowExclusiveLock, true))
+		return InvalidOid;
 	table = KeyTableOpen(RowExclusiveLock);
 	relid = RelationGetRelid(table);
 	table_close(table, NoLock);
@@ -140,13 +131,8 @@ static void
 ReapIfExpired(Relation table, TupleTableSlot *slot, Snapshot snapshot, ExpiryScan *result)
 {
 	result->seen++;
-	if (!KeyRowIsExpired(slot))
+	if (!KeyRowIsExpired(slot) || !ReapRow(table, slot, snapshot))
 		return;
-	if (!ReapRow(table, slot, snapshot))
-	{
-		result->skipped++;
-		return;
-	}
 	result->reaped++;
 	if (KeyRowToken(slot) != 0)
 		result->zombies++;

@@ -19,7 +19,6 @@ typedef struct ExpiryScan
 	int64 seen;			/* live rows read, expired or not */
 	int64 reaped;
 	int64 zombies; /* of those, leases in progress */
-	int64 skipped; /* expired, but in use */
 } ExpiryScan;
 
 extern Oid LockKeyTable(bool dontWait);

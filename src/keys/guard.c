@@ -9,7 +9,6 @@
 
 #include "commands/trigger.h"
 #include "fmgr.h"
-#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 

@@ -102,7 +102,8 @@ TryOrWait(const LOCKTAG *tag, int waitMs)
 		}
 		PG_FINALLY();
 		{
-			CountWait(began);
+			CountEvent(COUNT_WAITS);
+			CountWaitTime(began);
 		}
 		PG_END_TRY();
 	}

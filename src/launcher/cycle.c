@@ -30,6 +30,7 @@
 #include "base/guc.h"
 #include "base/shmem.h"
 #include "base/stats.h"
+#include "base/timing.h"
 #include "base/visits.h"
 #include "launcher/launcher.h"
 #include "relay/registry.h"
@@ -75,11 +76,9 @@ typedef enum CycleState
 typedef struct Cycle
 {
 	CycleState state;
-	bool ever; /* a cycle has begun */
-	instr_time began;
+	instr_time began; /* 0: no cycle has */
 	bool reap;
-	bool everReaped;
-	instr_time reaped; /* when the last cycle began that reaps */
+	instr_time reaped; /* when the last cycle began that reaps; 0: none has */
 
 	List *due; /* of Database *, in the context "cycle" */
 	int next;  /* in that list */
@@ -162,20 +161,18 @@ ReadDatabases(List *known)
 }
 
 /*
- * ForgetUnlisted forgets a database that may not be visited any more.  A late worker is
- * remembered until it has ended, so that no other one is started if the database is
- * listed again.
+ * HasLateWorker tells whether a worker that did not end in time is still there.
  */
-static void
-ForgetUnlisted(Database *database)
+static bool
+HasLateWorker(Database *database)
 {
-	if (database->late != NULL)
-	{
-		if (!WorkerHasEnded(database->late))
-			return;
-		pfree(database->late);
-	}
-	(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
+	if (database->late == NULL)
+		return false;
+	if (!WorkerHasEnded(database->late))
+		return true;
+	pfree(database->late);
+	database->late = NULL;
+	return false;
 }
 
 /*
@@ -201,11 +198,12 @@ UpdateDatabases(void)
 		RegistryForgetDatabase(lfirst_oid(cell));
 	}
 
+	/* Remember a late worker, so that no other is started if the database is listed again */
 	hash_seq_init(&all, databases);
 	while ((database = hash_seq_search(&all)) != NULL)
 	{
-		if (!database->listed)
-			ForgetUnlisted(database);
+		if (!database->listed && !HasLateWorker(database))
+			(void) hash_search(databases, &database->oid, HASH_REMOVE, NULL);
 	}
 }
 
@@ -237,14 +235,7 @@ StartVisit(Database *database)
 	VisitJob job = {database->oid, cycle.reap, database->refused};
 
 	database->due = false;
-	if (database->late != NULL)
-	{
-		if (!WorkerHasEnded(database->late))
-			return false;
-		pfree(database->late);
-		database->late = NULL;
-	}
-	if (!DatabaseProbe(database->oid))
+	if (HasLateWorker(database) || !DatabaseProbe(database->oid))
 		return false;
 
 	LWLockAcquire(report->lock, LW_EXCLUSIVE);
@@ -293,13 +284,13 @@ EndVisit(void)
 
 /*
  * TimeLeft returns the milliseconds until the next cycle of a kind: 0 if it is due, -1 for
- * never.  Such cycles begin every "interval" milliseconds (0: never); "ever" says whether
- * one has begun, and "began" when.
+ * never.  Such cycles begin every "interval" milliseconds (0: never), and the last one did
+ * when it "began", if there was one.
  */
 static long
-TimeLeft(int interval, bool ever, instr_time began)
+TimeLeft(int interval, instr_time began)
 {
-	long left = ever && interval > 0 ? interval - WorkerElapsed(began) : 0;
+	long left = INSTR_TIME_IS_ZERO(began) ? 0 : interval - MillisecondsSince(began);
 
 	return interval == 0 ? -1 : Max(left, 0);
 }
@@ -312,8 +303,8 @@ TimeLeft(int interval, bool ever, instr_time began)
 static long
 BeginCycle(void)
 {
-	long reapLeft = TimeLeft(ReaperNaptime, cycle.everReaped, cycle.reaped);
-	long surveyLeft = TimeLeft(RelayWorkers > 0 ? SURVEY_MS : 0, cycle.ever, cycle.began);
+	long reapLeft = TimeLeft(ReaperNaptime, cycle.reaped);
+	long surveyLeft = TimeLeft(RelayWorkers > 0 ? SURVEY_MS : 0, cycle.began);
 	HASH_SEQ_STATUS all;
 	Database *database;
 
@@ -322,14 +313,10 @@ BeginCycle(void)
 
 	/* Begin */
 	cycles++;
-	cycle.reap = reapLeft == 0 && (cycle.ever || surveyLeft != 0);
+	cycle.reap = reapLeft == 0 && (!INSTR_TIME_IS_ZERO(cycle.began) || surveyLeft != 0);
 	INSTR_TIME_SET_CURRENT(cycle.began);
-	cycle.ever = true;
 	if (cycle.reap)
-	{
 		cycle.reaped = cycle.began;
-		cycle.everReaped = true;
-	}
 	cycle.due = NIL;
 	cycle.next = 0;
 	cycle.state = CYCLE_CHOOSING;
@@ -377,7 +364,7 @@ StartNextVisit(void)
 		/* Return to those that have more to do */
 		foreach (cell, cycle.due)
 			unfinished |= ((Database *) lfirst(cell))->due;
-		if (!unfinished || !cycle.reap || WorkerElapsed(cycle.began) >= ReaperNaptime)
+		if (!unfinished || !cycle.reap || MillisecondsSince(cycle.began) >= ReaperNaptime)
 			return false;
 		cycle.next = 0;
 	}
@@ -416,7 +403,7 @@ CycleRun(void)
 
 			case CYCLE_VISITING:
 			case CYCLE_TERMINATING:
-				left = VISIT_MS - WorkerElapsed(cycle.since);
+				left = VISIT_MS - MillisecondsSince(cycle.since);
 				if (WorkerHasEnded(cycle.worker))
 				{
 					EndVisit();

@@ -30,6 +30,7 @@
 #include "base/compat.h"
 #include "base/database.h"
 #include "base/guc.h"
+#include "base/timing.h"
 #include "launcher/launcher.h"
 #include "relay/worker.h"
 
@@ -199,7 +200,7 @@ TerminateBlocking(void)
 	List *databases = SchedulerDatabases();
 	ListCell *cell;
 
-	if (databases != NIL && WorkerElapsed(looked) >= BLOCKED_MS)
+	if (databases != NIL && MillisecondsSince(looked) >= BLOCKED_MS)
 	{
 		INSTR_TIME_SET_CURRENT(looked);
 		foreach (cell, databases)

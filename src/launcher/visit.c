@@ -33,13 +33,13 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
-#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 #include "base/bgworker.h"
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/relation.h"
+#include "base/timing.h"
 #include "launcher/launcher.h"
 #include "reaper/reaper.h"
 #include "relay/registry.h"
@@ -97,19 +97,18 @@ ReapEvents(int64 maxRows, int64 *reaped)
 Datum
 idempotency_reap(PG_FUNCTION_ARGS)
 {
-	ReaperRunPlan plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true};
+	ReaperRun run = {.plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true}};
 	LagRun lag = {0};
 	int64 events = 0;
 	instr_time began;
 	int64 maxRows;
-	ReaperRun run;
 
 	if (!PG_ARGISNULL(0))
 	{
 		if (PG_GETARG_INT32(0) < 0)
 			ErrorBadArgument("max_rows must not be negative",
 							 "Pass NULL for as many as one transaction may.");
-		plan.maxRows = Min(plan.maxRows, PG_GETARG_INT32(0));
+		run.plan.maxRows = Min(run.plan.maxRows, PG_GETARG_INT32(0));
 	}
 	PreventCommandIfReadOnly("idempotency.reap()");
 	if (ExtensionIsSubscriber())
@@ -117,13 +116,12 @@ idempotency_reap(PG_FUNCTION_ARGS)
 
 	/* The transaction holds the locks of the subscriptions that it has moved */
 	INSTR_TIME_SET_CURRENT(began);
-	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && WorkerElapsed(began) < DURATION_MS)
+	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && MillisecondsSince(began) < DURATION_MS)
 		;
 
-	maxRows = plan.maxRows;
+	maxRows = run.plan.maxRows;
 	ReapEvents(maxRows / 2, &events);
-	plan.maxRows -= events;
-	ReaperRunBegin(&run, &plan);
+	run.plan.maxRows -= events;
 	while (ReaperRunBatch(&run) == RUN_GOES_ON)
 		;
 	ReaperRunSave(&run);
@@ -314,19 +312,17 @@ NextTask(const Visit *visit, Task task)
 static VisitResult
 DoVisit(void)
 {
-	ReaperRunPlan plan = {.maxRows = PG_INT64_MAX, .dontWait = true};
+	Visit visit = {.keys = {.plan = {.maxRows = PG_INT64_MAX, .dontWait = true}}};
 	uint32 event = WaitEventExtensionNew("IdempotencyReaperRest");
-	Visit visit = {0};
 	Task task = TASK_SURVEY;
 	instr_time visitBegan;
 
 	for (Task other = TASK_SURVEY + 1; other < TASKS; other++)
 		visit.ended[other] = !job.reap;
-	ReaperRunBegin(&visit.keys, &plan);
 	INSTR_TIME_SET_CURRENT(visitBegan);
 	for (;; task = NextTask(&visit, task))
 	{
-		bool last = WorkerElapsed(visitBegan) >= DURATION_MS;
+		bool last = MillisecondsSince(visitBegan) >= DURATION_MS;
 		VisitResult result = VISIT_ENDED;
 		instr_time began;
 
@@ -349,9 +345,9 @@ DoVisit(void)
 		/* Rest as long as the batch took, but not beyond the end of the visit */
 		if (!ShutdownRequestPending)
 		{
-			long left = DURATION_MS - WorkerElapsed(visitBegan);
+			long left = DURATION_MS - MillisecondsSince(visitBegan);
 
-			(void) WorkerSleep(Max(Min(WorkerElapsed(began) + 1, left), 0), event);
+			(void) WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
 		}
 	}
 }

@@ -18,9 +18,9 @@
 #include "utils/typcache.h"
 
 #include "base/compat.h"
-#include "base/composite.h"
 #include "base/errors.h"
 #include "base/name.h"
+#include "base/relation.h"
 #include "outbox/event.h"
 #include "outbox/table.h"
 

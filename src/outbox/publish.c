@@ -22,6 +22,7 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/json.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -98,49 +99,20 @@ Insert(const Datum *values, const bool *isnull)
 }
 
 /*
- * Trim moves both ends of a JSON text inwards over white space.
- */
-static void
-Trim(const char **from, const char **end)
-{
-	while (*from < *end && strchr(" \t\r\n", **from) != NULL)
-		(*from)++;
-	while (*from < *end && strchr(" \t\r\n", (*end)[-1]) != NULL)
-		(*end)--;
-}
-
-/*
- * HasMember tells whether a JSON object has a member of that name at its top level.  A
- * name that is written with escapes is not recognized: the object then has two such
- * members, and the caller's is the last.
+ * HasMember tells whether a JSON object has a member of that name at its top level.
  */
 static bool
-HasMember(const char *object, const char *name)
+HasMember(text *object, const char *name)
 {
-	size_t length = strlen(name);
-	int depth = 0;
+	LOCAL_FCINFO(call, 2);
 
-	for (const char *at = object; *at != '\0'; at++)
-	{
-		const char *string = at + 1;
-
-		if (*at == '{' || *at == '[')
-			depth++;
-		else if (*at == '}' || *at == ']')
-			depth--;
-		if (*at != '"')
-			continue;
-
-		for (at = string; *at != '"'; at++)
-		{
-			if (*at == '\\')
-				at++;
-		}
-		if (depth == 1 && (size_t) (at - string) == length && memcmp(string, name, length) == 0 &&
-			at[1 + strspn(at + 1, " \t\r\n")] == ':')
-			return true;
-	}
-	return false;
+	InitFunctionCallInfoData(*call, NULL, 2, InvalidOid, NULL, NULL);
+	call->args[0].value = PointerGetDatum(object);
+	call->args[0].isnull = false;
+	call->args[1].value = CStringGetTextDatum(name);
+	call->args[1].isnull = false;
+	(void) json_object_field(call);
+	return !call->isnull;
 }
 
 /*
@@ -148,7 +120,7 @@ HasMember(const char *object, const char *name)
  * headers have a member of that name.
  */
 static void
-AddMember(StringInfo out, const char *name, const text *value, const char *given)
+AddMember(StringInfo out, const char *name, const text *value, text *given)
 {
 	if (given != NULL && HasMember(given, name))
 		return;
@@ -166,23 +138,22 @@ AddMember(StringInfo out, const char *name, const text *value, const char *given
 static text *
 HeadersFromArg(FunctionCallInfo fcinfo)
 {
+	static const char space[] = " \t\r\n";
 	text *given = DocumentText(DocumentFromArg(fcinfo, ARG_HEADERS));
-	char *object = given != NULL ? text_to_cstring(given) : NULL;
-	const char *from = object;
-	const char *end = object != NULL ? object + strlen(object) : NULL;
+	const char *rest = "}"; /* of the caller's object, after its opening brace */
 	const text *scope;
 	const text *key;
 	StringInfoData out;
 
-	if (object != NULL)
+	if (given != NULL)
 	{
-		Trim(&from, &end);
-		if (*from != '{')
+		rest = text_to_cstring(given);
+		rest += strspn(rest, space);
+		if (*rest != '{')
 			ErrorBadArgument("headers must be a JSON object",
 							 "Pass names and values, such as '{\"trace\": \"a1\"}'.");
-		from++;
-		end--;
-		Trim(&from, &end);
+		rest++;
+		rest += strspn(rest, space);
 	}
 	if (!LastGrantedClaim(&scope, &key))
 		return given;
@@ -190,15 +161,11 @@ HeadersFromArg(FunctionCallInfo fcinfo)
 	initStringInfo(&out);
 	appendStringInfoSpaces(&out, VARHDRSZ);
 	appendStringInfoChar(&out, '{');
-	AddMember(&out, "idempotency-scope", scope, object);
-	AddMember(&out, "idempotency-key", key, object);
-	if (from < end)
-	{
-		if (out.len > VARHDRSZ + 1)
-			appendStringInfoChar(&out, ',');
-		appendBinaryStringInfo(&out, from, end - from);
-	}
-	appendStringInfoChar(&out, '}');
+	AddMember(&out, "idempotency-scope", scope, given);
+	AddMember(&out, "idempotency-key", key, given);
+	if (*rest != '}' && out.len > VARHDRSZ + 1)
+		appendStringInfoChar(&out, ',');
+	appendStringInfoString(&out, rest);
 	SET_VARSIZE(out.data, out.len);
 	return (text *) out.data;
 }

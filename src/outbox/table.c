@@ -3,7 +3,8 @@
  * outbox/table.c
  *	  The table idempotency.outbox: its columns, and finding it.
  *
- * Locks: only the table's, which OutboxTableOpen() takes for its caller.
+ * Locks: the table's, which OutboxTableOpen() takes for its caller; the lock that keeps events;
+ * ACCESS SHARE on the sequence, to the end of the transaction, once its number was read.
  *
  *-------------------------------------------------------------------------
  */
@@ -26,6 +27,7 @@
 #include "base/errors.h"
 #include "base/guc.h"
 #include "base/lockwait.h"
+#include "base/query.h"
 #include "outbox/table.h"
 
 /* The lock that keeps the reaper from deleting events; "IE" in ASCII. */
@@ -50,7 +52,7 @@ static const TableColumn columns[OUTBOX_COLUMNS] = {
  * OutboxTableIndex returns the OID of the primary key, or InvalidOid if that is not a
  * btree on the number.
  */
-Oid
+static Oid
 OutboxTableIndex(Relation table)
 {
 	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
@@ -78,6 +80,13 @@ CheckOutbox(Relation table)
 		ErrorStoreAltered("outbox", "Its primary key is not (seq).",
 						  "Add PRIMARY KEY (seq) again.");
 }
+
+static ExtensionQuery lastNumberQuery = {
+	.table = "outbox_seq",
+	.text = "SELECT last_value OPERATOR(pg_catalog.-) CASE WHEN is_called THEN 0 ELSE 1 END"
+			" FROM idempotency.outbox_seq",
+	.results = {INT8OID},
+};
 
 ExtensionTable OutboxTable = {.name = "outbox", .trigger = "refuse_update", .check = CheckOutbox};
 
@@ -186,6 +195,20 @@ uint64
 OutboxChannel(void)
 {
 	return hash_bytes_uint32_extended(MyDatabaseId, CHANNEL_SEED);
+}
+
+/*
+ * OutboxLastNumber returns the last number that the sequence has given; 0 for none.
+ */
+int64
+OutboxLastNumber(void)
+{
+	int64 last;
+
+	(void) ExtensionQueryRun(&lastNumberQuery, NULL, NULL);
+	last = DatumGetInt64(ExtensionQueryValue(&lastNumberQuery, 0, 1, NULL));
+	ExtensionQueryEnd();
+	return last;
 }
 
 static LOCKTAG

@@ -31,8 +31,8 @@ enum
 extern ExtensionTable OutboxTable;
 
 extern Relation OutboxTableOpen(LOCKMODE lockmode);
-extern Oid OutboxTableIndex(Relation table);
 extern uint64 OutboxChannel(void);
+extern int64 OutboxLastNumber(void);
 
 extern IndexScanDesc OutboxIndexBegin(Relation table);
 extern void OutboxIndexRescan(IndexScanDesc scan, int64 from, int64 upto);

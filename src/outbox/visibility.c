@@ -24,11 +24,10 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
-#include "outbox/table.h"
+#include "base/timing.h"
 #include "outbox/visibility.h"
 
-/* How often to wait for publishers, and how long in microseconds. */
-#define PUBLISHER_CHECKS 10
+/* The time between two checks for publishers, in microseconds. */
 #define PUBLISHER_SLEEP_US 500
 
 /*
@@ -138,23 +137,25 @@ OutboxOldestPublisher(Relation table)
 }
 
 /*
- * OutboxPublishersDone tells whether every transaction that was in publish() at the call
- * has left it.  Then no number that was drawn before gets a row.  Waits for them for a few
- * milliseconds at most.
+ * OutboxAwaitPublishers waits until every transaction that was in publish() at the call has
+ * inserted its row: microseconds, as a rule, and "waitMs" at most.  Returns whether they
+ * have: then no number that was drawn before gets a row.
  */
 bool
-OutboxPublishersDone(Relation table)
+OutboxAwaitPublishers(Relation table, int waitMs)
 {
 	uint64 next = U64FromFullTransactionId(ReadNextFullTransactionId());
+	instr_time began;
 
-	for (int i = 0; i < PUBLISHER_CHECKS; i++)
+	INSTR_TIME_SET_CURRENT(began);
+	while (OutboxOldestPublisher(table) < next)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (OutboxOldestPublisher(table) >= next)
-			return true;
+		if (MillisecondsSince(began) >= waitMs)
+			return false;
 		pg_usleep(PUBLISHER_SLEEP_US);
 	}
-	return false;
+	return true;
 }
 
 /*

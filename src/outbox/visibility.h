@@ -36,7 +36,7 @@ typedef struct OutboxHorizon
 extern void OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot);
 extern bool OutboxHasEnded(const OutboxHorizon *horizon, uint64 txid);
 extern uint64 OutboxOldestPublisher(Relation table);
-extern bool OutboxPublishersDone(Relation table);
+extern bool OutboxAwaitPublishers(Relation table, int waitMs);
 extern OutboxRowState OutboxTupleState(HeapTuple tuple, Buffer buffer, Snapshot snapshot);
 extern OutboxRowState OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot);
 extern void CursorAddPending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq);

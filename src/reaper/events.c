@@ -25,8 +25,6 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
-#include "storage/lmgr.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -50,6 +48,9 @@
 #define BATCH_EVENTS 1000
 #define BATCH_EVENTS_PER_SUBSCRIPTION 10
 #define BATCH_ENTRIES 10000
+
+/* How long to wait for publishers, in milliseconds. */
+#define PUBLISHERS_MS 5
 
 /* Progress is written after so many dead entries. */
 #define PROGRESS_ENTRIES 1000
@@ -82,12 +83,6 @@ static ExtensionQuery namesQuery = {
 	.results = {TEXTOID},
 };
 
-static ExtensionQuery lastQuery = {
-	.table = "outbox_seq",
-	.text = "SELECT coalesce(pg_catalog.pg_sequence_last_value('idempotency.outbox_seq'), 0)",
-	.results = {INT8OID},
-};
-
 static ExtensionQuery loadQuery = {
 	.table = "reaper",
 	.text = "SELECT events_deleted_upto FROM idempotency.reaper"
@@ -110,11 +105,6 @@ static ExtensionQuery saveQuery = {
 	.parameters = 4,
 	.types = {INT8OID, OIDOID, INT8OID, INT8OID},
 };
-
-/* ----------------------------------------------------------------
- * Locks
- * ----------------------------------------------------------------
- */
 
 /*
  * OutboxReaperLock makes this transaction the reaper, and locks the tables that it reads
@@ -213,7 +203,7 @@ NeedRead(Relation table, int64 last, int64 gone, Need *need)
 		names = Subscriptions();
 		if (names == NIL)
 		{
-			need->upto = OutboxPublishersDone(table) ? last : 0;
+			need->upto = OutboxAwaitPublishers(table, PUBLISHERS_MS) ? last : 0;
 			return;
 		}
 	}
@@ -359,26 +349,17 @@ RemoveNotNeeded(Reaping *reaping, int64 last)
 }
 
 /*
- * OneNumber returns the number that a query selects, or 0.
+ * DeletedUpto returns the number up to which the last run has left no event, or 0.
  */
 static int64
-OneNumber(ExtensionQuery *query, Datum *values)
+DeletedUpto(Datum *values)
 {
 	int64 number = 0;
 
-	if (ExtensionQueryRun(query, values, NULL) > 0)
-		number = DatumGetInt64(ExtensionQueryValue(query, 0, 1, NULL));
+	if (ExtensionQueryRun(&loadQuery, values, NULL) > 0)
+		number = DatumGetInt64(ExtensionQueryValue(&loadQuery, 0, 1, NULL));
 	ExtensionQueryEnd();
 	return number;
-}
-
-/*
- * OutboxLastNumber returns the last number that the sequence has given, or 0.
- */
-int64
-OutboxLastNumber(void)
-{
-	return OneNumber(&lastQuery, NULL);
 }
 
 /*
@@ -399,7 +380,7 @@ Reap(Relation table, int64 maxRows, int64 *reaped)
 		return RUN_ENDED;
 
 	/* An administrator can have set the sequence back */
-	reaping.gone = OneNumber(&loadQuery, row);
+	reaping.gone = DeletedUpto(row);
 	if (reaping.gone > last)
 		reaping.gone = 0;
 	before = reaping.gone;

@@ -52,16 +52,6 @@ ReaperRunMaxRows(void)
 }
 
 /*
- * ReaperRunBegin begins a run, which can span many transactions.
- */
-void
-ReaperRunBegin(ReaperRun *run, const ReaperRunPlan *plan)
-{
-	memset(run, 0, sizeof(ReaperRun));
-	run->plan = *plan;
-}
-
-/*
  * Load reads the state.  A scan that is at the first block begins now.
  */
 static void
@@ -151,10 +141,8 @@ ReaperRunBatch(ReaperRun *run)
 	run->reaped.rows += stretch.reaped;
 	run->reaped.zombies += stretch.zombies;
 	run->reaped.rowsOfRun += stretch.reaped;
-	if (stretch.reaped > 0)
-		CountEvents(COUNT_REAPED, stretch.reaped);
-	if (stretch.zombies > 0)
-		CountEvents(COUNT_ZOMBIES_REAPED, stretch.zombies);
+	CountEvents(COUNT_REAPED, stretch.reaped);
+	CountEvents(COUNT_ZOMBIES_REAPED, stretch.zombies);
 	return HasEnded(run) ? RUN_ENDED : RUN_GOES_ON;
 }
 

@@ -245,9 +245,9 @@ NextLimited(LagRun *run, int64 *number, text **subscription, TimestampTz *cutoff
 
 /*
  * Batch continues the pass until a subscription was moved, or BATCH_SUBSCRIPTIONS or
- * BATCH_ROWS were read.  Returns whether the pass is complete.
+ * BATCH_ROWS were read.
  */
-static bool
+static RunState
 Batch(LagRun *run)
 {
 	MemoryContext each =
@@ -276,7 +276,7 @@ Batch(LagRun *run)
 	}
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(each);
-	return complete;
+	return complete ? RUN_ENDED : RUN_GOES_ON;
 }
 
 /*
@@ -296,5 +296,5 @@ OutboxLagBatch(bool dontWait, LagRun *run)
 		return RUN_ENDED;
 	if (!run->begun)
 		Begin(run);
-	return Batch(run) ? RUN_ENDED : RUN_GOES_ON;
+	return Batch(run);
 }

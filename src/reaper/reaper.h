@@ -35,7 +35,7 @@ extern bool ReaperLock(bool dontWait);
 extern void ReaperStateLoad(Oid keyTable, ReaperState *state);
 extern void ReaperStateSave(Oid keyTable, const ReaperState *state, const ReapedRows *reaped);
 
-/* How a run differs from others; filled by the caller. */
+/* How a run differs from others. */
 typedef struct ReaperRunPlan
 {
 	int64 maxRows;	 /* it ends when it has removed that many */
@@ -43,7 +43,7 @@ typedef struct ReaperRunPlan
 	bool dontWait;	 /* for the table, or for another reaper */
 } ReaperRunPlan;
 
-/* The caller reads "reaped" only. */
+/* The caller sets the plan, and reads "reaped"; all else begins with zeros. */
 typedef struct ReaperRun
 {
 	ReaperRunPlan plan;
@@ -59,13 +59,11 @@ typedef struct ReaperRun
 
 /* keys.c: one run over the table of keys, batch by batch */
 extern int64 ReaperRunMaxRows(void);
-extern void ReaperRunBegin(ReaperRun *run, const ReaperRunPlan *plan);
 extern RunState ReaperRunBatch(ReaperRun *run);
 extern void ReaperRunSave(ReaperRun *run);
 
 /* events.c: events that every subscription has passed */
 extern bool OutboxReaperLock(bool dontWait);
-extern int64 OutboxLastNumber(void);
 extern RunState OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped);
 
 /* A pass over the subscriptions; begins with zeros. */

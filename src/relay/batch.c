@@ -248,7 +248,7 @@ RelayBatchRecover(const RelayJob *job, const Subscription *subscription)
 		const text *why = failure != NULL ? failure : cstring_to_text(KILLED);
 
 		(void) Fail(subscription, &left, list_head(left.events), why);
-		DeliveryAck(subscription, left.number);
+		DeliveryAck(subscription, left.number, NIL);
 	}
 }
 
@@ -361,9 +361,6 @@ RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHan
 	else if (handled >= wanted)
 		wanted = Min(2 * wanted, BATCH_EVENTS);
 	InjectionPoint("relay-acknowledge");
-	if (rest != NIL)
-		DeliveryAckPart(subscription, current.number, rest);
-	else
-		DeliveryAck(subscription, current.number);
+	DeliveryAck(subscription, current.number, rest);
 	return true;
 }

@@ -43,7 +43,6 @@
 #include "utils/timeout.h"
 
 #include "base/compat.h"
-#include "base/errors.h"
 #include "base/guc.h"
 #include "base/subtransaction.h"
 #include "keys/transaction.h"

@@ -34,7 +34,6 @@
 
 #include "base/compat.h"
 #include "base/database.h"
-#include "base/guc.h"
 #include "base/relation.h"
 #include "relay/worker.h"
 

@@ -34,6 +34,7 @@
 #include "base/database.h"
 #include "base/guc.h"
 #include "base/relation.h"
+#include "base/timing.h"
 #include "base/wakeup.h"
 #include "outbox/table.h"
 #include "relay/worker.h"
@@ -72,7 +73,7 @@ static volatile sig_atomic_t terminated = false; /* by SIGTERM */
 bool
 RelayMustCommit(void)
 {
-	return WorkerElapsed(stepBegan) >= COMMIT_MS;
+	return MillisecondsSince(stepBegan) >= COMMIT_MS;
 }
 
 /*
@@ -87,7 +88,7 @@ RelayMustLeave(void)
 
 	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
 	return LockHasWaiters(&tag, RowExclusiveLock, false) ||
-		   (WorkerElapsed(attachedAt) >= SLICE_MS && SchedulerIsCrowded());
+		   (MillisecondsSince(attachedAt) >= SLICE_MS && SchedulerIsCrowded());
 }
 
 /*
@@ -97,7 +98,7 @@ RelayMustLeave(void)
 static long
 SleepTime(instr_time handledAt)
 {
-	long left = LINGER_MS - WorkerElapsed(handledAt);
+	long left = LINGER_MS - MillisecondsSince(handledAt);
 
 	if (SchedulerIsCrowded())
 		return 0;

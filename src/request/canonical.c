@@ -14,7 +14,6 @@
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
@@ -49,8 +48,6 @@ typedef struct Writer
 	int depth;
 	int allocated;
 } Writer;
-
-static void WriteValue(Writer *writer, const JsonbValue *value);
 
 /*
  * Utf8OfServerText returns "length" bytes in the server's encoding as UTF-8, and the new
@@ -212,6 +209,35 @@ OpenContainer(Writer *writer, JsonbContainer *container)
 }
 
 /*
+ * WriteValue appends a scalar, or the beginning of a container.
+ */
+static void
+WriteValue(Writer *writer, const JsonbValue *value)
+{
+	switch (value->type)
+	{
+		case jbvNull:
+			appendBinaryStringInfo(writer->out, "null", 4);
+			break;
+		case jbvBool:
+			appendStringInfoString(writer->out, value->val.boolean ? "true" : "false");
+			break;
+		case jbvNumeric:
+			NumberAppend(writer->out, value->val.numeric);
+			break;
+		case jbvString:
+			WriteString(writer->out, value->val.string.val, value->val.string.len);
+			break;
+		case jbvBinary:
+			OpenContainer(writer, value->val.binary.data);
+			break;
+		default:
+			ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
+							errmsg("unexpected type %d of a jsonb value", (int) value->type)));
+	}
+}
+
+/*
  * WriteNext appends the next element or member of the top level, or its end, which pops
  * the level.
  */
@@ -252,35 +278,6 @@ WriteNext(Writer *writer)
 		value = &member->value;
 	}
 	WriteValue(writer, value);
-}
-
-/*
- * WriteValue appends a scalar, or the beginning of a container.
- */
-static void
-WriteValue(Writer *writer, const JsonbValue *value)
-{
-	switch (value->type)
-	{
-		case jbvNull:
-			appendBinaryStringInfo(writer->out, "null", 4);
-			break;
-		case jbvBool:
-			appendStringInfoString(writer->out, value->val.boolean ? "true" : "false");
-			break;
-		case jbvNumeric:
-			NumberAppend(writer->out, value->val.numeric);
-			break;
-		case jbvString:
-			WriteString(writer->out, value->val.string.val, value->val.string.len);
-			break;
-		case jbvBinary:
-			OpenContainer(writer, value->val.binary.data);
-			break;
-		default:
-			ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
-							errmsg("unexpected type %d of a jsonb value", (int) value->type)));
-	}
 }
 
 /*

@@ -17,7 +17,6 @@
 
 #include "fmgr.h"
 #include "port/pg_bswap.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 
 #include "base/compat.h"
@@ -31,35 +30,15 @@ PG_FUNCTION_INFO_V1(idempotency_fingerprint_request);
 #define REQUEST_LABEL "idempotency request 1"
 
 /*
- * MessageAddCanonical appends the canonical form of a document in UTF-8.  It leaves scratch
- * memory in the current context.
- */
-static void
-MessageAddCanonical(StringInfo message, Document *document)
-{
-	int start = message->len;
-	const char *utf8;
-	int length;
-
-	CanonicalAppend(message, document);
-	utf8 = Utf8OfServerText(message->data + start, message->len - start, &length);
-	if (utf8 != message->data + start)
-	{
-		message->len = start;
-		appendBinaryStringInfo(message, utf8, length);
-	}
-}
-
-/*
- * MessageDigest returns the SHA-256 of a message, palloc'ed in the current context.
+ * Digest returns the SHA-256 of "length" bytes, palloc'ed in the current context.
  */
 static bytea *
-MessageDigest(StringInfo message)
+Digest(const char *bytes, int length)
 {
 	bytea *digest = palloc(VARHDRSZ + DIGEST_BYTES);
 
 	SET_VARSIZE(digest, VARHDRSZ + DIGEST_BYTES);
-	DigestCompute(message->data, message->len, (uint8 *) VARDATA(digest));
+	DigestCompute(bytes, length, (uint8 *) VARDATA(digest));
 	return digest;
 }
 
@@ -116,7 +95,7 @@ PartsAdd(StringInfo parts, const text *part)
 bytea *
 PartsDigest(StringInfo parts)
 {
-	bytea *digest = MessageDigest(parts);
+	bytea *digest = Digest(parts->data, parts->len);
 
 	pfree(parts->data);
 	return digest;
@@ -132,14 +111,17 @@ FingerprintOfDocument(Document *document)
 	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
 												  ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(scratch);
-	StringInfoData message;
+	StringInfoData canonical;
+	const char *utf8;
+	int length;
 	bytea *digest;
 
-	initStringInfo(&message);
-	MessageAddCanonical(&message, document);
+	initStringInfo(&canonical);
+	CanonicalAppend(&canonical, document);
+	utf8 = Utf8OfServerText(canonical.data, canonical.len, &length);
 
 	MemoryContextSwitchTo(caller);
-	digest = MessageDigest(&message);
+	digest = Digest(utf8, length);
 	MemoryContextDelete(scratch);
 	return digest;
 }

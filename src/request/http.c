@@ -169,7 +169,7 @@ ProblemFind(const char *sqlstate)
 }
 
 /*
- * Document returns problem details as JSON text, palloc'ed in the current context.
+ * ProblemText returns problem details as JSON text, palloc'ed in the current context.
  * "detail" may be NULL.
  */
 static text *

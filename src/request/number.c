@@ -18,7 +18,6 @@
 #include "common/shortest_dec.h"
 #include "fmgr.h"
 #include "port/pg_bswap.h"
-#include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 
 #include "base/compat.h"
