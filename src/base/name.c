@@ -137,7 +137,7 @@ IsNotScalar(const text *key)
 	if (bytes < 2)
 		return false;
 	return (s[0] == '{' && s[bytes - 1] == '}' && !IsUuidInBraces(key)) ||
-		   (bytes >= sizeof(object) - 1 && memcmp(s, object, sizeof(object) - 1) == 0);
+		   (bytes >= (int) sizeof(object) - 1 && memcmp(s, object, sizeof(object) - 1) == 0);
 }
 
 /*
