@@ -1,3 +1,4 @@
+-- reaper at rest: expired rows stay
 --
 -- claim_abandoned(): take over operations whose client never retried. The isolation
 -- tests cover concurrent completers.

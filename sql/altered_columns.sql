@@ -1,4 +1,5 @@
 -- extension only: checks of an altered table
+-- reaper at rest: expired rows stay
 --
 -- Altered columns in the tables of the outbox and the reaper. Whatever column has
 -- another type or NULLs, each call returns an error or a result, and the server does

@@ -1,3 +1,4 @@
+-- reaper at rest: expired rows stay
 --
 -- claim() and try_claim(): every result that a single session can get, and every
 -- refused argument. The isolation tests cover concurrent sessions.

@@ -1,4 +1,5 @@
 -- extension only: the outbox
+-- reaper at rest: events that are put back stay
 --
 -- fetch(), ack(), extend(), and returning a batch, as one session sees them. The
 -- isolation tests cover concurrent publishers and consumers; the nack test covers

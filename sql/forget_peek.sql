@@ -1,3 +1,4 @@
+-- reaper at rest: expired rows stay
 --
 -- peek() reads and forget() evicts a record; neither claims the key.
 --

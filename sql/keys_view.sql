@@ -1,3 +1,4 @@
+-- reaper at rest: expired rows stay
 --
 -- The view keys: stored records for operators, without bodies.
 --

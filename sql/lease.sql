@@ -1,3 +1,4 @@
+-- reaper at rest: expired rows stay
 --
 -- Leases: claims that survive commit, with heartbeats, checkpoints, takeovers and
 -- outcomes, as one session sees them. The isolation tests cover concurrent sessions.

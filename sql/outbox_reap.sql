@@ -1,4 +1,5 @@
 -- extension only: the outbox
+-- reaper at rest: the test reaps
 --
 -- reap() deletes events that every subscription has acknowledged and that are old
 -- enough, and no others. A subscription without a consumer is advanced past old events.

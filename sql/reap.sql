@@ -1,3 +1,4 @@
+-- reaper at rest: the test reaps
 --
 -- reap() deletes expired rows, and no others; the table reaper shows its progress.
 --
@@ -368,7 +369,7 @@ SELECT idempotency.reap();
 ALTER SYSTEM SET idempotency.reaper_naptime = '99ms';
 ALTER SYSTEM SET idempotency.databases = 'one two';
 SET idempotency.reaper_naptime = '1s';
-SHOW idempotency.reaper_naptime;
+SELECT boot_val, setting = '1000' AS changed FROM pg_settings WHERE name = 'idempotency.reaper_naptime';
 SELECT boot_val AS databases FROM pg_settings WHERE name = 'idempotency.databases';
 -- both editions
 

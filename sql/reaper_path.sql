@@ -1,4 +1,5 @@
 -- extension only: search paths of the background worker
+-- reaper at rest: the test reaps
 --
 -- reap() updates its progress table as the owner of that table. Triggers on the table
 -- find their functions by the owner's search path, and not by the caller's, which can

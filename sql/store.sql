@@ -1,4 +1,5 @@
 -- extension only: checks of an altered table
+-- reaper at rest: expired rows stay
 --
 -- The table of outcomes after changes by an administrator: the changes that work, and
 -- those that are refused because the extension writes rows without the executor.

@@ -2,13 +2,25 @@
 #
 # test/jobs.sh
 #
-# Running jobs of tests, for test/run and test/soak/run, which source this file after
+# Running jobs of tests, for test/run, test/soak/run and test/job, which source this file after
 # tools/common.sh. A job is test/job in its own process group of servers, below a
 # directory for the whole run:
 #
 #	tree		copy of the checkout, which the servers' user can write
 #	templates	clusters that test/programs/initdb copies, unless TEMPLATES names a directory
 #	jobs/N		files of job N; jobs/N.log its output, jobs/N.time its times
+
+# reaper_rests tells whether a test needs the reaper at rest, which its first lines say:
+# reaper_rests kind name.
+reaper_rests() {
+	local file
+	case $1 in
+	regress) file=sql/$2.sql ;;
+	isolation) file=test/isolation/specs/$2.spec ;;
+	*) return 1 ;;
+	esac
+	head -n 2 "$file" | grep -q '^[-#]* reaper at rest: '
+}
 
 # remove_work removes the copy and the files of all jobs.
 remove_work() {
