@@ -1138,9 +1138,13 @@ DECLARE
 	is_takeover boolean := new.token IS NOT NULL AND (new.attempt > 1 OR new.claim_retention IS NOT NULL);
 BEGIN
 	IF seen IS NULL THEN
-		INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, token, attempt, leased_at, leased_until,
+		INSERT INTO idempotency.key (
+			-- distributed: tenant,
+			created_at, expires_at, scope, key, fingerprint, token, attempt, leased_at, leased_until,
 			request, retention, claimed_in, claim_fingerprint, claim_retention)
-		VALUES (new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
+		VALUES (
+			-- distributed: home,
+			new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
 			new.leased_until, new.request, new.retention, new.claimed_in, new.claim_fingerprint, new.claim_retention)
 		ON CONFLICT DO NOTHING;
 	ELSE
@@ -1193,7 +1197,8 @@ BEGIN
 	IF own_ms > 0 AND own_ms <= wait_ms THEN
 		RETURN false;
 	END IF;
-	PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+	PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true); -- not distributed
+	-- distributed: PERFORM idempotency_internal.set_lock_timeout(greatest(wait_ms, 1)::text);
 	RETURN true;
 END
 $$;
@@ -1211,14 +1216,15 @@ DECLARE
 	written boolean;
 BEGIN
 	-- a wait for the table is none for the owner of the key
-	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE;
+	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE; -- not distributed
 	BEGIN
 		bounded := idempotency_internal.bound_wait(wait_ms);
 		IF wait_ms <= 0 AND seen IS NOT NULL THEN
 			PERFORM FROM idempotency.key AS k WHERE k.scope = new.scope AND k.key = new.key FOR NO KEY UPDATE NOWAIT;
 		END IF;
 		written := idempotency_internal.put(new, seen, writer);
-		PERFORM set_config('lock_timeout', lock_timeout, true);
+		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
+		-- distributed: PERFORM idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
 		WHEN lock_not_available THEN
 			IF NOT bounded THEN
@@ -1332,7 +1338,8 @@ CREATE FUNCTION idempotency_internal.claim(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	isolation text := current_setting('transaction_isolation');
+	isolation text := current_setting('transaction_isolation'); -- not distributed
+	-- distributed: isolation text := 'distributed';
 	insert_first boolean := isolation = 'serializable';
 	deadline timestamptz := clock_timestamp() + wait_ms * interval '1 ms';
 	pause double precision := 0.01;
@@ -1439,6 +1446,7 @@ BEGIN
 
 	IF state IN ('absent', 'expired', 'abandoned') THEN
 		result := idempotency_internal.set_result(p_scope, 'k', p_key);
+		-- distributed: PERFORM idempotency_internal.note_open(p_scope, p_key) WHERE lease IS NULL AND NOT for_once;
 		RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
 			CASE WHEN lease IS NOT NULL THEN new.token END,
 			CASE WHEN lease IS NOT NULL THEN new.attempt ELSE coalesce(new.attempt, 0) + 1 END,
@@ -1652,11 +1660,12 @@ BEGIN
 			RETURN stored;
 		END IF;
 	END IF;
-	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE;
+	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE; -- not distributed
 	BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
 		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope AND k.key = p_key FOR NO KEY UPDATE;
-		PERFORM set_config('lock_timeout', lock_timeout, true);
+		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
+		-- distributed: PERFORM idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
 		WHEN lock_not_available THEN
 			IF NOT bounded THEN
@@ -1780,6 +1789,7 @@ BEGIN
 		PERFORM idempotency_internal.raise_no_claim(p_scope, p_key);
 	ELSIF p_token IS NOT NULL THEN
 		PERFORM idempotency_internal.set_result(p_scope, 'k', p_key);
+	-- distributed: ELSE PERFORM idempotency_internal.note_closed(p_scope, p_key);
 	END IF;
 	RETURN p_response;
 END
@@ -1825,14 +1835,17 @@ CREATE FUNCTION idempotency.release(scope text, key text, token bigint DEFAULT N
 AS $$
 DECLARE
 	own_token bigint := idempotency_internal.own('release', scope, key, token);
+	-- distributed: next_token bigint := CASE WHEN own_token IS NOT NULL THEN idempotency_internal.new_token(own_token) END;
 	now timestamptz := clock_timestamp();
 BEGIN
 	IF own_token IS NULL THEN
+		-- distributed: PERFORM idempotency_internal.note_closed(scope, key);
 		UPDATE idempotency.key AS k SET claimed_in = NULL, claim_fingerprint = NULL, claim_retention = NULL
 		WHERE k.scope = release.scope AND k.key = release.key AND k.expires_at > now;
 	ELSE
 		UPDATE idempotency.key AS k SET
-			token = idempotency_internal.new_token(k.token),
+			token = idempotency_internal.new_token(k.token), -- not distributed
+			-- distributed: token = next_token,
 			leased_at = now,
 			leased_until = '-infinity',
 			expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now),
@@ -2033,6 +2046,7 @@ DECLARE
 	now timestamptz;
 BEGIN
 	-- the clock is read for each row, because an insertion can wait
+	-- not distributed:
 	WITH inserted AS (
 		INSERT INTO idempotency.key AS k (expires_at, created_at, scope, key, claimed_in)
 		SELECT idempotency_internal.retention_end(retention, clock_timestamp()), clock_timestamp(),
@@ -2043,6 +2057,7 @@ BEGIN
 		RETURNING k.key
 	)
 	SELECT coalesce(array_agg(i.key), '{}') INTO fresh FROM inserted AS i;
+	-- distributed: fresh := '{}';
 	IF cardinality(fresh) = cardinality(names) THEN
 		RETURN fresh;
 	END IF;
