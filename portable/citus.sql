@@ -43,16 +43,16 @@ BEGIN
 	IF definition ~ '\n\t(home|this_transaction) CONSTANT ' THEN
 		RETURN definition;
 	END IF;
-	definition := regexp_replace(definition, E'[ \\t]*-- not distributed:\\n.*?\\n([ \\t]*-- distributed: )', E'\\1', 'g');
+	definition := regexp_replace(definition, E'[ \\t]*-- not distributed:\\n.*?-- both layouts\\n', '', 'g');
 	definition := regexp_replace(definition, E'[^\\n]*-- not distributed\\n', '', 'g');
 	definition := replace(definition, '-- distributed: ', '');
 
-	IF routine.proname = 'require_outcome' THEN
-		definition := replace(definition, 'idempotency.key', 'idempotency_internal.open_claim');
+	IF routine.proname IN ('require_outcome', 'refuse_commit') THEN
+		definition := replace(definition, 'idempotency.key AS k', 'idempotency_internal.open_claim AS k');
 	ELSIF definition ~ 'idempotency\.key AS|INTO idempotency\.key' THEN
 		scope := (ARRAY['p_scope', 'scope', 'new.scope', 'written.scope'])[
 			(SELECT min(array_position('{p_scope,scope,new,written}', a.name)) FROM unnest(routine.proargnames) AS a (name))];
-		definition := regexp_replace(definition, E'\\mk\\.scope = ', 'k.tenant = home AND k.scope = ', 'g');
+		definition := regexp_replace(definition, E'\\mk\\.scope (=|OPERATOR\\(pg_catalog\\.=\\)) ', E'k.tenant \\1 home AND k.scope \\1 ', 'g');
 	END IF;
 	IF routine.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql') AND routine.proname !~ '^transaction_id' THEN
 		IF definition ~ 'pg_current_xact_id\(\)' THEN
@@ -65,9 +65,9 @@ BEGIN
 
 	-- A block around the body declares what the queries use.
 	declared := concat(
-		E'\n\thome CONSTANT ' || (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a
-			WHERE a.attrelid = 'idempotency.key'::regclass AND a.attname = 'tenant') || ' := idempotency_internal.tenant(' || scope || ');',
-		E'\n\tthis_transaction CONSTANT xid8 := ' || id || ';');
+		E'\n\thome CONSTANT ' || (SELECT format('%I.%I', t.typnamespace::regnamespace, t.typname) FROM pg_attribute AS a
+			JOIN pg_type AS t ON t.oid = a.atttypid WHERE a.attrelid = 'idempotency.key'::regclass AND a.attname = 'tenant') || ' := idempotency_internal.tenant(' || scope || ');',
+		E'\n\tthis_transaction CONSTANT pg_catalog.xid8 := ' || id || ';');
 	IF declared <> '' THEN
 		definition := regexp_replace(definition, E'(AS \\$function\\$)(.*?)\\s*\\$function\\$\\s*$',
 			E'\\1\nDECLARE' || replace(declared, E'\\', E'\\\\') || E'\nBEGIN\\2;\nEND\n$function$');
@@ -122,6 +122,7 @@ BEGIN
 						scope text COLLATE "C",
 						key text COLLATE "C",
 						claim_retention interval NOT NULL DEFAULT '0',
+						claimed_in xid8,
 						proven_in xid8,
 						PRIMARY KEY (scope, key)
 					);

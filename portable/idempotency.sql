@@ -2057,6 +2057,7 @@ BEGIN
 		RETURNING k.key
 	)
 	SELECT coalesce(array_agg(i.key), '{}') INTO fresh FROM inserted AS i;
+	-- both layouts
 	-- distributed: fresh := '{}';
 	IF cardinality(fresh) = cardinality(names) THEN
 		RETURN fresh;
