@@ -166,6 +166,8 @@ BEGIN
 			RETURN FOUND;
 		END
 	$function$;
+	-- it records key by key, which may not read the whole table each time
+	ALTER FUNCTION idempotency_internal.record_many(text, text[], interval) SET enable_seqscan = off;
 	-- complete() adds a retention of the row, on the node of the row
 	ALTER FUNCTION idempotency_internal.retention_end(interval, timestamptz) IMMUTABLE;
 END
@@ -207,9 +209,9 @@ COMMENT ON FUNCTION idempotency_internal.make_again() IS 'make all functions aga
 -- The cluster
 -- ---------------------------------------------------------------------------
 
-CREATE FUNCTION idempotency.distribute(colocate_with regclass)
+CREATE FUNCTION idempotency_internal.distribute(colocate_with regclass)
 	RETURNS void
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	distribution record;
@@ -298,9 +300,17 @@ BEGIN
 	PERFORM idempotency_internal.make_again();
 END
 $$;
+COMMENT ON FUNCTION idempotency_internal.distribute(regclass) IS 'distribute the keys';
+
+CREATE FUNCTION idempotency.distribute(colocate_with regclass)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
+AS 'SELECT idempotency_internal.distribute($1)';
 COMMENT ON FUNCTION idempotency.distribute(regclass) IS
 	'distribute the keys over the nodes of a Citus cluster, with the rows of a table';
-REVOKE ALL ON FUNCTION idempotency.distribute(regclass), idempotency_internal.distributed_definition(regprocedure),
+
+REVOKE ALL ON FUNCTION idempotency.distribute(regclass), idempotency_internal.distribute(regclass),
+	idempotency_internal.distributed_definition(regprocedure),
 	idempotency_internal.add_tenant(text, text, text), idempotency_internal.make_again() FROM PUBLIC;
 
 \if :{?within_transaction}

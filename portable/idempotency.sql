@@ -1411,7 +1411,8 @@ BEGIN
 				written := idempotency_internal.put(new, seen, writer);
 			ELSE
 				written := idempotency_internal.put_within(new, seen, writer, wait_left);
-				IF written THEN
+				IF written THEN -- not distributed
+				-- distributed: IF written AND (lease IS NOT NULL OR clock_timestamp() > deadline - (wait_ms - 100) * interval '1 ms') THEN
 					new := idempotency_internal.finish_waiting(new, lease, retention, for_once);
 				END IF;
 			END IF;
