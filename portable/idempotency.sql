@@ -537,7 +537,7 @@ COMMENT ON FUNCTION idempotency_internal.milliseconds(interval) IS 'a wait in mi
 CREATE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz)
 	RETURNS timestamptz
 	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$SELECT CASE WHEN $1 = interval '-1 s' THEN timestamptz 'infinity' ELSE $2 + $1 END$$;
+	RETURN CASE WHEN retention = interval '-1 s' THEN timestamptz 'infinity' ELSE since + retention END;
 COMMENT ON FUNCTION idempotency_internal.retention_end(interval, timestamptz) IS 'when an outcome expires';
 
 CREATE FUNCTION idempotency_internal.check_retention(retention interval)
@@ -616,7 +616,7 @@ COMMENT ON FUNCTION idempotency_internal.check_size(text, text, text, bigint) IS
 
 CREATE FUNCTION idempotency_internal.raise_document_type(type regtype)
 	RETURNS json
-	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	PERFORM idempotency_internal.raise('42883', format('an argument of type %s is not JSON', type), NULL,
@@ -634,9 +634,10 @@ CREATE FUNCTION idempotency_internal.document(value anycompatible)
 AS $$
 	SELECT CASE
 		WHEN $1 IS NULL THEN NULL
-		WHEN pg_typeof($1) IN ('jsonb'::regtype, 'json'::regtype, 'text'::regtype, 'varchar'::regtype, 'idempotency.document'::regtype)
-			THEN $1::text::json
-		ELSE idempotency_internal.raise_document_type(pg_typeof($1))
+		WHEN pg_catalog.pg_typeof($1) OPERATOR(pg_catalog.=) ANY
+			('{pg_catalog.jsonb,pg_catalog.json,pg_catalog.text,pg_catalog.varchar,idempotency.document}'::pg_catalog.regtype[])
+			THEN $1::pg_catalog.text::pg_catalog.json
+		ELSE idempotency_internal.raise_document_type(pg_catalog.pg_typeof($1))
 	END
 $$;
 COMMENT ON FUNCTION idempotency_internal.document(anycompatible) IS 'a JSON argument as json, byte for byte';
@@ -735,7 +736,7 @@ COMMENT ON FUNCTION idempotency_internal.utf16_order(text) IS
 
 -- The output of jsonb has the escapes of RFC 8785, and of members with one name it keeps
 -- the last.
-CREATE FUNCTION idempotency_internal.canonical(value jsonb)
+CREATE FUNCTION idempotency_internal.canonical_value(value jsonb)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
 AS $$
@@ -746,12 +747,12 @@ BEGIN
 				SELECT string_agg(to_json(m.key)::text || ':' || CASE jsonb_typeof(m.value)
 						WHEN 'string' THEN m.value::text
 						WHEN 'number' THEN idempotency_internal.canonical_number(m.value::numeric)
-						ELSE idempotency_internal.canonical(m.value)
+						ELSE idempotency_internal.canonical_value(m.value)
 					END, ',' ORDER BY idempotency_internal.utf16_order(m.key) COLLATE "C")
 				FROM jsonb_each(value) AS m), '') || '}';
 		WHEN 'array' THEN
 			RETURN '[' || coalesce((
-				SELECT string_agg(idempotency_internal.canonical(e.value), ',' ORDER BY e.ordinality)
+				SELECT string_agg(idempotency_internal.canonical_value(e.value), ',' ORDER BY e.ordinality)
 				FROM jsonb_array_elements(value) WITH ORDINALITY AS e), '') || ']';
 		WHEN 'number' THEN
 			RETURN idempotency_internal.canonical_number(value::numeric);
@@ -760,7 +761,18 @@ BEGIN
 	END CASE;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.canonical(jsonb) IS 'the canonical text of a value';
+COMMENT ON FUNCTION idempotency_internal.canonical_value(jsonb) IS 'the canonical text of a value';
+
+-- The same, for callers whose search path is that of their client.
+CREATE FUNCTION idempotency_internal.canonical(value jsonb)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.canonical_value(value);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.canonical(jsonb) IS 'the canonical text of a value, under any search path';
 
 CREATE FUNCTION idempotency.canonical(document anycompatible)
 	RETURNS text
@@ -773,18 +785,18 @@ $$;
 COMMENT ON FUNCTION idempotency.canonical(anycompatible) IS
 	'the canonical text of a JSON value (RFC 8785, but with exact numbers)';
 
-CREATE FUNCTION idempotency_internal.fingerprint(document json)
+CREATE FUNCTION idempotency_internal.fingerprint(document jsonb)
 	RETURNS bytea
 	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$SELECT sha256(convert_to(idempotency_internal.canonical($1::jsonb), 'UTF8'))$$;
-COMMENT ON FUNCTION idempotency_internal.fingerprint(json) IS 'SHA-256 of the canonical text of a JSON value';
+	RETURN sha256(convert_to(idempotency_internal.canonical(document), 'UTF8'));
+COMMENT ON FUNCTION idempotency_internal.fingerprint(jsonb) IS 'SHA-256 of the canonical text of a JSON value';
 
 CREATE FUNCTION idempotency.fingerprint(document anycompatible)
 	RETURNS bytea
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idempotency_internal.fingerprint(idempotency_internal.document(document));
+	RETURN idempotency_internal.fingerprint(idempotency_internal.document(document)::jsonb);
 END
 $$;
 COMMENT ON FUNCTION idempotency.fingerprint(anycompatible) IS
@@ -1109,6 +1121,12 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.set_result(text, text, text) IS 'set the result of the last call about a scope';
 
+CREATE FUNCTION idempotency_internal.set_first_result(scope text, mark text, key text)
+	RETURNS text
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+	RETURN set_config('idempotency_internal.results', chr(30) || scope || chr(31) || mark || key, true);
+COMMENT ON FUNCTION idempotency_internal.set_first_result(text, text, text) IS 'the same, in a transaction without results';
+
 CREATE FUNCTION idempotency_internal.is_granted(scope text, mark text, key text)
 	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -1181,7 +1199,7 @@ COMMENT ON FUNCTION idempotency_internal.put(idempotency.key, tid, xid) IS 'writ
 CREATE FUNCTION idempotency_internal.announce(scope text, key text)
 	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$SELECT pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0)))$$;
+	RETURN pg_try_advisory_xact_lock(hashtextextended(key, hashtextextended(scope, 0)));
 COMMENT ON FUNCTION idempotency_internal.announce(text, text) IS
 	'whether no other session has announced to insert the key';
 
@@ -1487,11 +1505,9 @@ COMMENT ON FUNCTION idempotency_internal.claim(text, text, bytea, json, interval
 CREATE FUNCTION idempotency_internal.replay(stored idempotency.key, fingerprint bytea)
 	RETURNS idempotency.operation
 	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$
-	SELECT ROW('replayed', true, NULL, NULL, NULL, NULL,
-		abs(($1).status::integer), ($1).headers, ($1).response, coalesce(($1).status < 0, false), NULL,
-		nullif(($1).expires_at, 'infinity'), $2)::idempotency.operation
-$$;
+	RETURN ROW('replayed', true, NULL, NULL, NULL, NULL,
+		abs((stored).status::integer), (stored).headers, (stored).response, coalesce((stored).status < 0, false), NULL,
+		nullif((stored).expires_at, 'infinity'), fingerprint)::idempotency.operation;
 COMMENT ON FUNCTION idempotency_internal.replay(idempotency.key, bytea) IS 'a stored outcome as an operation';
 
 -- Of another owner's lease, only its time is shown.
@@ -1527,7 +1543,7 @@ BEGIN
 	retention := idempotency_internal.check_retention(retention);
 	IF fingerprint IS NULL THEN
 		IF request IS NOT NULL THEN
-			request_fingerprint := idempotency_internal.fingerprint(request);
+			request_fingerprint := idempotency_internal.fingerprint(request::jsonb);
 		END IF;
 	ELSIF request IS NOT NULL THEN
 		PERFORM idempotency_internal.raise('22023', 'request and fingerprint are both given',
@@ -1549,35 +1565,106 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.claim_by_arguments(text, text, text, json, interval, interval, interval, bytea, interval, boolean) IS
 	'check the arguments of claim() and try_claim(), and claim';
 
-CREATE FUNCTION idempotency.claim(
-	scope text, key text, request anycompatible DEFAULT NULL,
-	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
-	fingerprint bytea DEFAULT NULL)
+-- The same, for callers whose search path is that of their client.
+CREATE FUNCTION idempotency_internal.claim_any(
+	function text, scope text, key text, request json, lease interval, wait interval, retention interval, fingerprint bytea)
 	RETURNS idempotency.operation
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	refuse boolean := function = 'claim';
 BEGIN
-	RETURN idempotency_internal.claim_by_arguments('claim', scope, key, idempotency_internal.document(request),
-		lease, wait, retention, fingerprint, idempotency_internal.default_wait(), true);
+	RETURN idempotency_internal.claim_by_arguments(function, scope, key, request, lease, wait, retention, fingerprint,
+		CASE WHEN refuse THEN idempotency_internal.default_wait() ELSE interval '0' END, refuse);
 END
 $$;
-COMMENT ON FUNCTION idempotency.claim(text, text, anycompatible, interval, interval, interval, bytea) IS
-	'claim an operation, or replay its outcome; any other outcome is an error';
+COMMENT ON FUNCTION idempotency_internal.claim_any(text, text, text, json, interval, interval, interval, bytea) IS
+	'claim() and try_claim() with any arguments, and under any search path';
 
-CREATE FUNCTION idempotency.try_claim(
+-- Whether a claim needs no checks of its arguments and settings but these.  A key that begins
+-- as an array or an object might be one.  A body in SQL's own syntax is parsed once, when it
+-- is created, so no search path changes its meaning.
+CREATE FUNCTION idempotency_internal.is_plain(scope text, key text)
+	RETURNS boolean
+	LANGUAGE sql STABLE PARALLEL SAFE
+	RETURN scope <> '' AND key <> '' AND octet_length(key || scope) <= 255
+		AND key || scope !~ E'^[[{]|[\\u0001-\\u001F\\u007F-\\u009F]'
+		AND coalesce(current_setting('idempotency.scope_prefix', true), '') = ''
+		AND coalesce(current_setting('idempotency.retention', true), '') = ''
+		AND coalesce(current_setting('idempotency_internal.results', true), '') = ''
+		AND current_setting('transaction_isolation') = 'read committed'
+		AND current_setting('transaction_read_only') = 'off';
+COMMENT ON FUNCTION idempotency_internal.is_plain(text, text) IS 'whether a claim of the key needs no more checks';
+
+-- claim() and try_claim() have one body.  A first claim without a lease, and a replay, of a
+-- transaction in READ COMMITTED need few statements, which are here; claim_any() has the
+-- rest, and finds each outcome again.
+--
+-- These functions, complete() and the commit guard are most of the cost of a charge.  SET
+-- search_path would be a tenth of it: instead, every name, type and operator is qualified.
+DO $do$
+DECLARE
+	form record;
+BEGIN
+	FOR form IN VALUES
+		('claim', 'claim an operation, or replay its outcome; any other outcome is an error'),
+		('try_claim', 'claim an operation, or return why that failed; check the outcome')
+	LOOP
+		EXECUTE format($create$
+CREATE FUNCTION idempotency.%1$I(
 	scope text, key text, request anycompatible DEFAULT NULL,
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+AS $function$
+DECLARE
+	request_fingerprint pg_catalog.bytea;
+	stored record;
+	result pg_catalog.text;
 BEGIN
-	RETURN idempotency_internal.claim_by_arguments('try_claim', scope, key, idempotency_internal.document(request),
-		lease, wait, retention, fingerprint, interval '0', false);
+	-- not distributed:
+	IF lease IS NULL AND wait IS NULL AND retention IS NULL AND fingerprint IS NULL
+		AND idempotency_internal.is_plain(scope, key)
+		AND (request IS NULL OR pg_catalog.pg_typeof(request) OPERATOR(pg_catalog.=) ANY
+			('{pg_catalog.jsonb,pg_catalog.json,pg_catalog.text,pg_catalog.varchar}'::pg_catalog.regtype[]))
+	THEN
+		IF request IS NOT NULL THEN
+			request_fingerprint := idempotency_internal.fingerprint(request::pg_catalog.jsonb);
+		END IF;
+		SELECT CASE WHEN k.token IS NULL AND k.claim_retention IS NULL
+				AND k.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+				AND (k.fingerprint OPERATOR(pg_catalog.=) request_fingerprint) IS NOT FALSE
+			THEN idempotency_internal.replay(k, NULL) END AS replayed
+		INTO stored
+		FROM idempotency.key AS k
+		WHERE k.scope OPERATOR(pg_catalog.=) %1$I.scope AND k.key OPERATOR(pg_catalog.=) %1$I.key;
+		IF FOUND THEN
+			IF (stored.replayed).replayed THEN
+				result := idempotency_internal.set_first_result(scope, 'n', '');
+				RETURN stored.replayed;
+			END IF;
+		ELSIF idempotency_internal.announce(scope, key) THEN
+			INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
+			VALUES (pg_catalog.clock_timestamp(), '-infinity', scope, key, request_fingerprint,
+				pg_catalog.pg_current_xact_id(), '24:00:00')
+			ON CONFLICT DO NOTHING;
+			IF FOUND THEN
+				result := idempotency_internal.set_first_result(scope, 'k', key);
+				RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
+			END IF;
+		END IF;
+	END IF;
+	-- both layouts
+	RETURN idempotency_internal.claim_any(%1$L, scope, key, idempotency_internal.document(request), lease, wait, retention, fingerprint);
 END
-$$;
-COMMENT ON FUNCTION idempotency.try_claim(text, text, anycompatible, interval, interval, interval, bytea) IS
-	'claim an operation, or return why that failed; check the outcome';
+$function$
+			$create$, form.column1);
+		EXECUTE format('COMMENT ON FUNCTION idempotency.%I(text, text, anycompatible, interval, interval, interval, bytea) IS %L',
+			form.column1, form.column2);
+	END LOOP;
+END
+$do$;
 
 -- ---------------------------------------------------------------------------
 -- The commit guard: IK428 for a claim that is still open at commit
@@ -1590,24 +1677,19 @@ COMMENT ON FUNCTION idempotency.try_claim(text, text, anycompatible, interval, i
 -- PREPARE TRANSACTION fires it, too, and so does SET CONSTRAINTS ... IMMEDIATE, which cannot
 -- turn it off: a rollback to a savepoint makes an event pending again, and every claim queues
 -- its own.
-CREATE FUNCTION idempotency_internal.require_outcome()
-	RETURNS trigger
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION idempotency_internal.refuse_commit(new idempotency.key)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	others bigint;
 BEGIN
-	IF NOT EXISTS (
-		SELECT FROM idempotency.key AS k
-		WHERE k.scope = new.scope AND k.key = new.key AND k.claim_retention IS NOT NULL)
-	THEN
-		RETURN NULL;
-	ELSIF new.proven_in IS DISTINCT FROM pg_current_xact_id() THEN
+	IF new.proven_in IS DISTINCT FROM pg_current_xact_id() THEN
 		PERFORM set_config('idempotency_internal.open',
 			concat(current_setting('idempotency_internal.open', true), chr(30), new.scope, chr(31), new.key), true);
 		UPDATE idempotency.key AS k SET proven_in = pg_current_xact_id()
 		WHERE k.scope = new.scope AND k.key = new.key;
-		RETURN NULL;
+		RETURN;
 	END IF;
 
 	SELECT count(DISTINCT k.ctid) - 1 INTO others
@@ -1631,9 +1713,26 @@ BEGIN
 		END);
 END
 $$;
+COMMENT ON FUNCTION idempotency_internal.refuse_commit(idempotency.key) IS 'handle the event of an open claim';
+
+CREATE FUNCTION idempotency_internal.require_outcome()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+AS $$
+BEGIN
+	PERFORM FROM idempotency.key AS k
+	WHERE k.scope OPERATOR(pg_catalog.=) new.scope AND k.key OPERATOR(pg_catalog.=) new.key AND k.claim_retention IS NOT NULL;
+	IF FOUND THEN
+		PERFORM idempotency_internal.refuse_commit(new); -- not distributed
+		-- distributed: PERFORM idempotency_internal.refuse_commit(pg_catalog.jsonb_populate_record(NULL::idempotency.key, pg_catalog.to_jsonb(new)));
+	END IF;
+	RETURN NULL;
+END
+$$;
 COMMENT ON FUNCTION idempotency_internal.require_outcome() IS 'trigger: refuse to commit an open claim';
 
-CREATE CONSTRAINT TRIGGER require_outcome AFTER INSERT OR UPDATE ON idempotency.key
+-- Each UPDATE that opens a claim sets claimed_in or proven_in.  That of complete() does not.
+CREATE CONSTRAINT TRIGGER require_outcome AFTER INSERT OR UPDATE OF claimed_in, proven_in ON idempotency.key
 	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (new.claim_retention IS NOT NULL)
 	EXECUTE FUNCTION idempotency_internal.require_outcome();
 COMMENT ON TRIGGER require_outcome ON idempotency.key IS 'an open claim must be completed, failed or released';
@@ -1731,7 +1830,7 @@ CREATE FUNCTION idempotency_internal.finish(
 	function text, p_scope text, p_key text, p_response json, p_status integer, p_headers json,
 	p_token bigint, p_retention interval)
 	RETURNS json
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	now timestamptz;
@@ -1766,7 +1865,7 @@ BEGIN
 		expires_at = idempotency_internal.retention_end(
 			coalesce(p_retention, k.claim_retention, k.retention, interval '-1 s'), now),
 		status = CASE WHEN failed THEN -p_status ELSE p_status END,
-		fingerprint = CASE WHEN k.claim_retention IS NULL THEN k.fingerprint ELSE k.claim_fingerprint END,
+		fingerprint = coalesce(k.claim_fingerprint, k.fingerprint),
 		response = p_response,
 		headers = p_headers,
 		token = NULL,
@@ -1798,15 +1897,47 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer, json, bigint, interval) IS
 	'store the outcome of an operation that the caller owns';
 
+-- Whether an outcome needs no checks but these: it is below the least possible limit, and
+-- the transaction can write.
+CREATE FUNCTION idempotency_internal.is_small(response json, status integer)
+	RETURNS boolean
+	LANGUAGE sql STABLE PARALLEL SAFE
+	RETURN coalesce(octet_length(response::text) <= 1024, true) AND coalesce(status BETWEEN 100 AND 599, true)
+		AND current_setting('transaction_read_only') = 'off';
+COMMENT ON FUNCTION idempotency_internal.is_small(json, integer) IS 'whether an outcome needs no more checks';
+
 CREATE FUNCTION idempotency.complete(
 	scope text, key text, response anycompatible DEFAULT NULL,
 	status integer DEFAULT 200, headers anycompatible DEFAULT NULL,
 	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS json
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 AS $$
+DECLARE
+	document pg_catalog.json := idempotency_internal.document(response);
+	now pg_catalog.timestamptz;
 BEGIN
-	RETURN idempotency_internal.finish('complete', scope, key, idempotency_internal.document(response),
+	-- The claim of a key that had no row: the condition of the UPDATE is the test of ownership.
+	-- Every name is qualified, as in claim().
+	-- not distributed:
+	IF token IS NULL AND retention IS NULL AND headers IS NULL AND idempotency_internal.is_small(document, status) THEN
+		now := pg_catalog.clock_timestamp();
+		UPDATE idempotency.key AS k SET
+			created_at = now,
+			expires_at = idempotency_internal.retention_end(k.claim_retention, now),
+			status = coalesce(complete.status, 200),
+			response = document,
+			claim_retention = NULL
+		WHERE k.scope OPERATOR(pg_catalog.=) complete.scope AND k.key OPERATOR(pg_catalog.=) complete.key
+			AND k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()
+			AND k.claim_retention IS NOT NULL AND k.expires_at OPERATOR(pg_catalog.=) '-infinity'
+			AND k.claim_fingerprint IS NULL;
+		IF FOUND THEN
+			RETURN document;
+		END IF;
+	END IF;
+	-- both layouts
+	RETURN idempotency_internal.finish('complete', scope, key, document,
 		coalesce(status, 200), idempotency_internal.document(headers), token, retention);
 END
 $$;

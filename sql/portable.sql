@@ -36,11 +36,13 @@ SELECT count(*) AS public_functions FROM pg_proc AS p, aclexplode(coalesce(proac
 SELECT count(*) AS public_relations FROM pg_class, aclexplode(relacl) AS a
 	WHERE relnamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0;
 
--- Every function that runs with the owner's rights has a fixed search path, and every other
--- function in the schema that clients can use calls only qualified names.
+-- Every function that runs with the owner's rights has a fixed search path, except four that
+-- are called for each operation. Those, and every other function in the schema that clients
+-- can use, contain only qualified names: see 035_shadows.pl.
 SELECT p.oid::regprocedure AS without_search_path FROM pg_proc AS p
 	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND prosecdef
-		AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false);
+		AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)
+	ORDER BY p.proname;
 SELECT DISTINCT p.proname AS with_the_rights_of_the_caller FROM pg_proc AS p
 	WHERE pronamespace = 'idempotency'::regnamespace AND NOT prosecdef AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpgsql');
 
