@@ -60,7 +60,7 @@ BEGIN
 		ELSIF definition ~ 'pg_current_xact_id_if_assigned\(\)' THEN
 			id := 'idempotency_internal.transaction_id_if_assigned()';
 		END IF;
-		definition := regexp_replace(definition, 'pg_current_xact_id(_if_assigned)?\(\)', 'this_transaction', 'g');
+		definition := regexp_replace(definition, '(pg_catalog\.)?pg_current_xact_id(_if_assigned)?\(\)', 'this_transaction', 'g');
 	END IF;
 
 	-- A block around the body declares what the queries use.
@@ -84,9 +84,11 @@ CREATE FUNCTION idempotency_internal.add_tenant(tenant_type text, tenant_collati
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
+DECLARE
+	variant text;
 BEGIN
-	EXECUTE format('CREATE FUNCTION idempotency_internal.tenant(scope text) RETURNS %s LANGUAGE sql IMMUTABLE PARALLEL SAFE
-		AS %L', tenant_type, format('SELECT split_part($1, ''/'', 1)::%s', tenant_type));
+	EXECUTE format('CREATE FUNCTION idempotency_internal.tenant(scope text) RETURNS %1$s LANGUAGE sql IMMUTABLE PARALLEL SAFE
+		RETURN split_part(scope, ''/'', 1)::%1$s', tenant_type);
 	COMMENT ON FUNCTION idempotency_internal.tenant(text) IS 'the tenant of a scope';
 	EXECUTE format('ALTER TABLE idempotency.key ADD COLUMN tenant %s %s', tenant_type, 'COLLATE ' || tenant_collation);
 	COMMENT ON COLUMN idempotency.key.tenant IS 'the scope up to its first slash';
@@ -96,23 +98,25 @@ BEGIN
 	COMMENT ON INDEX idempotency.key_pkey IS 'decides which claim succeeds';
 	DROP TRIGGER require_outcome ON idempotency.key;
 
-	-- Transactions
-	EXECUTE format('CREATE FUNCTION idempotency_internal.transaction_id_if_assigned() RETURNS xid8
-		LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS %L',
-		format('BEGIN RETURN ((%s)::bigint << 48 | pg_current_xact_id_if_assigned()::text::bigint)::text::xid8; END', node));
-	COMMENT ON FUNCTION idempotency_internal.transaction_id_if_assigned() IS 'an id of this transaction, if it has one already';
-	CREATE FUNCTION idempotency_internal.transaction_id() RETURNS xid8 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+	-- Transactions.  These functions are called under the search path of a client, so every
+	-- name in them is qualified.
+	FOREACH variant IN ARRAY '{_if_assigned,""}'::text[] LOOP
+		EXECUTE format('CREATE FUNCTION idempotency_internal.transaction_id%s() RETURNS xid8 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS %L',
+			variant, format('
 		BEGIN
-			PERFORM pg_current_xact_id();
-			RETURN idempotency_internal.transaction_id_if_assigned();
-		END
-	$function$;
+			RETURN CASE WHEN pg_catalog.pg_current_xact_id%1$s() IS NOT NULL
+				THEN ((%2$s)::pg_catalog.int8 OPERATOR(pg_catalog.<<) 48
+					OPERATOR(pg_catalog.|) pg_catalog.pg_current_xact_id%1$s()::pg_catalog.text::pg_catalog.int8)::pg_catalog.text::pg_catalog.xid8
+				END;
+		END', variant, node));
+	END LOOP;
 	COMMENT ON FUNCTION idempotency_internal.transaction_id() IS 'an id of this transaction that no transaction of another node has';
+	COMMENT ON FUNCTION idempotency_internal.transaction_id_if_assigned() IS 'the same, or NULL if it has none yet';
 
 	-- The commit guard.  A distributed table has no triggers, so each node has a table of its own
 	-- for the claims of transactions that run there.  The first claim on a node creates it, so
 	-- that a node can be added at any time.  It is empty unless a transaction is open.
-	CREATE FUNCTION idempotency_internal.note_open(p_scope text, p_key text) RETURNS void
+	CREATE FUNCTION idempotency_internal.note_open(p_scope text, p_key text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		BEGIN
 			IF to_regclass('idempotency_internal.open_claim') IS NULL THEN
@@ -132,15 +136,18 @@ BEGIN
 				END IF;
 			END IF;
 			INSERT INTO idempotency_internal.open_claim (scope, key) VALUES (p_scope, p_key);
+			RETURN true;
 		END
 	$function$;
 	COMMENT ON FUNCTION idempotency_internal.note_open(text, text) IS 'note a claim that must be completed';
-	CREATE FUNCTION idempotency_internal.note_closed(p_scope text, p_key text) RETURNS void
+	CREATE FUNCTION idempotency_internal.note_closed(p_scope text, p_key text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		BEGIN
-			IF to_regclass('idempotency_internal.open_claim') IS NOT NULL THEN
-				DELETE FROM idempotency_internal.open_claim AS k WHERE k.scope = p_scope AND k.key = p_key;
+			IF pg_catalog.to_regclass('idempotency_internal.open_claim') IS NOT NULL THEN
+				DELETE FROM idempotency_internal.open_claim AS k
+				WHERE k.scope OPERATOR(pg_catalog.=) p_scope AND k.key OPERATOR(pg_catalog.=) p_key;
 			END IF;
+			RETURN true;
 		END
 	$function$;
 	COMMENT ON FUNCTION idempotency_internal.note_closed(text, text) IS 'note that a claim has been completed, failed or released';
@@ -150,10 +157,11 @@ BEGIN
 	CREATE OR REPLACE FUNCTION idempotency_internal.announce(scope text, key text) RETURNS boolean
 		LANGUAGE sql VOLATILE PARALLEL UNSAFE AS 'SELECT false';
 
-	CREATE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS void
+	CREATE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		BEGIN
 			PERFORM set_config('lock_timeout', value, true);
+			RETURN true;
 		END
 	$function$;
 	COMMENT ON FUNCTION idempotency_internal.set_lock_timeout(text) IS 'set lock_timeout until the end of the transaction';
@@ -168,8 +176,15 @@ BEGIN
 	$function$;
 	-- it records key by key, which may not read the whole table each time
 	ALTER FUNCTION idempotency_internal.record_many(text, text[], interval) SET enable_seqscan = off;
-	-- complete() adds a retention of the row, on the node of the row
-	ALTER FUNCTION idempotency_internal.retention_end(interval, timestamptz) IMMUTABLE;
+	-- complete() adds a retention of the row, on the node of the row, where only a function that
+	-- claims to be immutable may do so.  PL/pgSQL, because the server would not inline it in SQL.
+	CREATE OR REPLACE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz) RETURNS timestamptz
+		LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $function$
+		BEGIN
+			RETURN CASE WHEN retention OPERATOR(pg_catalog.=) pg_catalog.interval '-1 s' THEN pg_catalog.timestamptz 'infinity'
+				ELSE since OPERATOR(pg_catalog.+) retention END;
+		END
+	$function$;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.add_tenant(text, text, text) IS 'give the key table the distributed layout';
@@ -254,10 +269,11 @@ BEGIN
 	DROP FUNCTION idempotency_internal.types(idempotency.document, idempotency.identifier, idempotency.keytext);
 
 	-- lock_timeout applies on the node of the row, too
-	CREATE OR REPLACE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS void
+	CREATE OR REPLACE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.propagate_set_commands = 'local' AS $function$
 		BEGIN
 			EXECUTE format('SET LOCAL lock_timeout = %L', value);
+			RETURN true;
 		END
 	$function$;
 

@@ -1216,7 +1216,7 @@ BEGIN
 		RETURN false;
 	END IF;
 	PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true); -- not distributed
-	-- distributed: PERFORM idempotency_internal.set_lock_timeout(greatest(wait_ms, 1)::text);
+	-- distributed: RETURN idempotency_internal.set_lock_timeout(greatest(wait_ms, 1)::text);
 	RETURN true;
 END
 $$;
@@ -1242,7 +1242,7 @@ BEGIN
 		END IF;
 		written := idempotency_internal.put(new, seen, writer);
 		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
-		-- distributed: PERFORM idempotency_internal.set_lock_timeout(lock_timeout);
+		-- distributed: bounded := idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
 		WHEN lock_not_available THEN
 			IF NOT bounded THEN
@@ -1253,7 +1253,7 @@ BEGIN
 			PERFORM idempotency_internal.raise_concurrent(new.scope, new.key);
 	END;
 	-- the owner whose end was awaited has released the lock
-	PERFORM idempotency_internal.announce(new.scope, new.key);
+	PERFORM idempotency_internal.announce(new.scope, new.key); -- not distributed
 	RETURN written;
 END
 $$;
@@ -1295,6 +1295,7 @@ BEGIN
 	ELSIF lease IS NULL THEN
 		new.expires_at := coalesce(new.expires_at, '-infinity');
 		new.claim_fingerprint := coalesce(new.fingerprint, request_fingerprint);
+		-- distributed: IF stored.scope IS NULL THEN new.fingerprint := request_fingerprint; new.claim_fingerprint := NULL; END IF;
 		new.claim_retention := retention;
 	ELSE
 		new.leased_at := now;
@@ -1348,7 +1349,8 @@ COMMENT ON FUNCTION idempotency_internal.finish_waiting(idempotency.key, interva
 -- claim.  With "refuse", raises IK409 and IK422 instead of returning these outcomes.
 --
 -- The row is read first, so that a replay takes no lock and no transaction id; except in
--- SERIALIZABLE, where reading an absent key would conflict with claims of its neighbours.
+-- SERIALIZABLE, where reading an absent key would conflict with claims of its neighbours, and
+-- on Citus, where it would be one more query of another node.
 CREATE FUNCTION idempotency_internal.claim(
 	p_scope text, p_key text, request_fingerprint bytea, request json, lease interval,
 	wait_ms bigint, retention interval, refuse boolean, for_once boolean)
@@ -1358,7 +1360,7 @@ AS $$
 DECLARE
 	isolation text := current_setting('transaction_isolation'); -- not distributed
 	-- distributed: isolation text := 'distributed';
-	insert_first boolean := isolation = 'serializable';
+	insert_first boolean := isolation IN ('serializable', 'distributed');
 	deadline timestamptz := clock_timestamp() + wait_ms * interval '1 ms';
 	pause double precision := 0.01;
 	now timestamptz;
@@ -1465,7 +1467,7 @@ BEGIN
 
 	IF state IN ('absent', 'expired', 'abandoned') THEN
 		result := idempotency_internal.set_result(p_scope, 'k', p_key);
-		-- distributed: PERFORM idempotency_internal.note_open(p_scope, p_key) WHERE lease IS NULL AND NOT for_once;
+		-- distributed: IF lease IS NULL AND NOT for_once THEN result := idempotency_internal.note_open(p_scope, p_key); END IF;
 		RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
 			CASE WHEN lease IS NOT NULL THEN new.token END,
 			CASE WHEN lease IS NOT NULL THEN new.attempt ELSE coalesce(new.attempt, 0) + 1 END,
@@ -1765,7 +1767,7 @@ BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
 		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope AND k.key = p_key FOR NO KEY UPDATE;
 		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
-		-- distributed: PERFORM idempotency_internal.set_lock_timeout(lock_timeout);
+		-- distributed: bounded := idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
 		WHEN lock_not_available THEN
 			IF NOT bounded THEN
@@ -1889,7 +1891,7 @@ BEGIN
 		PERFORM idempotency_internal.raise_no_claim(p_scope, p_key);
 	ELSIF p_token IS NOT NULL THEN
 		PERFORM idempotency_internal.set_result(p_scope, 'k', p_key);
-	-- distributed: ELSE PERFORM idempotency_internal.note_closed(p_scope, p_key);
+	-- distributed: ELSIF idempotency_internal.note_closed(p_scope, p_key) THEN NULL;
 	END IF;
 	RETURN p_response;
 END
@@ -1916,10 +1918,10 @@ AS $$
 DECLARE
 	document pg_catalog.json := idempotency_internal.document(response);
 	now pg_catalog.timestamptz;
+	-- distributed: own_claim pg_catalog.bool;
 BEGIN
 	-- The claim of a key that had no row: the condition of the UPDATE is the test of ownership.
 	-- Every name is qualified, as in claim().
-	-- not distributed:
 	IF token IS NULL AND retention IS NULL AND headers IS NULL AND idempotency_internal.is_small(document, status) THEN
 		now := pg_catalog.clock_timestamp();
 		UPDATE idempotency.key AS k SET
@@ -1933,10 +1935,10 @@ BEGIN
 			AND k.claim_retention IS NOT NULL AND k.expires_at OPERATOR(pg_catalog.=) '-infinity'
 			AND k.claim_fingerprint IS NULL;
 		IF FOUND THEN
+			-- distributed: own_claim := idempotency_internal.note_closed(scope, key);
 			RETURN document;
 		END IF;
 	END IF;
-	-- both layouts
 	RETURN idempotency_internal.finish('complete', scope, key, document,
 		coalesce(status, 200), idempotency_internal.document(headers), token, retention);
 END

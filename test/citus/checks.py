@@ -88,6 +88,8 @@ def check_leases(cluster):
         sessions[port].commit()
         return row
 
+    if len({one(port, "SELECT idempotency_internal.transaction_id()::text::bigint >> 48") for port in PORTS}) < len(PORTS):
+        wrong.append("transactions of two nodes can have one id")
     for first in PORTS:
         for second in PORTS:
             for third in PORTS:
@@ -191,6 +193,52 @@ def check_roles(cluster):
                 wrong.append(f"{port}: a client can {statement}")
         session.close()
     return wrong, f"{len(PORTS)} nodes"
+
+
+def check_owner(cluster):
+    """check_owner charges as a client: with the rights of the owner, and with its own."""
+    wrong, found = [], {}
+    cluster.query(COORDINATOR, "GRANT USAGE ON SCHEMA api TO client")
+    cluster.query(COORDINATOR, "GRANT SELECT, INSERT ON api.charge TO client")
+    home = cluster.home(TENANT)[1]
+    for definer in (True, False):
+        for function in ("api.charge", "api.charge_here"):
+            cluster.query(COORDINATOR, f"ALTER FUNCTION {function} SECURITY {'DEFINER' if definer else 'INVOKER'}")
+            for port in PORTS:
+                session = cluster.connect(port, user="client")
+                key = f"owner {definer} {function} {port}"
+                outcome = code(session, f"SELECT {function}(%s, %s, %s, 5)", TENANT, key, key)
+                effects = number(cluster, "SELECT count(*) FROM api.charge WHERE order_no = %s", key)
+                if outcome and effects:
+                    wrong.append(f"{key}: {outcome}, {effects} effects")
+                if definer and outcome:
+                    wrong.append(f"{key}: {outcome}")
+                if not definer:
+                    found[f"{function} on {'coordinator' if port == COORDINATOR else 'home' if port == home else 'other'}"] = outcome
+                session.close()
+    return wrong, f"with the rights of the client: {found}"
+
+
+def check_cost(cluster):
+    """check_cost measures the write alone, with its key, and a replay, in microseconds.
+
+    The figures are those of the fastest calls in twenty: other programs of the machine disturb the others.
+    """
+    figures = {}
+    home = cluster.home(TENANT)[1]
+    for place, port, form in (("home", home, "statement"), ("coordinator, delegated", COORDINATOR, "statement"),
+                              ("coordinator, not delegated", COORDINATOR, "cast"), ("coordinator, in BEGIN", COORDINATOR, "block")):
+        session = cluster.connect(port)
+        for name, function, same in (("write", "api.write", False), ("charge", "api.charge", False), ("replay", "api.charge", True)):
+            times = []
+            for count in range(400):
+                key = f"cost {place}" + ("" if same else f" {function} {count}")
+                began = time.perf_counter()
+                calls.call(session, form, function, TENANT, key, key, 5)
+                times.append(time.perf_counter() - began)
+            figures.setdefault(place, []).append(f"{name} {sorted(times)[len(times) // 20] * 1e6:.0f}")
+        session.close()
+    return [], "; ".join(f"{place}: {', '.join(values)}" for place, values in figures.items())
 
 
 def check_again(cluster):

@@ -33,6 +33,8 @@ def main(directory):
                 ("waits", checks.check_waits),
                 ("inbox", checks.check_inbox),
                 ("roles", checks.check_roles),
+                ("owner", checks.check_owner),
+                ("cost", checks.check_cost),
                 ("control", storm.check_control),
                 ("storm", storm.check_storm)):
             if os.environ.get("ONLY") and name not in os.environ["ONLY"].split():

@@ -35,6 +35,17 @@ BEGIN
 END $$;
 SELECT create_distributed_function('api.charge(text, text, text, numeric)', 'p_tenant', colocate_with => 'api.charge');
 
+-- For the cost: the write alone.
+CREATE FUNCTION api.write(p_tenant text, p_key text, p_order text, p_amount numeric) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+	v_id uuid := gen_random_uuid();
+BEGIN
+	INSERT INTO api.charge (tenant, id, order_no, amount) VALUES (p_tenant, v_id, p_order, p_amount);
+	RETURN json_build_object('id', v_id, 'order', p_order);
+END $$;
+SELECT create_distributed_function('api.write(text, text, text, numeric)', 'p_tenant', colocate_with => 'api.charge');
+
 -- The control: a key table that does not decide who writes.
 CREATE TABLE api.unarbitrated (tenant text COLLATE "C" NOT NULL, key text NOT NULL, response json NOT NULL);
 SELECT create_distributed_table('api.unarbitrated', 'tenant', colocate_with => 'api.charge');
