@@ -763,13 +763,42 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.canonical_value(jsonb) IS 'the canonical text of a value';
 
--- The same, for callers whose search path is that of their client.
-CREATE FUNCTION idempotency_internal.canonical(value jsonb)
+CREATE FUNCTION idempotency_internal.canonical_any(value jsonb)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	RETURN idempotency_internal.canonical_value(value);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.canonical_any(jsonb) IS 'the canonical text of a value, under any search path';
+
+-- The same, and faster for a small object.  In the order of jsonb, the strings precede the
+-- numbers, and the numbers precede all other values: the comparison accepts numbers only, and
+-- trim_scale() is the canonical form of these.  With 400 bytes, none has too many digits.
+CREATE FUNCTION idempotency_internal.canonical(value jsonb)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+	members pg_catalog.text;
+BEGIN
+	IF pg_catalog.jsonb_typeof(value) OPERATOR(pg_catalog.=) 'object' AND pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 500 THEN
+		SELECT pg_catalog.string_agg(pg_catalog.to_json(m.key)::pg_catalog.text OPERATOR(pg_catalog.||) ':' OPERATOR(pg_catalog.||) CASE
+				WHEN m.value OPERATOR(pg_catalog.>=) '0.000001' AND m.value OPERATOR(pg_catalog.<=) '999999999999999999999'
+					THEN pg_catalog.trim_scale(m.value::pg_catalog.numeric)::pg_catalog.text
+				WHEN pg_catalog.jsonb_typeof(m.value) OPERATOR(pg_catalog.=) 'string' THEN m.value::pg_catalog.text
+				ELSE idempotency_internal.canonical_any(m.value)
+			END, ',' ORDER BY m.key COLLATE pg_catalog."C")
+		INTO members
+		FROM pg_catalog.jsonb_each(value) AS m;
+		IF pg_catalog.octet_length(members) OPERATOR(pg_catalog.<=) 400
+			AND (pg_catalog.octet_length(members) OPERATOR(pg_catalog.=) pg_catalog.length(members)
+				OR members OPERATOR(pg_catalog.!~) E'[\\uE000-\\U0010FFFF]') THEN
+			RETURN pg_catalog.concat('{', members, '}');
+		END IF;
+	END IF;
+	RETURN idempotency_internal.canonical_any(value);
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.canonical(jsonb) IS 'the canonical text of a value, under any search path';
@@ -1121,11 +1150,11 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.set_result(text, text, text) IS 'set the result of the last call about a scope';
 
-CREATE FUNCTION idempotency_internal.set_first_result(scope text, mark text, key text)
+CREATE FUNCTION idempotency_internal.set_first_result(result text)
 	RETURNS text
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-	RETURN set_config('idempotency_internal.results', chr(30) || scope || chr(31) || mark || key, true);
-COMMENT ON FUNCTION idempotency_internal.set_first_result(text, text, text) IS 'the same, in a transaction without results';
+	RETURN set_config('idempotency_internal.results', chr(30) || result, true);
+COMMENT ON FUNCTION idempotency_internal.set_first_result(text) IS 'the same, in a transaction without results: scope, mark and key';
 
 CREATE FUNCTION idempotency_internal.is_granted(scope text, mark text, key text)
 	RETURNS boolean
@@ -1491,7 +1520,7 @@ BEGIN
 	result := idempotency_internal.set_result(p_scope, 'n', '');
 	CASE state
 		WHEN 'stored' THEN
-			RETURN idempotency_internal.replay(stored, NULL);
+			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 		WHEN 'mismatched' THEN
 			RETURN ROW('mismatched', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
 		WHEN 'leased' THEN
@@ -1504,13 +1533,12 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.claim(text, text, bytea, json, interval, bigint, interval, boolean, boolean) IS
 	'claim a key, or return the outcome of another claim';
 
-CREATE FUNCTION idempotency_internal.replay(stored idempotency.key, fingerprint bytea)
+CREATE FUNCTION idempotency_internal.replayed(status smallint, headers json, response json, expires_at timestamptz, fingerprint bytea)
 	RETURNS idempotency.operation
 	LANGUAGE sql STABLE PARALLEL SAFE
-	RETURN ROW('replayed', true, NULL, NULL, NULL, NULL,
-		abs((stored).status::integer), (stored).headers, (stored).response, coalesce((stored).status < 0, false), NULL,
-		nullif((stored).expires_at, 'infinity'), fingerprint)::idempotency.operation;
-COMMENT ON FUNCTION idempotency_internal.replay(idempotency.key, bytea) IS 'a stored outcome as an operation';
+	RETURN ROW('replayed', true, NULL, NULL, NULL, NULL, abs(status::integer), headers, response, coalesce(status < 0, false),
+		NULL, nullif(expires_at, 'infinity'), fingerprint)::idempotency.operation;
+COMMENT ON FUNCTION idempotency_internal.replayed(smallint, json, json, timestamptz, bytea) IS 'a stored outcome as an operation';
 
 -- Of another owner's lease, only its time is shown.
 CREATE FUNCTION idempotency_internal.in_progress(stored idempotency.key, fingerprint bytea)
@@ -1583,20 +1611,21 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.claim_any(text, text, text, json, interval, interval, interval, bytea) IS
 	'claim() and try_claim() with any arguments, and under any search path';
 
--- Whether a claim needs no checks of its arguments and settings but these.  A key that begins
--- as an array or an object might be one.  A body in SQL's own syntax is parsed once, when it
--- is created, so no search path changes its meaning.
-CREATE FUNCTION idempotency_internal.is_plain(scope text, key text)
+-- Whether a claim needs no checks of its names and of settings but these.  The name is the
+-- result of a granted claim (see above) without its first character.  A key that begins as
+-- an array or an object might be one.  A body in SQL's own syntax is parsed once, when it is
+-- created, so no search path changes its meaning.
+CREATE FUNCTION idempotency_internal.is_plain(name text)
 	RETURNS boolean
 	LANGUAGE sql STABLE PARALLEL SAFE
-	RETURN scope <> '' AND key <> '' AND octet_length(key || scope) <= 255
-		AND key || scope !~ E'^[[{]|[\\u0001-\\u001F\\u007F-\\u009F]'
+	RETURN name ~ E'^[^\\u0001-\\u001F\\u007F-\\u009F]+\\u001Fk[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*$'
+		AND octet_length(name) <= 255
 		AND coalesce(current_setting('idempotency.scope_prefix', true), '') = ''
 		AND coalesce(current_setting('idempotency.retention', true), '') = ''
 		AND coalesce(current_setting('idempotency_internal.results', true), '') = ''
 		AND current_setting('transaction_isolation') = 'read committed'
 		AND current_setting('transaction_read_only') = 'off';
-COMMENT ON FUNCTION idempotency_internal.is_plain(text, text) IS 'whether a claim of the key needs no more checks';
+COMMENT ON FUNCTION idempotency_internal.is_plain(text) IS 'whether a claim needs no more checks';
 
 -- claim() and try_claim() have one body.  A first claim without a lease, and a replay, of a
 -- transaction in READ COMMITTED need few statements, which are here; claim_any() has the
@@ -1621,40 +1650,41 @@ CREATE FUNCTION idempotency.%1$I(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 AS $function$
 DECLARE
+	name pg_catalog.text := scope OPERATOR(pg_catalog.||) E'\x1Fk' OPERATOR(pg_catalog.||) key;
 	request_fingerprint pg_catalog.bytea;
 	stored record;
 	result pg_catalog.text;
 BEGIN
 	-- not distributed:
 	IF lease IS NULL AND wait IS NULL AND retention IS NULL AND fingerprint IS NULL
-		AND idempotency_internal.is_plain(scope, key)
+		AND idempotency_internal.is_plain(name)
 		AND (request IS NULL OR pg_catalog.pg_typeof(request) OPERATOR(pg_catalog.=) ANY
 			('{pg_catalog.jsonb,pg_catalog.json,pg_catalog.text,pg_catalog.varchar}'::pg_catalog.regtype[]))
 	THEN
 		IF request IS NOT NULL THEN
 			request_fingerprint := idempotency_internal.fingerprint(request::pg_catalog.jsonb);
 		END IF;
-		SELECT CASE WHEN k.token IS NULL AND k.claim_retention IS NULL
-				AND k.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-				AND (k.fingerprint OPERATOR(pg_catalog.=) request_fingerprint) IS NOT FALSE
-			THEN idempotency_internal.replay(k, NULL) END AS replayed
+		SELECT k.expires_at, k.status, k.fingerprint, k.response, k.headers, k.token, k.claim_retention
 		INTO stored
 		FROM idempotency.key AS k
 		WHERE k.scope OPERATOR(pg_catalog.=) %1$I.scope AND k.key OPERATOR(pg_catalog.=) %1$I.key;
-		IF FOUND THEN
-			IF (stored.replayed).replayed THEN
-				result := idempotency_internal.set_first_result(scope, 'n', '');
-				RETURN stored.replayed;
+		IF NOT FOUND THEN
+			IF idempotency_internal.announce(scope, key) THEN
+				INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
+				VALUES (pg_catalog.clock_timestamp(), '-infinity', scope, key, request_fingerprint,
+					pg_catalog.pg_current_xact_id(), '24:00:00')
+				ON CONFLICT DO NOTHING;
+				IF FOUND THEN
+					result := idempotency_internal.set_first_result(name);
+					RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
+				END IF;
 			END IF;
-		ELSIF idempotency_internal.announce(scope, key) THEN
-			INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
-			VALUES (pg_catalog.clock_timestamp(), '-infinity', scope, key, request_fingerprint,
-				pg_catalog.pg_current_xact_id(), '24:00:00')
-			ON CONFLICT DO NOTHING;
-			IF FOUND THEN
-				result := idempotency_internal.set_first_result(scope, 'k', key);
-				RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
-			END IF;
+		ELSIF stored.token IS NULL AND stored.claim_retention IS NULL
+			AND stored.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+			AND (stored.fingerprint OPERATOR(pg_catalog.=) request_fingerprint) IS NOT FALSE
+		THEN
+			result := idempotency_internal.set_first_result(scope OPERATOR(pg_catalog.||) E'\x1Fn');
+			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 		END IF;
 	END IF;
 	-- both layouts
@@ -1904,7 +1934,7 @@ COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer,
 CREATE FUNCTION idempotency_internal.is_small(response json, status integer)
 	RETURNS boolean
 	LANGUAGE sql STABLE PARALLEL SAFE
-	RETURN coalesce(octet_length(response::text) <= 1024, true) AND coalesce(status BETWEEN 100 AND 599, true)
+	RETURN coalesce(octet_length(response::text) <= 1024, true) AND coalesce(status, 200) BETWEEN 100 AND 599
 		AND current_setting('transaction_read_only') = 'off';
 COMMENT ON FUNCTION idempotency_internal.is_small(json, integer) IS 'whether an outcome needs no more checks';
 
@@ -1932,8 +1962,7 @@ BEGIN
 			claim_retention = NULL
 		WHERE k.scope OPERATOR(pg_catalog.=) complete.scope AND k.key OPERATOR(pg_catalog.=) complete.key
 			AND k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()
-			AND k.claim_retention IS NOT NULL AND k.expires_at OPERATOR(pg_catalog.=) '-infinity'
-			AND k.claim_fingerprint IS NULL;
+			AND k.claim_retention IS NOT NULL AND k.token IS NULL AND k.claim_fingerprint IS NULL;
 		IF FOUND THEN
 			-- distributed: own_claim := idempotency_internal.note_closed(scope, key);
 			RETURN document;
@@ -2309,7 +2338,7 @@ BEGIN
 	IF NOT FOUND THEN
 		RETURN NULL;
 	ELSIF stored.token IS NULL THEN
-		RETURN idempotency_internal.replay(stored, stored.fingerprint);
+		RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, stored.fingerprint);
 	END IF;
 	RETURN idempotency_internal.in_progress(stored, stored.fingerprint);
 END
@@ -2402,19 +2431,23 @@ CREATE FUNCTION idempotency.run(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	final_errors text := coalesce(nullif(pg_catalog.current_setting('idempotency.final_errors', true), ''), 'IKFIN');
-	final_codes text[] := pg_catalog.regexp_split_to_array(pg_catalog.btrim(final_errors), ' *, *');
-	code text;
-	document json := request::text;
+	final_errors pg_catalog.text := pg_catalog.current_setting('idempotency.final_errors', true);
+	final_codes pg_catalog.text[];
+	code pg_catalog.text;
+	document pg_catalog.json := request::pg_catalog.text;
 	routine record;
 	operation idempotency.operation;
 	stored idempotency.operation;
-	response json;
-	message text;
-	detail text;
+	response pg_catalog.json;
+	message pg_catalog.text;
+	detail pg_catalog.text;
 BEGIN
 	-- Check the SQLSTATEs that are final; blanks mean none.  Transient failures are refused,
 	-- because a retry can succeed.
+	IF (final_errors OPERATOR(pg_catalog.<>) '') IS NOT TRUE THEN
+		final_errors := 'IKFIN';
+	END IF;
+	final_codes := pg_catalog.regexp_split_to_array(pg_catalog.btrim(final_errors), ' *, *');
 	FOREACH code IN ARRAY final_codes LOOP
 		IF code OPERATOR(pg_catalog.!~) '^([0-9A-Z]{5})?$'
 			OR code OPERATOR(pg_catalog.~) '^(00|08|25|40|53|55|57|58|72|F0|HV|IK|XX)' AND code OPERATOR(pg_catalog.<>) 'IKFIN' THEN
@@ -2478,7 +2511,7 @@ BEGIN
 	ELSE
 		PERFORM idempotency.fail(scope, key,
 			pg_catalog.concat('{"type":"about:blank","title":', pg_catalog.to_json(message), ',"status":422',
-				',"detail":' OPERATOR(pg_catalog.||) pg_catalog.to_json(nullif(detail, ''))::pg_catalog.text, '}'),
+				CASE WHEN detail OPERATOR(pg_catalog.<>) '' THEN ',"detail":' OPERATOR(pg_catalog.||) pg_catalog.to_json(detail)::pg_catalog.text END, '}'),
 			422, '{"Content-Type": "application/problem+json"}'::pg_catalog.text);
 	END IF;
 

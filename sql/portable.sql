@@ -139,6 +139,25 @@ INSERT INTO guarded VALUES (1);
 ROLLBACK;
 SELECT key, state FROM idempotency.keys WHERE scope = 'portable' ORDER BY key;
 
+--
+-- The fast path of canonical() agrees with the other one
+--
+
+CREATE FUNCTION pg_temp.value(seed integer) RETURNS jsonb LANGUAGE sql AS $$
+	SELECT (ARRAY['0', '-0.0', '12.50', '-3.10', '1.000', '100', '1e20', '1e21', '999999999999999999999', '999999999999999999999.5',
+		'0.000001', '0.0000010', '0.0000009', '1e-7', '1e400', '0.' || repeat('12', 150), repeat('9', 300), '123456789012345678.90',
+		'true', 'null', '""', '"a, "', '", "', E'"\\""', '"\u0001"', '"é"', '"\ue000"', '"\ud83d\ude00"', '{}', '[]', '[1.0]', '{"b": 1.0, "a": 2}'])
+		[1 + (hashint4(seed) & 1073741823) % 32]::jsonb
+$$;
+CREATE FUNCTION pg_temp.name(seed integer) RETURNS text LANGUAGE sql AS $$
+	SELECT (ARRAY['', 'a', 'b', 'aa', 'a b', 'a!', 'a"', 'B', 'customer', 'amount', E'\\', E'\x01', 'é', 'ééé', E'\ue000', E'\U0001F600', 'a: ', ', '])
+		[1 + (hashint4(seed + 1000000) & 1073741823) % 18]
+$$;
+SELECT count(*) AS objects, count(*) FILTER (WHERE idempotency_internal.canonical(d.value) <> idempotency_internal.canonical_any(d.value)) AS differ
+	FROM generate_series(1, 3000) AS n,
+		LATERAL (SELECT coalesce(jsonb_object_agg(pg_temp.name(n * 10 + m), pg_temp.value(n * 10 + m)), '{}') AS value
+			FROM generate_series(1, n % 6) AS m) AS d;
+
 DELETE FROM idempotency.key WHERE scope LIKE 'portable%';
 DROP TABLE guarded;
 SET client_min_messages = warning;

@@ -195,6 +195,48 @@ is($node->safe_psql('shadows', q{SELECT idempotency.unsubscribe('relay'); DROP F
 	DROP EXTENSION idempotency}), 't', 'the extension is dropped among shadows');
 
 # ----------------------------------------------------------------
+# The portable edition
+# ----------------------------------------------------------------
+
+# Its functions run with the rights of their owner, and those that each operation calls have
+# the search path of their client: the same shadows, which no statement must reach.
+$node->safe_psql('postgres', 'CREATE DATABASE portable TEMPLATE shadows; ALTER DATABASE portable SET search_path = public, pg_catalog');
+$node->safe_psql('portable', 'DROP SCHEMA app CASCADE');
+$node->command_ok([ 'psql', '--no-psqlrc', '--quiet', '--dbname', $node->connstr('portable'), '--file', '../../portable/idempotency.sql' ],
+	'the portable edition is installed among shadows');
+$node->safe_psql('portable', q{CREATE SCHEMA app; CREATE TABLE app.guarded (i pg_catalog.int4);
+	CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT $1';
+	CREATE TRIGGER guard BEFORE INSERT ON app.guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('s');
+	GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded TO "user"; GRANT TEMPORARY ON DATABASE portable TO "user";
+	SELECT idempotency.grant_client('user'), idempotency.grant_operator('user')});
+my @portable = map { s/,\s*'[{][}]'::pg_catalog.jsonb::idempotency.document//r }
+  grep { !/idempotency\.(?:subscri|unsubscri|publish|fetch|redrive|stats|dead_letters|keytext|.?ack)|'::idempotency\.keytext/ } @use;
+push @portable, split /\n/, <<'SQL';
+COMMIT
+BEGIN
+SELECT outcome FROM idempotency.claim('s', 'plain')
+SELECT idempotency.complete('s', 'plain', '{"b": 2}'::pg_catalog.json), idempotency.claim('s', 'plain')
+COMMIT
+BEGIN
+SELECT outcome FROM idempotency.claim('s', 'first', '{"b": 1.50, "a": [{"c": "\u0001"}]}'::pg_catalog.jsonb)
+SELECT idempotency.complete('s', 'first', '{"b": 2}'::pg_catalog.jsonb, 201)
+COMMIT
+SELECT (idempotency.claim('s', 'first', '{"b": 1.5, "a": [{"c": "\u0001"}]}'::pg_catalog.text)).response
+SELECT (idempotency.try_claim('s', 'first', '{"b": 1.5}'::pg_catalog.text)).outcome
+SELECT (idempotency.claim('s', 'lease', lease => '1 min')).outcome
+SELECT idempotency.claim('s', 'open')
+SQL
+foreach my $path ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog')
+{
+	my ($rc, $out, $err) = $node->psql('portable', join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @portable, 'COMMIT;'),
+		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=terse', '--username', 'user' ]);
+	like($err, qr/\A\S*\s*ERROR:  cannot commit a transaction with an open idempotency claim$/m, "no shadow captures the portable edition under $path");
+	is(() = $err =~ /ERROR/g, 1, 'no other statement fails');
+	like($out, qr/^claimed\n.*^\{"b": 2\}$/ms, 'operations succeed among shadows');
+	$node->safe_psql('portable', 'DELETE FROM idempotency.key');
+}
+
+# ----------------------------------------------------------------
 # Casts
 # ----------------------------------------------------------------
 
