@@ -117,7 +117,7 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h)
 # Targets for users; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo payments test soak coverage torture fuzz matrix mutants sanitize bench dist package format check-format
+.PHONY: help demo payments test soak coverage torture fuzz matrix citus mutants sanitize bench dist package format check-format
 
 help: ## print this list
 	@echo 'all            build'
@@ -155,6 +155,10 @@ coverage: ## run the tests with gcov: lines and branches by folder, functions th
 matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=; SOURCE=directory of PostgreSQL's source
 	@ONLY="$(if $(SOURCE),regress isolation pgtap tap)" tools/prerequisites $(if $(SOURCE),sanitize,matrix)
 	@$(if $(SOURCE),test/matrix/source "$(SOURCE)",test/matrix/run $(RELEASES))
+
+citus: ## test the portable edition on a cluster of Citus, built from source (10 minutes); CITUS=directory of its source, OPERATIONS=, MOVES=, KILLS=, SEED=
+	@$(if $(CITUS),tools/prerequisites citus)
+	@test/citus/run "$(CITUS)"
 
 mutants: ## plant one bug after another; the tests must catch each (15 minutes); ONLY="name ..."
 	@tools/prerequisites test
