@@ -124,11 +124,13 @@ def check_leases(cluster):
 def check_waits(cluster):
     """check_waits lets a call on each node wait for a claim on each node."""
     wrong, scope = [], TENANT + "/wait"
+    cluster.query(COORDINATOR, "INSERT INTO api.charge VALUES (%s, gen_random_uuid(), 'wait', 1)", TENANT)
     for owner_port in PORTS:
         for port in PORTS:
             owner, waiter, key, answer = cluster.connect(owner_port), cluster.connect(port), f"{owner_port} {port}", []
             waiter.autocommit = True
             owner.cursor().execute("SELECT idempotency.claim(%s, %s)", (scope, key))
+            waiter.cursor().execute("SET statement_timeout = '10s'")  # ends a wait without a bound
 
             def wait(wait_for, answer=answer, waiter=waiter, key=key):
                 began = time.monotonic()
