@@ -168,7 +168,7 @@ CREATE VIEW bench.csv AS
 
 -- One line per figure: the contestants' values, the extension's ratio to the reference,
 -- the spread over the rounds of the ratio or of the absolute value, and whether the
--- target is met.
+-- target is met; the last two are those of the portable edition, if it is measured.
 CREATE VIEW bench.report AS
 	SELECT f.title AS "median", f.unit,
 		max(v.shown) FILTER (WHERE v.contestant = 'floor') AS floor,
@@ -176,7 +176,9 @@ CREATE VIEW bench.report AS
 		max(v.shown) FILTER (WHERE v.contestant = 'pgq') AS pgq,
 		max(v.shown) FILTER (WHERE v.contestant = 'idempotency') AS idempotency,
 		max(v.ratio) FILTER (WHERE v.contestant = 'idempotency') AS ratio,
-		max(v.spread) FILTER (WHERE v.contestant = 'idempotency') AS spread,
+		max(v.shown) FILTER (WHERE v.contestant = 'portable') AS portable,
+		max(v.ratio) FILTER (WHERE v.contestant = 'portable') AS portable_ratio,
+		max(v.spread) FILTER (WHERE v.contestant = v.judge) AS spread,
 		CASE
 			WHEN f.target IS NULL THEN NULL
 			WHEN f.at_least THEN '>= ' || f.target
@@ -186,10 +188,11 @@ CREATE VIEW bench.report AS
 			WHEN f.target IS NULL THEN NULL
 			WHEN f.at_least AND v.judged >= f.target OR NOT f.at_least AND v.judged <= f.target THEN 'reached'
 			ELSE 'missed'
-		END) FILTER (WHERE v.contestant = 'idempotency') AS verdict
+		END) FILTER (WHERE v.contestant = v.judge) AS verdict
 	FROM bench.figure AS f
 	JOIN LATERAL (
-		SELECT m.contestant, CASE WHEN f.absolute THEN m.value ELSE m.ratio END AS judged,
+		SELECT m.contestant, CASE WHEN 'portable' = ANY (f.contestants) THEN 'portable' ELSE 'idempotency' END AS judge,
+			CASE WHEN f.absolute THEN m.value ELSE m.ratio END AS judged,
 			round(m.value::numeric, CASE WHEN m.value < 100 THEN 2 ELSE 0 END)::text AS shown,
 			round(m.ratio::numeric, p.digits)::text AS ratio,
 			CASE
@@ -210,6 +213,6 @@ BEGIN ATOMIC
 	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
 	FROM pg_attribute
 	WHERE attrelid = 'bench.report'::regclass
-		AND (attname NOT IN ('floor', 'hand', 'pgq')
-			OR EXISTS (SELECT FROM bench.figure AS f WHERE attname = ANY (f.contestants)));
+		AND (attname NOT IN ('floor', 'hand', 'pgq', 'portable', 'portable_ratio')
+			OR EXISTS (SELECT FROM bench.figure AS f WHERE split_part(attname, '_', 1) = ANY (f.contestants)));
 END;
