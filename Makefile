@@ -116,7 +116,7 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h)
 # Targets for users; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo payments test soak coverage torture fuzz matrix mutants sanitize bench docs dist package format check-format
+.PHONY: help demo payments test soak coverage torture fuzz matrix citus mutants sanitize bench docs dist package format check-format
 
 help: ## print this list
 	@echo 'all            build'
@@ -137,7 +137,7 @@ payments: ## start the payments service of examples/payments on a throw-away ser
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test, random ones once (6 minutes); ONLY="regress portable isolation tap pgtap docs model relay payments clients middleware applications fuzz stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
+test: ## run every test, random ones once (6 minutes); ONLY="regress portable distributed isolation tap pgtap docs model relay payments clients middleware applications fuzz stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
 	@tools/prerequisites test
 	@tools/build
 	@test/run
@@ -154,6 +154,10 @@ coverage: ## run the tests with gcov: lines and branches by folder, functions th
 matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=; SOURCE=directory of PostgreSQL's source
 	@ONLY="$(if $(SOURCE),regress isolation pgtap tap)" tools/prerequisites $(if $(SOURCE),sanitize,matrix)
 	@$(if $(SOURCE),test/matrix/source "$(SOURCE)",test/matrix/run $(RELEASES))
+
+citus: ## test the portable edition on a cluster of Citus, built from source (10 minutes); CITUS=directory of its source, OPERATIONS=, MOVES=, KILLS=, SEED=
+	@$(if $(CITUS),tools/prerequisites citus)
+	@test/citus/run "$(CITUS)"
 
 mutants: ## plant one bug after another; the tests must catch each (15 minutes); ONLY="name ..."
 	@tools/prerequisites test

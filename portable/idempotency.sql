@@ -1237,9 +1237,13 @@ DECLARE
 	is_takeover boolean := new.token IS NOT NULL AND (new.attempt > 1 OR new.claim_retention IS NOT NULL);
 BEGIN
 	IF seen IS NULL THEN
-		INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, token, attempt, leased_at, leased_until,
+		INSERT INTO idempotency.key (
+			-- distributed: tenant,
+			created_at, expires_at, scope, key, fingerprint, token, attempt, leased_at, leased_until,
 			request, retention, claimed_in, claim_fingerprint, claim_retention)
-		VALUES (new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
+		VALUES (
+			-- distributed: home,
+			new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
 			new.leased_until, new.request, new.retention, new.claimed_in, new.claim_fingerprint, new.claim_retention)
 		ON CONFLICT DO NOTHING;
 	ELSE
@@ -1292,7 +1296,8 @@ BEGIN
 	IF own_ms > 0 AND own_ms <= wait_ms THEN
 		RETURN false;
 	END IF;
-	PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+	PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true); -- not distributed
+	-- distributed: RETURN idempotency_internal.set_lock_timeout(greatest(wait_ms, 1)::text);
 	RETURN true;
 END
 $$;
@@ -1310,14 +1315,15 @@ DECLARE
 	written boolean;
 BEGIN
 	-- a wait for the table is none for the owner of the key
-	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE;
+	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE; -- not distributed
 	BEGIN
 		bounded := idempotency_internal.bound_wait(wait_ms);
 		IF wait_ms <= 0 AND seen IS NOT NULL THEN
 			PERFORM FROM idempotency.key AS k WHERE k.scope = new.scope AND k.key = new.key FOR NO KEY UPDATE NOWAIT;
 		END IF;
 		written := idempotency_internal.put(new, seen, writer);
-		PERFORM set_config('lock_timeout', lock_timeout, true);
+		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
+		-- distributed: bounded := idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
 		WHEN lock_not_available THEN
 			IF NOT bounded THEN
@@ -1328,7 +1334,7 @@ BEGIN
 			PERFORM idempotency_internal.raise_concurrent(new.scope, new.key);
 	END;
 	-- the owner whose end was awaited has released the lock
-	PERFORM idempotency_internal.announce(new.scope, new.key);
+	PERFORM idempotency_internal.announce(new.scope, new.key); -- not distributed
 	RETURN written;
 END
 $$;
@@ -1370,6 +1376,7 @@ BEGIN
 	ELSIF lease IS NULL THEN
 		new.expires_at := coalesce(new.expires_at, '-infinity');
 		new.claim_fingerprint := coalesce(new.fingerprint, request_fingerprint);
+		-- distributed: IF stored.scope IS NULL THEN new.fingerprint := request_fingerprint; new.claim_fingerprint := NULL; END IF;
 		new.claim_retention := retention;
 	ELSE
 		new.leased_at := now;
@@ -1423,7 +1430,8 @@ COMMENT ON FUNCTION idempotency_internal.finish_waiting(idempotency.key, interva
 -- claim.  With "refuse", raises IK409 and IK422 instead of returning these outcomes.
 --
 -- The row is read first, so that a replay takes no lock and no transaction id; except in
--- SERIALIZABLE, where reading an absent key would conflict with claims of its neighbours.
+-- SERIALIZABLE, where reading an absent key would conflict with claims of its neighbours, and
+-- on Citus, where it would be one more query of another node.
 CREATE FUNCTION idempotency_internal.claim(
 	p_scope text, p_key text, request_fingerprint bytea, request json, lease interval,
 	wait_ms bigint, retention interval, refuse boolean, for_once boolean)
@@ -1431,8 +1439,9 @@ CREATE FUNCTION idempotency_internal.claim(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	isolation text := current_setting('transaction_isolation');
-	insert_first boolean := isolation = 'serializable';
+	isolation text := current_setting('transaction_isolation'); -- not distributed
+	-- distributed: isolation text := 'distributed';
+	insert_first boolean := isolation IN ('serializable', 'distributed');
 	deadline timestamptz := clock_timestamp() + wait_ms * interval '1 ms';
 	pause double precision := 0.01;
 	now timestamptz;
@@ -1503,7 +1512,8 @@ BEGIN
 				written := idempotency_internal.put(new, seen, writer);
 			ELSE
 				written := idempotency_internal.put_within(new, seen, writer, wait_left);
-				IF written THEN
+				IF written THEN -- not distributed
+				-- distributed: IF written AND (lease IS NOT NULL OR clock_timestamp() > deadline - (wait_ms - 100) * interval '1 ms') THEN
 					new := idempotency_internal.finish_waiting(new, lease, retention, for_once);
 				END IF;
 			END IF;
@@ -1538,6 +1548,7 @@ BEGIN
 
 	IF state IN ('absent', 'expired', 'abandoned') THEN
 		result := idempotency_internal.set_result(p_scope, 'k', p_key);
+		-- distributed: IF lease IS NULL AND NOT for_once THEN result := idempotency_internal.note_open(p_scope, p_key); END IF;
 		RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
 			CASE WHEN lease IS NOT NULL THEN new.token END,
 			CASE WHEN lease IS NOT NULL THEN new.attempt ELSE coalesce(new.attempt, 0) + 1 END,
@@ -1696,6 +1707,7 @@ DECLARE
 	stored record;
 	result pg_catalog.text;
 BEGIN
+	-- not distributed:
 	IF lease IS NULL AND wait IS NULL AND retention IS NULL AND fingerprint IS NULL
 		AND idempotency_internal.is_plain(name)
 		AND (request IS NULL OR pg_catalog.pg_typeof(request) OPERATOR(pg_catalog.=) ANY
@@ -1727,6 +1739,7 @@ BEGIN
 			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 		END IF;
 	END IF;
+	-- both layouts
 	RETURN idempotency_internal.claim_any(%1$L, scope, key, idempotency_internal.document(request), lease, wait, retention, fingerprint);
 END
 $function$
@@ -1794,7 +1807,8 @@ BEGIN
 	PERFORM FROM idempotency.key AS k
 	WHERE k.scope OPERATOR(pg_catalog.=) new.scope AND k.key OPERATOR(pg_catalog.=) new.key AND k.claim_retention IS NOT NULL;
 	IF FOUND THEN
-		PERFORM idempotency_internal.refuse_commit(new);
+		PERFORM idempotency_internal.refuse_commit(new); -- not distributed
+		-- distributed: PERFORM idempotency_internal.refuse_commit(pg_catalog.jsonb_populate_record(NULL::idempotency.key, pg_catalog.to_jsonb(new)));
 	END IF;
 	RETURN NULL;
 END
@@ -1830,11 +1844,12 @@ BEGIN
 			RETURN stored;
 		END IF;
 	END IF;
-	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE;
+	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE; -- not distributed
 	BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
 		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope AND k.key = p_key FOR NO KEY UPDATE;
-		PERFORM set_config('lock_timeout', lock_timeout, true);
+		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
+		-- distributed: bounded := idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
 		WHEN lock_not_available THEN
 			IF NOT bounded THEN
@@ -1958,6 +1973,7 @@ BEGIN
 		PERFORM idempotency_internal.raise_no_claim(p_scope, p_key);
 	ELSIF p_token IS NOT NULL THEN
 		PERFORM idempotency_internal.set_result(p_scope, 'k', p_key);
+	-- distributed: ELSIF idempotency_internal.note_closed(p_scope, p_key) THEN NULL;
 	END IF;
 	RETURN p_response;
 END
@@ -1984,6 +2000,7 @@ AS $$
 DECLARE
 	document pg_catalog.json := idempotency_internal.document(response);
 	now pg_catalog.timestamptz;
+	-- distributed: own_claim pg_catalog.bool;
 BEGIN
 	-- The claim of a key that had no row: the condition of the UPDATE is the test of ownership.
 	-- Every name is qualified, as in claim().
@@ -1999,6 +2016,7 @@ BEGIN
 			AND k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()
 			AND k.claim_retention IS NOT NULL AND k.token IS NULL AND k.claim_fingerprint IS NULL;
 		IF FOUND THEN
+			-- distributed: own_claim := idempotency_internal.note_closed(scope, key);
 			RETURN document;
 		END IF;
 	END IF;
@@ -2032,14 +2050,17 @@ CREATE FUNCTION idempotency.release(scope text, key text, token bigint DEFAULT N
 AS $$
 DECLARE
 	own_token bigint := idempotency_internal.own('release', scope, key, token);
+	-- distributed: next_token bigint := CASE WHEN own_token IS NOT NULL THEN idempotency_internal.new_token(own_token) END;
 	now timestamptz := clock_timestamp();
 BEGIN
 	IF own_token IS NULL THEN
+		-- distributed: PERFORM idempotency_internal.note_closed(scope, key);
 		UPDATE idempotency.key AS k SET claimed_in = NULL, claim_fingerprint = NULL, claim_retention = NULL
 		WHERE k.scope = release.scope AND k.key = release.key AND k.expires_at > now;
 	ELSE
 		UPDATE idempotency.key AS k SET
-			token = idempotency_internal.new_token(k.token),
+			token = idempotency_internal.new_token(k.token), -- not distributed
+			-- distributed: token = next_token,
 			leased_at = now,
 			leased_until = '-infinity',
 			expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now),
@@ -2215,6 +2236,7 @@ DECLARE
 	now timestamptz;
 BEGIN
 	-- the clock is read for each row, because an insertion can wait
+	-- not distributed:
 	WITH inserted AS (
 		INSERT INTO idempotency.key AS k (expires_at, created_at, scope, key, claimed_in)
 		SELECT idempotency_internal.retention_end(retention, clock_timestamp()), clock_timestamp(),
@@ -2225,6 +2247,8 @@ BEGIN
 		RETURNING k.key
 	)
 	SELECT coalesce(array_agg(i.key), '{}') INTO fresh FROM inserted AS i;
+	-- both layouts
+	-- distributed: fresh := '{}';
 	IF cardinality(fresh) = cardinality(names) THEN
 		RETURN fresh;
 	END IF;

@@ -25,7 +25,11 @@ BEGIN
 	END IF;
 
 	DROP VIEW idempotency.keys, idempotency.zombies;
-	DROP TRIGGER require_outcome ON idempotency.key;
+	IF EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) 'idempotency.key'::pg_catalog.regclass
+		AND t.tgname OPERATOR(pg_catalog.=) 'require_outcome') THEN
+		DROP TRIGGER require_outcome ON idempotency.key; -- not with the layout of citus.sql
+	END IF;
+	DROP TABLE IF EXISTS idempotency_internal.open_claim; -- only with the layout of citus.sql
 	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO routines
 	FROM pg_catalog.pg_proc AS p
 	WHERE p.pronamespace OPERATOR(pg_catalog.=) ANY ('{idempotency,idempotency_internal}'::pg_catalog.regnamespace[]::pg_catalog.oid[]);

@@ -899,6 +899,7 @@ CREATE FUNCTION pg_temp.writes(OUT inserted bigint, OUT updated bigint, OUT hot 
 $$;
 BEGIN;
 TRUNCATE idempotency.key;
+-- not distributed: claims write once more
 SELECT * FROM pg_temp.writes() \gset before_
 SELECT pg_temp.lease('hot') AS own \gset
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
@@ -911,6 +912,7 @@ SELECT idempotency.release('lease', 'hot', :own);
 SELECT outcome, token AS own FROM idempotency.claim('lease', 'hot', lease => '1 min') \gset
 SELECT idempotency.complete('lease', 'hot', token => :own);
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, deleted - :before_deleted AS deleted FROM pg_temp.writes();
+-- both layouts
 ROLLBACK;
 
 -- A heartbeat, a checkpoint or a takeover does not rewrite a TOASTed request; the

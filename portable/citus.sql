@@ -1,0 +1,335 @@
+/* portable/citus.sql: distributes the portable edition over a Citus cluster */
+
+-- The role that installed idempotency.sql runs this file on the coordinator, and then
+-- distributes the keys with the rows that they protect:
+--
+--	psql --no-psqlrc --file=portable/citus.sql
+--	psql --command="SELECT idempotency.distribute('api.charge')"
+--
+-- The key table gets a column with the tenant of each key, which is the scope up to its
+-- first slash, and the functions are made again from their own definitions: every query
+-- gets a condition on that column, by which Citus finds the node.  idempotency.sql marks
+-- what else differs: a comment that begins with "distributed:" becomes code, and code
+-- marked "not distributed" is removed.
+
+\set ON_ERROR_STOP on
+\if :{?within_transaction}
+\else
+BEGIN;
+\endif
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- ---------------------------------------------------------------------------
+-- The distributed layout, which plain PostgreSQL can have, too
+-- ---------------------------------------------------------------------------
+
+-- The definition of a function for the distributed layout.  "home" is the tenant of the
+-- call, and "this_transaction" an id of the transaction.  Citus finds the shard without
+-- planning the query if both are parameters, and a function that reads the transaction id
+-- would run on the node of the shard, in another transaction.
+CREATE FUNCTION idempotency_internal.distributed_definition(function regprocedure)
+	RETURNS text
+	LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+	routine pg_proc;
+	definition text := pg_get_functiondef(function);
+	scope text;
+	id text;
+	declared text;
+BEGIN
+	SELECT * INTO routine FROM pg_proc AS p WHERE p.oid = function;
+	-- Already made
+	IF definition ~ '\n\t(home|this_transaction) CONSTANT ' THEN
+		RETURN definition;
+	END IF;
+	definition := regexp_replace(definition, E'[ \\t]*-- not distributed:\\n.*?-- both layouts\\n', '', 'g');
+	definition := regexp_replace(definition, E'[^\\n]*-- not distributed\\n', '', 'g');
+	definition := replace(definition, '-- distributed: ', '');
+
+	IF routine.proname IN ('require_outcome', 'refuse_commit') THEN
+		definition := replace(definition, 'idempotency.key AS k', 'idempotency_internal.open_claim AS k');
+	ELSIF definition ~ 'idempotency\.key AS|INTO idempotency\.key' THEN
+		scope := (ARRAY['p_scope', 'scope', 'new.scope', 'written.scope'])[
+			(SELECT min(array_position('{p_scope,scope,new,written}', a.name)) FROM unnest(routine.proargnames) AS a (name))];
+		definition := regexp_replace(definition, E'\\mk\\.scope (=|OPERATOR\\(pg_catalog\\.=\\)) ', E'k.tenant \\1 home AND k.scope \\1 ', 'g');
+	END IF;
+	IF routine.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql') AND routine.proname !~ '^transaction_id' THEN
+		IF definition ~ 'pg_current_xact_id\(\)' THEN
+			id := 'idempotency_internal.transaction_id()';
+		ELSIF definition ~ 'pg_current_xact_id_if_assigned\(\)' THEN
+			id := 'idempotency_internal.transaction_id_if_assigned()';
+		END IF;
+		definition := regexp_replace(definition, '(pg_catalog\.)?pg_current_xact_id(_if_assigned)?\(\)', 'this_transaction', 'g');
+	END IF;
+
+	-- A block around the body declares what the queries use.
+	declared := concat(
+		E'\n\thome CONSTANT ' || (SELECT format('%I.%I', t.typnamespace::regnamespace, t.typname) FROM pg_attribute AS a
+			JOIN pg_type AS t ON t.oid = a.atttypid WHERE a.attrelid = 'idempotency.key'::regclass AND a.attname = 'tenant') || ' := idempotency_internal.tenant(' || scope || ');',
+		E'\n\tthis_transaction CONSTANT pg_catalog.xid8 := ' || id || ';');
+	IF declared <> '' THEN
+		definition := regexp_replace(definition, E'(AS \\$function\\$)(.*?)\\s*\\$function\\$\\s*$',
+			E'\\1\nDECLARE' || replace(declared, E'\\', E'\\\\') || E'\nBEGIN\\2;\nEND\n$function$');
+	END IF;
+	RETURN definition;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.distributed_definition(regprocedure) IS
+	'the definition of a function for the distributed layout';
+
+-- Gives the key table and the functions the distributed layout.  "node" is an expression
+-- for the number of the node, which makes transaction ids unique over nodes.
+CREATE FUNCTION idempotency_internal.add_tenant(tenant_type text, tenant_collation text, node text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	variant text;
+BEGIN
+	EXECUTE format('CREATE FUNCTION idempotency_internal.tenant(scope text) RETURNS %1$s LANGUAGE sql IMMUTABLE PARALLEL SAFE
+		RETURN split_part(scope, ''/'', 1)::%1$s', tenant_type);
+	COMMENT ON FUNCTION idempotency_internal.tenant(text) IS 'the tenant of a scope';
+	EXECUTE format('ALTER TABLE idempotency.key ADD COLUMN tenant %s %s', tenant_type, 'COLLATE ' || tenant_collation);
+	COMMENT ON COLUMN idempotency.key.tenant IS 'the scope up to its first slash';
+	UPDATE idempotency.key AS k SET tenant = idempotency_internal.tenant(k.scope);
+	ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey;
+	ALTER TABLE idempotency.key ADD CONSTRAINT key_pkey PRIMARY KEY (tenant, scope, key);
+	COMMENT ON INDEX idempotency.key_pkey IS 'decides which claim succeeds';
+	DROP TRIGGER require_outcome ON idempotency.key;
+
+	-- Transactions.  These functions are called under the search path of a client, so every
+	-- name in them is qualified.
+	FOREACH variant IN ARRAY '{_if_assigned,""}'::text[] LOOP
+		EXECUTE format('CREATE FUNCTION idempotency_internal.transaction_id%s() RETURNS xid8 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS %L',
+			variant, format('
+		BEGIN
+			RETURN CASE WHEN pg_catalog.pg_current_xact_id%1$s() IS NOT NULL
+				THEN ((%2$s)::pg_catalog.int8 OPERATOR(pg_catalog.<<) 48
+					OPERATOR(pg_catalog.|) pg_catalog.pg_current_xact_id%1$s()::pg_catalog.text::pg_catalog.int8)::pg_catalog.text::pg_catalog.xid8
+				END;
+		END', variant, node));
+	END LOOP;
+	COMMENT ON FUNCTION idempotency_internal.transaction_id() IS 'an id of this transaction that no transaction of another node has';
+	COMMENT ON FUNCTION idempotency_internal.transaction_id_if_assigned() IS 'the same, or NULL if it has none yet';
+
+	-- The commit guard.  A distributed table has no triggers, so each node has a table of its own
+	-- for the claims of transactions that run there.  The first claim on a node creates it, so
+	-- that a node can be added at any time.  It is empty unless a transaction is open.
+	CREATE FUNCTION idempotency_internal.note_open(p_scope text, p_key text) RETURNS boolean
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+		BEGIN
+			IF to_regclass('idempotency_internal.open_claim') IS NULL THEN
+				PERFORM pg_advisory_xact_lock(hashtextextended('idempotency_internal.open_claim', 0));
+				IF to_regclass('idempotency_internal.open_claim') IS NULL THEN
+					CREATE UNLOGGED TABLE idempotency_internal.open_claim (
+						scope text COLLATE "C",
+						key text COLLATE "C",
+						claim_retention interval NOT NULL DEFAULT '0',
+						claimed_in xid8,
+						proven_in xid8,
+						PRIMARY KEY (scope, key)
+					);
+					CREATE CONSTRAINT TRIGGER require_outcome AFTER INSERT OR UPDATE ON idempotency_internal.open_claim
+						DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+						EXECUTE FUNCTION idempotency_internal.require_outcome();
+				END IF;
+			END IF;
+			INSERT INTO idempotency_internal.open_claim (scope, key) VALUES (p_scope, p_key);
+			RETURN true;
+		END
+	$function$;
+	COMMENT ON FUNCTION idempotency_internal.note_open(text, text) IS 'note a claim that must be completed';
+	CREATE FUNCTION idempotency_internal.note_closed(p_scope text, p_key text) RETURNS boolean
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+		BEGIN
+			IF pg_catalog.to_regclass('idempotency_internal.open_claim') IS NOT NULL THEN
+				DELETE FROM idempotency_internal.open_claim AS k
+				WHERE k.scope OPERATOR(pg_catalog.=) p_scope AND k.key OPERATOR(pg_catalog.=) p_key;
+			END IF;
+			RETURN true;
+		END
+	$function$;
+	COMMENT ON FUNCTION idempotency_internal.note_closed(text, text) IS 'note that a claim has been completed, failed or released';
+
+	-- An advisory lock of this node would not meet those of others: every wait is bounded by
+	-- lock_timeout, also where the row lies.
+	CREATE OR REPLACE FUNCTION idempotency_internal.announce(scope text, key text) RETURNS boolean
+		LANGUAGE sql VOLATILE PARALLEL UNSAFE AS 'SELECT false';
+
+	CREATE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+		BEGIN
+			PERFORM set_config('lock_timeout', value, true);
+			RETURN true;
+		END
+	$function$;
+	COMMENT ON FUNCTION idempotency_internal.set_lock_timeout(text) IS 'set lock_timeout until the end of the transaction';
+	CREATE OR REPLACE FUNCTION idempotency_internal.is_granted(scope text, mark text, key text) RETURNS boolean
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+		BEGIN
+			PERFORM FROM idempotency.key AS k
+			WHERE k.scope = is_granted.scope AND k.key = is_granted.key AND is_granted.mark IN ('k', 'b')
+				AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in);
+			RETURN FOUND;
+		END
+	$function$;
+	-- it records key by key, which may not read the whole table each time
+	ALTER FUNCTION idempotency_internal.record_many(text, text[], interval) SET enable_seqscan = off;
+	-- complete() adds a retention of the row, on the node of the row, where only a function that
+	-- claims to be immutable may do so.  PL/pgSQL, because the server would not inline it in SQL.
+	CREATE OR REPLACE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz) RETURNS timestamptz
+		LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $function$
+		BEGIN
+			RETURN CASE WHEN retention OPERATOR(pg_catalog.=) pg_catalog.interval '-1 s' THEN pg_catalog.timestamptz 'infinity'
+				ELSE since OPERATOR(pg_catalog.+) retention END;
+		END
+	$function$;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.add_tenant(text, text, text) IS 'give the key table the distributed layout';
+
+-- Makes every function and view again, with its privileges, which creates it on all nodes.
+CREATE FUNCTION idempotency_internal.make_again()
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	made record;
+	privilege record;
+BEGIN
+	FOR made IN
+		SELECT p.oid::regprocedure AS function, coalesce(p.proacl, acldefault('f', p.proowner)) AS acl, p.proowner AS owner
+		FROM pg_proc AS p
+		WHERE p.pronamespace IN ('idempotency'::regnamespace, 'idempotency_internal'::regnamespace)
+		ORDER BY p.oid
+	LOOP
+		EXECUTE idempotency_internal.distributed_definition(made.function);
+		EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made.function);
+		FOR privilege IN SELECT a.grantee::regrole AS role FROM aclexplode(made.acl) AS a WHERE a.grantee NOT IN (0, made.owner) LOOP
+			EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', made.function, privilege.role);
+		END LOOP;
+	END LOOP;
+	FOR made IN
+		SELECT c.oid::regclass AS view, pg_get_viewdef(c.oid) AS query FROM pg_class AS c
+		WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind = 'v'
+	LOOP
+		EXECUTE format('CREATE OR REPLACE VIEW %s AS %s', made.view, made.query);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.make_again() IS 'make all functions again in the distributed layout';
+
+-- ---------------------------------------------------------------------------
+-- The cluster
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency_internal.distribute(colocate_with regclass)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	distribution record;
+BEGIN
+	IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
+		PERFORM idempotency_internal.raise('0A000', 'the extension citus is not installed in this database', NULL,
+			'Run CREATE EXTENSION citus, and add the nodes.');
+	ELSIF EXISTS (SELECT FROM pg_depend AS d
+		WHERE d.classid = 'pg_class'::regclass AND d.objid = 'idempotency.key'::regclass AND d.deptype = 'e') THEN
+		PERFORM idempotency_internal.raise('0A000', 'keys of an extension cannot be distributed', NULL,
+			'Install portable/idempotency.sql with psql instead of pg_tle.');
+	ELSIF (SELECT c.relowner <> current_user::regrole FROM pg_class AS c WHERE c.oid = 'idempotency.key'::regclass) THEN
+		PERFORM idempotency_internal.raise('42501', 'must be owner of table idempotency.key', NULL,
+			'Call idempotency.distribute() as the role that installed portable/idempotency.sql.');
+	END IF;
+	SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS type, quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS "collation"
+	INTO distribution
+	FROM pg_dist_partition AS p
+	JOIN pg_attribute AS a ON a.attrelid = p.logicalrelid AND a.attname = column_to_column_name(p.logicalrelid, p.partkey)
+	LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
+	LEFT JOIN pg_namespace AS n ON n.oid = c.collnamespace
+	WHERE p.logicalrelid = colocate_with AND p.partmethod = 'h';
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise('42809', format('table "%s" has no distribution column', colocate_with), NULL,
+			'Call create_distributed_table() for it first.');
+	ELSIF EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'idempotency.key'::regclass) THEN
+		PERFORM idempotency_internal.raise('42P16', 'the keys are distributed already', NULL,
+			'Colocate other tables with idempotency.key: create_distributed_table(..., colocate_with => ''idempotency.key'').');
+	END IF;
+
+	-- One connection to each node, because the commands depend on each other
+	SET LOCAL citus.multi_shard_modify_mode = 'sequential';
+	PERFORM idempotency_internal.add_tenant(distribution.type, distribution."collation",
+		'SELECT n.groupid FROM pg_catalog.pg_dist_local_group AS n');
+	PERFORM create_distributed_table('idempotency.key', 'tenant', colocate_with => colocate_with::text);
+
+	-- The functions name these types only in their bodies, where Citus does not see them
+	CREATE FUNCTION idempotency_internal.types(idempotency.document, idempotency.identifier, idempotency.keytext)
+		RETURNS void LANGUAGE sql AS '';
+	DROP FUNCTION idempotency_internal.types(idempotency.document, idempotency.identifier, idempotency.keytext);
+
+	-- lock_timeout applies on the node of the row, too
+	CREATE OR REPLACE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.propagate_set_commands = 'local' AS $function$
+		BEGIN
+			EXECUTE format('SET LOCAL lock_timeout = %L', value);
+			RETURN true;
+		END
+	$function$;
+
+	-- Each shard in a transaction of its own, on its node
+	CREATE OR REPLACE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000) RETURNS bigint
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $function$
+		DECLARE
+			shard record;
+			answer record;
+			reaped bigint := 0;
+		BEGIN
+			IF max_rows < 0 THEN
+				PERFORM idempotency_internal.raise('22023', 'max_rows must not be negative', NULL,
+					'Pass NULL for as many as one transaction may.');
+			ELSIF current_setting('transaction_read_only') = 'on' THEN
+				PERFORM idempotency_internal.raise_read_only('reap');
+			END IF;
+			FOR shard IN
+				SELECT shard_name(s.logicalrelid, s.shardid) AS name, n.nodename, n.nodeport
+				FROM pg_dist_shard AS s
+				JOIN pg_dist_placement AS p USING (shardid)
+				JOIN pg_dist_node AS n USING (groupid)
+				WHERE s.logicalrelid = 'idempotency.key'::regclass AND n.noderole = 'primary'
+				ORDER BY random()
+			LOOP
+				SELECT r.success, r.result INTO answer
+				FROM master_run_on_worker(ARRAY[shard.nodename], ARRAY[shard.nodeport], ARRAY[format(
+					'WITH d AS (DELETE FROM %1$s AS k WHERE k.ctid = ANY (ARRAY(
+						SELECT e.ctid FROM %1$s AS e WHERE e.expires_at <= pg_catalog.statement_timestamp() LIMIT %2$L FOR UPDATE SKIP LOCKED))
+						RETURNING 1) SELECT pg_catalog.count(*) FROM d', shard.name, max_rows - reaped)], false) AS r;
+				IF NOT answer.success THEN
+					RAISE EXCEPTION USING MESSAGE = format('could not delete expired keys on %s:%s', shard.nodename, shard.nodeport),
+						DETAIL = answer.result;
+				END IF;
+				reaped := reaped + answer.result::bigint;
+			END LOOP;
+			RETURN reaped;
+		END
+	$function$;
+	PERFORM idempotency_internal.make_again();
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.distribute(regclass) IS 'distribute the keys';
+
+CREATE FUNCTION idempotency.distribute(colocate_with regclass)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
+AS 'SELECT idempotency_internal.distribute($1)';
+COMMENT ON FUNCTION idempotency.distribute(regclass) IS
+	'distribute the keys over the nodes of a Citus cluster, with the rows of a table';
+
+REVOKE ALL ON FUNCTION idempotency.distribute(regclass), idempotency_internal.distribute(regclass),
+	idempotency_internal.distributed_definition(regprocedure),
+	idempotency_internal.add_tenant(text, text, text), idempotency_internal.make_again() FROM PUBLIC;
+
+\if :{?within_transaction}
+\else
+COMMIT;
+\endif
