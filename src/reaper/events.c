@@ -8,8 +8,8 @@
  * that is kept, and the number up to which none is left is stored for the next run.
  * README.md says why no reader misses an event.
  *
- * Locks, to the end of the transaction: the reaper's (reaper/state.c); the events lock,
- * exclusive, if it is free; ROW EXCLUSIVE on the table.  No row is waited for.
+ * Locks, to the end of the transaction: the tables and the sequence (OutboxReaperLock()); the
+ * reaper's (reaper/state.c); the events lock, exclusive, if it is free.  No row is waited for.
  *
  *-------------------------------------------------------------------------
  */
@@ -108,13 +108,14 @@ static ExtensionQuery saveQuery = {
 
 /*
  * OutboxReaperLock makes this transaction the reaper, and locks the tables that it reads
- * and writes, to the end of the transaction.  With dontWait it returns false if that is
- * not possible at once.  Throws 55000 if the reaper's table is missing.
+ * and writes, and the sequence, to the end of the transaction.  With dontWait it returns
+ * false if that is not possible at once.  Throws 55000 if the reaper's table is missing.
  */
 bool
 OutboxReaperLock(bool dontWait)
 {
 	return ExtensionRelationLock("outbox", RowExclusiveLock, dontWait) &&
+		   ExtensionRelationLock("outbox_seq", RowExclusiveLock, dontWait) &&
 		   ExtensionRelationLock("position", RowExclusiveLock, dontWait) &&
 		   ExtensionRelationLock("subscription", AccessShareLock, dontWait) &&
 		   ExtensionRelationLock("parked", RowExclusiveLock, dontWait) && ReaperLock(dontWait);

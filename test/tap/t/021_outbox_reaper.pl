@@ -367,10 +367,11 @@ read_all($_) foreach qw(fast slow);
 
 # The worker exits, is started again, and queues for no lock.
 my $session = open_session($node);
-foreach my $lock ('TABLE idempotency.outbox IN SHARE MODE', 'TABLE idempotency.subscription', 'TABLE idempotency.position', 'TABLE idempotency.parked')
+foreach my $lock ((map { "LOCK TABLE idempotency.$_" } 'outbox IN SHARE MODE', 'subscription', 'position', 'parked'),
+	'ALTER SEQUENCE idempotency.outbox_seq CACHE 1')
 {
 	publish(10);
-	$session->query_safe("BEGIN; LOCK $lock");
+	$session->query_safe("BEGIN; $lock");
 	wait_for_reapers(4);
 	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE NOT granted}), '0', "the reaper does not queue for $lock");
 	$session->query_safe('COMMIT');

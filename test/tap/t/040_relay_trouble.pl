@@ -380,7 +380,7 @@ as_app(q{SELECT idempotency.unsubscribe('pair')});
 $node->safe_psql('postgres', $_) foreach qq{ALTER SYSTEM SET max_worker_processes = $slots}, q{ALTER SYSTEM SET idempotency.reaper_naptime = '1h'};
 $node->restart;
 idle();
-is_quiet('one slot', qr/no background worker slot is free|exited with exit code 1|terminating background worker/);
+is_quiet('one slot', qr/no background worker slot is free|exited with exit code 1|terminating (?:background worker|connection)/);
 $node->safe_psql('postgres', 'DELETE FROM flag; DELETE FROM done');
 
 # This server has 40 slots for subscriptions. A client that creates one more gets a
