@@ -1664,13 +1664,13 @@ COMMENT ON FUNCTION idempotency_internal.claim_any(text, text, text, json, inter
 	'claim() and try_claim() with any arguments, and under any search path';
 
 -- Whether a claim needs no checks of its names and of settings but these.  The name is the
--- result of a granted claim (see above) without its first character.  A key that begins as
+-- result of a granted claim (see above) without its first character.  A name that begins as
 -- an array or an object might be one.  A body in SQL's own syntax is parsed once, when it is
 -- created, so no search path changes its meaning.
 CREATE FUNCTION idempotency_internal.is_plain(name text)
 	RETURNS boolean
 	LANGUAGE sql STABLE PARALLEL SAFE
-	RETURN name ~ E'^[^\\u0001-\\u001F\\u007F-\\u009F]+\\u001Fk[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*$'
+	RETURN name ~ E'^[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*\\u001Fk[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*$'
 		AND octet_length(name) <= 255
 		AND coalesce(current_setting('idempotency.scope_prefix', true), '') = ''
 		AND coalesce(current_setting('idempotency.retention', true), '') = ''
