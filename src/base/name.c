@@ -142,12 +142,13 @@ IsArray(const char *value, int bytes)
 void
 CheckScalar(const text *value, const char *what)
 {
-	bool isKey = strcmp(what, "key") == 0;
 	int bytes = VARSIZE_ANY_EXHDR(value);
+	bool isKey;
 	char *s;
 
 	if (bytes == 0 || strchr("{[", *VARDATA_ANY(value)) == NULL)
 		return;
+	isKey = strcmp(what, "key") == 0;
 	s = text_to_cstring(value);
 	if (strcmp(s, "{}") == 0 || (isKey && IsArray(s, bytes)) ||
 		(strncmp(s, "[object ", strlen("[object ")) == 0 && s[bytes - 1] == ']'))
