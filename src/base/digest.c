@@ -60,7 +60,7 @@ Compute(const void *data, size_t length, uint8 *digest)
 	pg_cryptohash_ctx *context = pg_cryptohash_create(PG_SHA256);
 	bool computed = context != NULL && pg_cryptohash_init(context) >= 0 &&
 					pg_cryptohash_update(context, data, length) >= 0 &&
-					pg_cryptohash_final(context, digest, DIGEST_BYTES) >= 0;
+					pg_cryptohash_final(context, digest, PG_SHA256_DIGEST_LENGTH) >= 0;
 
 	pg_cryptohash_free(context);
 	return computed;
@@ -69,8 +69,8 @@ Compute(const void *data, size_t length, uint8 *digest)
 #endif
 
 /*
- * DigestCompute stores the SHA-256 of "length" bytes into "digest", which has DIGEST_BYTES.
- * Throws XX000 if the library refuses.
+ * DigestCompute stores the SHA-256 of "length" bytes into "digest", which has
+ * PG_SHA256_DIGEST_LENGTH. Throws XX000 if the library refuses.
  */
 void
 DigestCompute(const void *data, size_t length, uint8 *digest)

@@ -8,7 +8,7 @@
 #ifndef IDEMPOTENCY_BASE_DIGEST_H
 #define IDEMPOTENCY_BASE_DIGEST_H
 
-#define DIGEST_BYTES 32
+#include "common/sha2.h"
 
 extern void DigestCompute(const void *data, size_t length, uint8 *digest);
 

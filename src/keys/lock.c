@@ -43,7 +43,7 @@ ComputeNumber(const KeyName *name)
 	Size size = MOCK_AUTH_NONCE_LEN + sizeof(Oid) + sizeof(int32) + scopeBytes + keyBytes;
 	char *message = palloc(size);
 	char *at = message;
-	uint8 digest[DIGEST_BYTES];
+	uint8 digest[PG_SHA256_DIGEST_LENGTH];
 	uint64 number;
 
 	memcpy(at, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);

@@ -35,9 +35,9 @@ PG_FUNCTION_INFO_V1(idempotency_fingerprint_request);
 static bytea *
 Digest(const char *bytes, int length)
 {
-	bytea *digest = palloc(VARHDRSZ + DIGEST_BYTES);
+	bytea *digest = palloc(VARHDRSZ + PG_SHA256_DIGEST_LENGTH);
 
-	SET_VARSIZE(digest, VARHDRSZ + DIGEST_BYTES);
+	SET_VARSIZE(digest, VARHDRSZ + PG_SHA256_DIGEST_LENGTH);
 	DigestCompute(bytes, length, (uint8 *) VARDATA(digest));
 	return digest;
 }
