@@ -122,13 +122,7 @@ sub expire_keys
 # remaining rows can be counted.
 sub without_reaper
 {
-	my $file = $node->data_dir . '/postgresql.auto.conf';
-	my $conf = slurp_file($file) =~ s/^idempotency\.reaper_naptime.*/idempotency.reaper_naptime = 0/mr;
-
-	open my $out, '>', $file or die $!;
-	print $out $conf;
-	close $out or die $!;
-	return;
+	return $node->adjust_conf('postgresql.auto.conf', 'idempotency.reaper_naptime', 0);
 }
 
 1;
