@@ -70,7 +70,7 @@ Compute(const void *data, size_t length, uint8 *digest)
 
 /*
  * DigestCompute stores the SHA-256 of "length" bytes into "digest", which has
- * PG_SHA256_DIGEST_LENGTH. Throws XX000 if the library refuses.
+ * PG_SHA256_DIGEST_LENGTH bytes.  Throws XX000 if the library refuses.
  */
 void
 DigestCompute(const void *data, size_t length, uint8 *digest)

@@ -115,7 +115,7 @@ bool
 OutboxReaperLock(bool dontWait)
 {
 	return ExtensionRelationLock("outbox", RowExclusiveLock, dontWait) &&
-		   ExtensionRelationLock("outbox_seq", RowExclusiveLock, dontWait) &&
+		   ExtensionRelationLock("outbox_seq", AccessShareLock, dontWait) &&
 		   ExtensionRelationLock("position", RowExclusiveLock, dontWait) &&
 		   ExtensionRelationLock("subscription", AccessShareLock, dontWait) &&
 		   ExtensionRelationLock("parked", RowExclusiveLock, dontWait) && ReaperLock(dontWait);

@@ -368,7 +368,7 @@ read_all($_) foreach qw(fast slow);
 # The worker exits, is started again, and queues for no lock.
 my $session = open_session($node);
 foreach my $lock ((map { "LOCK TABLE idempotency.$_" } 'outbox IN SHARE MODE', 'subscription', 'position', 'parked'),
-	'ALTER SEQUENCE idempotency.outbox_seq CACHE 1')
+	map { "ALTER SEQUENCE idempotency.outbox_seq $_" } 'CACHE 1', 'OWNER TO CURRENT_USER')
 {
 	publish(10);
 	$session->query_safe("BEGIN; $lock");
