@@ -220,7 +220,7 @@ FetchSeen(Writer *writer, const KeyName *name, const KeyVersion *seen, TupleTabl
 /*
  * OverwriteVersion replaces the row at "tid" by the row in the slot.  Returns false,
  * with nothing written, if another transaction changed it first.  Waits for a
- * transaction that is changing it, which only a batch can be.
+ * transaction that is changing it, which only a batch or the reaper can be.
  */
 static bool
 OverwriteVersion(Writer *writer, const KeyName *name, ItemPointer tid)
