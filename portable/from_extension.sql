@@ -11,8 +11,6 @@
 \set within_transaction on
 BEGIN;
 
--- Wait for the transactions that have claimed keys, and keep others out
-LOCK TABLE idempotency.key IN ACCESS EXCLUSIVE MODE;
 \ir moved.sql
 DROP EXTENSION idempotency;
 SELECT pg_catalog.format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), :'owner') \gexec
