@@ -43,6 +43,7 @@ CREATE SCHEMA idempotency_internal;
 COMMENT ON SCHEMA idempotency_internal IS 'idempotency, portable edition 1.0: internal functions';
 
 SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL quote_all_identifiers = off; -- definitions are made from others, see below
 
 -- ---------------------------------------------------------------------------
 -- Types

@@ -199,6 +199,8 @@ sub next_token
 		SELECT count(idempotency.forget(scope, key)) FROM idempotency.keys}) =~ s/\n.*//sr;
 }
 
+# The definitions that portable/idempotency.sql makes from others do not depend on the setting.
+$node->safe_psql('postgres', 'ALTER DATABASE postgres SET quote_all_identifiers = on');
 my @tokens = next_token();
 foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
 {
