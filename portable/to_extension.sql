@@ -13,7 +13,8 @@
 
 \set ON_ERROR_STOP on
 \set within_transaction on
-BEGIN;
+-- A snapshot from before the locks would miss keys
+BEGIN ISOLATION LEVEL READ COMMITTED;
 
 \ir moved.sql
 \ir uninstall.sql

@@ -144,6 +144,8 @@ sub change_edition
 	my ($recipe) = @_;
 	my ($out, $err) = ('', '');
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	# with a snapshot from before its locks, a recipe would lose keys
+	local $ENV{PGOPTIONS} = '-c default_transaction_isolation=serializable';
 	my $succeeds = IPC::Run::run([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', '--set=owner=owner',
 			'--file', "$portable/$recipe.sql", $node->connstr('postgres') ], '>', \$out, '2>', \$err);
 	ok($succeeds, "$recipe.sql succeeds") or die $err;
