@@ -376,7 +376,8 @@ COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the tr
 -- inlines them, which costs a tenth of a call.
 
 -- Settings are custom settings of the server, which accepts every value of them: they are
--- checked here, in the call that needs them.
+-- checked here, in the call that needs them.  What catches errors is PARALLEL UNSAFE, as are
+-- its callers, because a parallel query cannot begin a subtransaction.
 
 CREATE FUNCTION idempotency_internal.setting(name text)
 	RETURNS text
@@ -505,7 +506,7 @@ COMMENT ON FUNCTION idempotency_internal.check_names(text, text) IS 'raise IK400
 -- Returns NULL unless it is one.  A month counts as 31 days, so that nothing ends early.
 CREATE FUNCTION idempotency_internal.duration(value text, unit text)
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 BEGIN
 	IF value ~ '^ *[-+]?[0-9.]+([eE][-+]?[0-9]+)? *$' THEN
@@ -523,7 +524,7 @@ COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration fro
 
 CREATE FUNCTION idempotency_internal.default_retention()
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	retention interval;
@@ -551,7 +552,7 @@ COMMENT ON FUNCTION idempotency_internal.default_retention() IS 'idempotency.ret
 -- An invalid value is the default: it only bounds a time.
 CREATE FUNCTION idempotency_internal.default_wait()
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	wait interval;
@@ -592,7 +593,7 @@ COMMENT ON FUNCTION idempotency_internal.retention_end(interval, timestamptz) IS
 
 CREATE FUNCTION idempotency_internal.check_retention(retention interval)
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	now timestamptz := clock_timestamp();
@@ -625,7 +626,7 @@ COMMENT ON FUNCTION idempotency_internal.check_lease(interval) IS 'raise 22023 o
 
 CREATE FUNCTION idempotency_internal.max_response_size()
 	RETURNS bigint
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	bytes bigint;
@@ -650,7 +651,7 @@ COMMENT ON FUNCTION idempotency_internal.max_response_size() IS 'idempotency.max
 
 CREATE FUNCTION idempotency_internal.check_size(scope text, key text, what text, bytes bigint)
 	RETURNS void
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	most bigint := idempotency_internal.max_response_size();
