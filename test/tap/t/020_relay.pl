@@ -146,10 +146,11 @@ is($node->safe_psql('postgres', q{SELECT max(lag) < '4 s' FROM done WHERE what L
 my $passed = q{SELECT string_agg(subscription, ' ') FILTER (WHERE passed >= (SELECT max(seq) FROM idempotency.outbox)) FROM
 	(SELECT DISTINCT ON (subscription) * FROM idempotency.position ORDER BY subscription, version DESC) AS p};
 is($node->safe_psql('postgres', $passed), 'p13 p5 p6', 'an event wakes the matching subscription and those whose pattern might match');
-# A rollback to a savepoint undoes changes of topics. A reaper has just been started, so
-# the next periodic check is ten seconds away.
+# A rollback to a savepoint undoes changes of topics. A reaper, which looks for changes too,
+# has just ended, so the next periodic check is ten seconds away.
 change_settings($node, 'log_min_messages' => 'debug1');
 wait_for_reapers(0);
+$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) or die 'the reaper does not exit';
 as_app(q{BEGIN; SAVEPOINT a; SELECT idempotency.subscribe('p13', '{other}', 'handle(idempotency.event)'); ROLLBACK TO a;
 	SELECT idempotency.unsubscribe('p0'); ROLLBACK TO a; COMMIT});
 publish('x.y', 'topics are back');
