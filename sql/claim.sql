@@ -134,7 +134,6 @@ SELECT pg_temp.in_savepoints();
 SELECT outcome, response FROM idempotency.claim('claim', 'own');
 ROLLBACK;
 
--- extension only: when the row is written
 -- An operation on a new key takes one insert, in complete(), and leaves no dead row.
 CREATE FUNCTION pg_temp.writes(OUT inserted bigint, OUT updated bigint, OUT deleted bigint)
 	LANGUAGE sql AS $$
@@ -145,12 +144,17 @@ $$;
 BEGIN;
 SELECT * FROM pg_temp.writes() \gset before_
 SELECT outcome FROM idempotency.claim('claim', 'one insert');
+-- extension only: when the row is written
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated,
 	deleted - :before_deleted AS deleted FROM pg_temp.writes();
+-- both editions
 SELECT idempotency.complete('claim', 'one insert');
+-- extension only: when the row is written
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated,
 	deleted - :before_deleted AS deleted FROM pg_temp.writes();
+-- both editions
 COMMIT;
+-- extension only: when the row is written
 SELECT ctid IS NOT NULL AS stored, xmax FROM idempotency.key WHERE scope = 'claim' AND key = 'one insert';
 -- both editions
 
@@ -395,9 +399,7 @@ ROLLBACK;
 -- of the new request.
 SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'claim' AND key = 'expired' \gset
 BEGIN;
--- extension only: when the row is written
 SELECT * FROM pg_temp.writes() \gset before_
--- both editions
 SELECT outcome, status, response FROM idempotency.claim('claim', 'expired', '{"amount": 2}');
 SELECT idempotency.complete('claim', 'expired', '"second"');
 -- extension only: when the row is written
@@ -424,7 +426,6 @@ COMMIT;
 SELECT count(*) FROM idempotency.key WHERE scope = 'claim' AND key = 'expires at once';
 SELECT outcome FROM idempotency.try_claim('claim', 'expires at once', '3');
 
--- extension only: when the row is written
 -- A rolled-back or released claim on an expired key leaves the row unchanged.
 SELECT pg_temp.complete_operation('released', '1 millisecond');
 SELECT pg_sleep(0.01);
@@ -433,6 +434,7 @@ BEGIN;
 SELECT outcome FROM idempotency.claim('claim', 'released');
 SELECT idempotency.release('claim', 'released');
 COMMIT;
+-- extension only: when the row is written
 SELECT ctid = :'old_ctid' AS same_version, xmin = :'old_xmin' AS same_writer
 	FROM idempotency.key WHERE scope = 'claim' AND key = 'released';
 -- both editions

@@ -43,14 +43,14 @@ SELECT key, response_size ~ '^[0-9]+ (bytes|kB|MB)$' AS readable FROM idempotenc
 SELECT count(*) AS leaks FROM idempotency.keys AS k WHERE scope = 'keys' AND k::text ~* 'secret|4242|card|x-header|of this row';
 SELECT count(*) AS kept FROM idempotency.key AS k WHERE scope = 'keys' AND k::text ~* 'secret';
 
--- extension only: when the row is written
 -- An open claim is absent, because nothing is stored for it.
 BEGIN;
 SELECT outcome FROM idempotency.claim('keys', 'open');
+-- extension only: when the row is written
 SELECT count(*) FROM idempotency.keys WHERE scope = 'keys' AND key = 'open';
+-- both editions
 ROLLBACK;
 
--- both editions
 -- The index finds one key, and one scope.
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;

@@ -239,14 +239,12 @@ SELECT pg_temp.expired('b', 3);
 SELECT idempotency.reap();
 COMMIT;
 
--- extension only: locks of keys
 -- The deletion of an outcome takes no lock on its key.
 SELECT pg_temp.expired('c', 3);
 BEGIN;
 SELECT idempotency.reap();
 SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 18756;
 COMMIT;
--- both editions
 
 -- Every isolation level works; a read-only transaction does not.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
