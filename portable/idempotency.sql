@@ -205,7 +205,8 @@ CREATE VIEW idempotency.keys AS
 		encode(k.fingerprint, 'hex') AS fingerprint,
 		k.created_at,
 		CASE WHEN isfinite(k.expires_at) THEN k.expires_at END AS expires_at
-	FROM idempotency.key AS k;
+	FROM idempotency.key AS k
+	WHERE k.expires_at <> '-infinity'; -- the open claims of the transaction itself
 COMMENT ON VIEW idempotency.keys IS 'stored outcomes without their bodies, and leases';
 COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.keys.key IS 'the key';
@@ -416,19 +417,25 @@ CREATE FUNCTION idempotency_internal.is_array(key text)
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 DECLARE
-	-- without what stands in quotes or after a backslash
-	braces text := regexp_replace(key, E'\\\\.|"([^"\\\\]|\\\\.)*("|$)', ' ', 'g');
 	depth integer := 0;
+	ended boolean := false;
+	brace text;
 BEGIN
-	FOR i IN 1 .. length(braces) LOOP
-		depth := depth + CASE substr(braces, i, 1) WHEN '{' THEN 1 WHEN '}' THEN -1 ELSE 0 END;
-		IF depth = 0 AND substr(braces, i, 1) = '}' THEN
-			RETURN i = length(braces)
-				AND key !~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$'
-				AND key !~ E'^{ *"([^"\\\\]|\\\\.)*" *:';
+	IF left(key, 1) <> '{' THEN
+		RETURN false;
+	END IF;
+	-- without what stands in quotes or after a backslash; one array, because substr() counts
+	-- the characters from the first
+	FOREACH brace IN ARRAY string_to_array(regexp_replace(key, E'\\\\.|"([^"\\\\]|\\\\.)*("|$)', ' ', 'g'), NULL) LOOP
+		IF ended THEN
+			RETURN false;
 		END IF;
+		depth := depth + CASE brace WHEN '{' THEN 1 WHEN '}' THEN -1 ELSE 0 END;
+		ended := depth = 0;
 	END LOOP;
-	RETURN false;
+	RETURN ended
+		AND key !~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$'
+		AND key !~ E'^{ *"([^"\\\\]|\\\\.)*" *:';
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.is_array(text) IS 'whether a key is the text of an array';
