@@ -171,12 +171,15 @@ BEGIN
 		BEGIN
 			PERFORM FROM idempotency.key AS k
 			WHERE k.scope = is_granted.scope COLLATE "C" AND k.key = is_granted.key COLLATE "C" AND is_granted.mark IN ('k', 'b')
-				AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in);
+				AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) AND idempotency_internal.is_written_here(k.xmin);
 			RETURN FOUND;
 		END
 	$function$;
 	-- it records key by key, which may not read the whole table each time
 	ALTER FUNCTION idempotency_internal.record_many(text, text[], interval) SET enable_seqscan = off;
+	-- The numbers of both transactions are those of the node of the row.  An UPDATE calls it
+	-- there only if it claims to be immutable.
+	ALTER FUNCTION idempotency_internal.is_written_here(xid) IMMUTABLE;
 	-- complete() adds a retention of the row, on the node of the row, where only a function that
 	-- claims to be immutable may do so.  PL/pgSQL, because the server would not inline it in SQL.
 	CREATE OR REPLACE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz) RETURNS timestamptz
