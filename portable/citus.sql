@@ -134,6 +134,7 @@ BEGIN
 					CREATE CONSTRAINT TRIGGER require_outcome AFTER INSERT OR UPDATE ON idempotency_internal.open_claim
 						DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
 						EXECUTE FUNCTION idempotency_internal.require_outcome();
+					PERFORM idempotency_internal.restrict_privileges('TABLE', 'idempotency_internal.open_claim', NULL);
 				END IF;
 			END IF;
 			INSERT INTO idempotency_internal.open_claim (scope, key) VALUES (p_scope, p_key);
@@ -171,12 +172,15 @@ BEGIN
 		BEGIN
 			PERFORM FROM idempotency.key AS k
 			WHERE k.scope = is_granted.scope COLLATE "C" AND k.key = is_granted.key COLLATE "C" AND is_granted.mark IN ('k', 'b')
-				AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in);
+				AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) AND idempotency_internal.is_written_here(k.xmin);
 			RETURN FOUND;
 		END
 	$function$;
 	-- it records key by key, which may not read the whole table each time
 	ALTER FUNCTION idempotency_internal.record_many(text, text[], interval) SET enable_seqscan = off;
+	-- The numbers of both transactions are those of the node of the row.  An UPDATE calls it
+	-- there only if it claims to be immutable.
+	ALTER FUNCTION idempotency_internal.is_written_here(xid) IMMUTABLE;
 	-- complete() adds a retention of the row, on the node of the row, where only a function that
 	-- claims to be immutable may do so.  PL/pgSQL, because the server would not inline it in SQL.
 	CREATE OR REPLACE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz) RETURNS timestamptz
@@ -190,33 +194,66 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.add_tenant(text, text, text) IS 'give the key table the distributed layout';
 
--- Makes every function and view again, with its privileges, which creates it on all nodes.
+-- Takes all rights to an object from everybody but its owner, except those in "granted".  Each
+-- node creates objects with default privileges, which are the same on all nodes.
+CREATE FUNCTION idempotency_internal.restrict_privileges(kind text, name text, granted aclitem[])
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	statement text;
+BEGIN
+	FOR statement IN
+		SELECT s.statement FROM (
+			SELECT 1, format('REVOKE ALL ON %s %s FROM PUBLIC', kind, name)
+			UNION
+			SELECT 2, format('REVOKE ALL ON %s %s FROM %s', kind, name, a.grantee::regrole)
+			FROM pg_default_acl AS d CROSS JOIN LATERAL aclexplode(d.defaclacl) AS a
+			WHERE d.defaclrole = quote_ident(current_user)::regrole AND a.grantee NOT IN (0, d.defaclrole)
+			UNION
+			SELECT 3, format('GRANT %s ON %s %s TO %s', a.privilege_type, kind, name, a.grantee::regrole)
+			FROM aclexplode(granted) AS a
+			WHERE a.grantee NOT IN (0, quote_ident(current_user)::regrole)
+		) AS s (step, statement)
+		ORDER BY s.step
+	LOOP
+		EXECUTE statement;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.restrict_privileges(text, text, aclitem[]) IS
+	'take all rights to an object from everybody but its owner, except those in a list';
+
+-- Makes every function and view again, which creates it on all nodes, and gives all objects the
+-- privileges there that they have here.  Functions of the layout have none here.
 CREATE FUNCTION idempotency_internal.make_again()
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	made record;
-	privilege record;
 BEGIN
 	FOR made IN
-		SELECT p.oid::regprocedure AS function, coalesce(p.proacl, acldefault('f', p.proowner)) AS acl, p.proowner AS owner
+		SELECT p.oid::regprocedure AS function, CASE p.pronamespace WHEN 'idempotency'::regnamespace THEN p.proacl END AS acl
 		FROM pg_proc AS p
 		WHERE p.pronamespace IN ('idempotency'::regnamespace, 'idempotency_internal'::regnamespace)
 		ORDER BY p.oid
 	LOOP
 		EXECUTE idempotency_internal.distributed_definition(made.function);
-		EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made.function);
-		FOR privilege IN SELECT a.grantee::regrole AS role FROM aclexplode(made.acl) AS a WHERE a.grantee NOT IN (0, made.owner) LOOP
-			EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', made.function, privilege.role);
-		END LOOP;
+		PERFORM idempotency_internal.restrict_privileges('FUNCTION', made.function::text, made.acl);
 	END LOOP;
 	FOR made IN
-		SELECT c.oid::regclass AS view, pg_get_viewdef(c.oid) AS query FROM pg_class AS c
-		WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind = 'v'
+		SELECT c.oid::regclass AS relation, c.relkind = 'v' AS is_view, pg_get_viewdef(c.oid) AS query, c.relacl AS acl FROM pg_class AS c
+		WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
 	LOOP
-		EXECUTE format('CREATE OR REPLACE VIEW %s AS %s', made.view, made.query);
+		IF made.is_view THEN
+			EXECUTE format('CREATE OR REPLACE VIEW %s AS %s', made.relation, made.query);
+		END IF;
+		PERFORM idempotency_internal.restrict_privileges('TABLE', made.relation::text, made.acl);
 	END LOOP;
+	PERFORM idempotency_internal.restrict_privileges('SCHEMA', n.nspname, n.nspacl)
+	FROM pg_namespace AS n
+	WHERE n.nspname IN ('idempotency', 'idempotency_internal');
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.make_again() IS 'make all functions again in the distributed layout';
@@ -239,7 +276,7 @@ BEGIN
 		WHERE d.classid = 'pg_class'::regclass AND d.objid = 'idempotency.key'::regclass AND d.deptype = 'e') THEN
 		PERFORM idempotency_internal.raise('0A000', 'keys of an extension cannot be distributed', NULL,
 			'Install portable/idempotency.sql with psql instead of pg_tle.');
-	ELSIF (SELECT c.relowner <> current_user::regrole FROM pg_class AS c WHERE c.oid = 'idempotency.key'::regclass) THEN
+	ELSIF (SELECT c.relowner <> quote_ident(current_user)::regrole FROM pg_class AS c WHERE c.oid = 'idempotency.key'::regclass) THEN
 		PERFORM idempotency_internal.raise('42501', 'must be owner of table idempotency.key', NULL,
 			'Call idempotency.distribute() as the role that installed portable/idempotency.sql.');
 	END IF;
@@ -326,9 +363,14 @@ AS 'SELECT idempotency_internal.distribute($1)';
 COMMENT ON FUNCTION idempotency.distribute(regclass) IS
 	'distribute the keys over the nodes of a Citus cluster, with the rows of a table';
 
-REVOKE ALL ON FUNCTION idempotency.distribute(regclass), idempotency_internal.distribute(regclass),
-	idempotency_internal.distributed_definition(regprocedure),
-	idempotency_internal.add_tenant(text, text, text), idempotency_internal.make_again() FROM PUBLIC;
+DO $$
+BEGIN
+	PERFORM idempotency_internal.restrict_privileges('FUNCTION', f.name, NULL)
+	FROM unnest(ARRAY['idempotency.distribute(regclass)', 'idempotency_internal.distribute(regclass)',
+		'idempotency_internal.distributed_definition(regprocedure)', 'idempotency_internal.add_tenant(text, text, text)',
+		'idempotency_internal.restrict_privileges(text, text, aclitem[])', 'idempotency_internal.make_again()']) AS f (name);
+END
+$$;
 
 \if :{?within_transaction}
 \else

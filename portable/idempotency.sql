@@ -125,7 +125,9 @@ COMMENT ON COLUMN idempotency.abandoned.state IS 'the state stored with that che
 --
 -- claim_retention is set if and only if such a claim is open, and no committed row has it.
 -- claimed_in and proven_in tell whether the transaction that reads the row has claimed the
--- key, or shown its token; both follow savepoints because rows do.
+-- key, or shown its token; both follow savepoints because rows do.  They count only in a row
+-- that this transaction has written: after the restore of a dump, a transaction can have the
+-- number that a row brought from another server.  See is_written_here().
 CREATE TABLE idempotency.key (
 	created_at timestamptz NOT NULL,
 	expires_at timestamptz NOT NULL,
@@ -1220,6 +1222,25 @@ CREATE FUNCTION idempotency_internal.set_first_result(result text)
 	RETURN set_config('idempotency_internal.results', chr(30) || result, true);
 COMMENT ON FUNCTION idempotency_internal.set_first_result(text) IS 'the same, in a transaction without results: scope, mark and key';
 
+-- The writer is the xmin of a row that the transaction can see, and that claims to be its own.
+-- A subtransaction has a greater number than its transaction.  A frozen row keeps its xmin,
+-- which seems to be greater after 2^31 transactions: then pg_xact_status() returns another
+-- status, or raises 22023 for a transaction that does not exist yet.  age() counts from a
+-- number that the transaction fixes at its first use, perhaps before it had its own; the
+-- difference of two ages does not depend on it.
+CREATE FUNCTION idempotency_internal.is_written_here(writer xid)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+	RETURN CASE
+		WHEN writer = pg_current_xact_id_if_assigned()::xid THEN true
+		WHEN age(writer) < age(pg_current_xact_id_if_assigned()::xid) THEN
+			pg_xact_status((pg_current_xact_id_if_assigned()::text::bigint
+				+ age(pg_current_xact_id_if_assigned()::xid) - age(writer))::text::xid8) = 'in progress'
+		ELSE false
+	END;
+COMMENT ON FUNCTION idempotency_internal.is_written_here(xid) IS
+	'whether this transaction, or a subtransaction of it, has written a row that it can see';
+
 CREATE FUNCTION idempotency_internal.is_granted(scope text, mark text, key text)
 	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -1227,7 +1248,7 @@ AS $$
 	SELECT $2 IN ('k', 'b') AND EXISTS (
 		SELECT FROM idempotency.key AS k
 		WHERE k.scope = $1 COLLATE "C" AND k.key = $3 COLLATE "C"
-			AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in))
+			AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) AND idempotency_internal.is_written_here(k.xmin))
 $$;
 COMMENT ON FUNCTION idempotency_internal.is_granted(text, text, text) IS
 	'whether this transaction has claimed the key of a result';
@@ -1378,6 +1399,7 @@ BEGIN
 	new.key := p_key;
 	new.created_at := coalesce(new.created_at, now);
 	new.claimed_in := pg_current_xact_id();
+	new.proven_in := NULL;
 	IF for_once THEN
 		new := NULL;
 		new.scope := p_scope;
@@ -1473,7 +1495,9 @@ BEGIN
 		seen := NULL;
 		state := 'absent';
 		IF NOT insert_first THEN
-			SELECT k AS stored, k.ctid, k.xmin INTO version
+			SELECT k AS stored, k.ctid, k.xmin,
+				CASE WHEN pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) THEN idempotency_internal.is_written_here(k.xmin) END AS is_own
+			INTO version
 			FROM idempotency.key AS k
 			WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C";
 			IF FOUND THEN
@@ -1484,8 +1508,7 @@ BEGIN
 			END IF;
 			IF seen IS NULL THEN
 				NULL;
-			ELSIF pg_current_xact_id_if_assigned() IN (stored.claimed_in, stored.proven_in)
-				AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
+			ELSIF version.is_own AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
 				state := 'here';
 			ELSIF stored.expires_at <= now THEN
 				state := 'expired';
@@ -1911,7 +1934,7 @@ BEGIN
 	END IF;
 	SELECT * INTO stored FROM idempotency.key AS k
 	WHERE k.scope = own.scope COLLATE "C" AND k.key = own.key COLLATE "C" AND k.claimed_in = pg_current_xact_id_if_assigned()
-		AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL);
+		AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL) AND idempotency_internal.is_written_here(k.xmin);
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_no_claim(scope, key);
 	END IF;
@@ -1980,6 +2003,7 @@ BEGIN
 		AND CASE
 			WHEN p_token IS NOT NULL THEN k.token = p_token
 			ELSE k.claimed_in = pg_current_xact_id_if_assigned() AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL)
+				AND idempotency_internal.is_written_here(k.xmin)
 		END;
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_no_claim(p_scope, p_key);
@@ -2015,7 +2039,8 @@ DECLARE
 	-- distributed: own_claim pg_catalog.bool;
 BEGIN
 	-- The claim of a key that had no row: the condition of the UPDATE is the test of ownership.
-	-- Every name is qualified, as in claim().
+	-- An open claim is never committed, so the transaction that sees one has written it, and
+	-- needs no is_written_here().  Every name is qualified, as in claim().
 	IF token IS NULL AND retention IS NULL AND headers IS NULL AND idempotency_internal.is_small(document, status) THEN
 		now := pg_catalog.clock_timestamp();
 		UPDATE idempotency.key AS k SET
@@ -2186,7 +2211,7 @@ BEGIN
 		WHERE k.scope = claim_abandoned.scope COLLATE "C" AND k.token IS NOT NULL AND k.expires_at > clock_timestamp()
 			AND clock_timestamp() NOT BETWEEN k.leased_at AND k.leased_until
 			AND k.claim_retention IS NULL
-			AND pg_current_xact_id() NOT IN (coalesce(k.claimed_in, '0'), coalesce(k.proven_in, '0'))
+			AND (pg_current_xact_id() IN (k.claimed_in, k.proven_in) AND idempotency_internal.is_written_here(k.xmin)) IS NOT TRUE
 		ORDER BY k.token
 		LIMIT max
 		FOR NO KEY UPDATE OF k SKIP LOCKED
@@ -2270,15 +2295,16 @@ BEGIN
 		WHERE n.name <> ALL (fresh) ORDER BY n.ordinality)
 	LOOP
 		LOOP
-			SELECT k AS stored, k.ctid, k.xmin INTO version
+			SELECT k AS stored, k.ctid, k.xmin,
+				CASE WHEN pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) THEN idempotency_internal.is_written_here(k.xmin) END AS is_own
+			INTO version
 			FROM idempotency.key AS k
 			WHERE k.scope = p_scope COLLATE "C" AND k.key = name COLLATE "C";
 			now := clock_timestamp();
 			stored := version.stored;
 			IF stored.scope IS NULL THEN
 				NULL; -- deleted meanwhile
-			ELSIF pg_current_xact_id_if_assigned() IN (stored.claimed_in, stored.proven_in)
-				AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
+			ELSIF version.is_own AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
 				PERFORM idempotency_internal.raise_claimed_here(p_scope, name);
 			ELSIF stored.expires_at > now AND stored.token IS NULL THEN
 				EXIT;
@@ -2416,9 +2442,13 @@ BEGIN
 		END IF;
 		stored := idempotency_internal.lock_row(scope, key);
 	END IF;
-	IF pg_current_xact_id_if_assigned() IN (stored.claimed_in, stored.proven_in)
-		AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
-		PERFORM idempotency_internal.raise_claimed_here(scope, key);
+	IF stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL THEN
+		PERFORM FROM idempotency.key AS k
+		WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C"
+			AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) AND idempotency_internal.is_written_here(k.xmin);
+		IF FOUND THEN
+			PERFORM idempotency_internal.raise_claimed_here(scope, key);
+		END IF;
 	END IF;
 	DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C";
 	PERFORM idempotency_internal.set_result(scope, 'n', '');
@@ -2448,7 +2478,7 @@ BEGIN
 		FROM idempotency.key AS e
 		WHERE e.expires_at <= statement_timestamp()
 			AND (pg_current_xact_id_if_assigned() IN (e.claimed_in, e.proven_in)
-				AND (e.claim_retention IS NOT NULL OR e.token IS NOT NULL)) IS NOT TRUE
+				AND (e.claim_retention IS NOT NULL OR e.token IS NOT NULL) AND idempotency_internal.is_written_here(e.xmin)) IS NOT TRUE
 		LIMIT max_rows
 		FOR UPDATE SKIP LOCKED));
 	GET DIAGNOSTICS reaped = ROW_COUNT;

@@ -175,6 +175,15 @@ RESET idempotency.retention;
 RESET idempotency.wait;
 SELECT count(set_config(name, reset_val, false)) AS reset FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
 
+--
+-- The tests install it with default privileges for a role, which have no effect
+--
+
+SELECT p.oid::regprocedure AS functions FROM pg_proc AS p, aclexplode(p.proacl) AS a
+	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 'regress_portable_anybody'::regrole;
+SELECT c.oid::regclass AS relations FROM pg_class AS c, aclexplode(c.relacl) AS a
+	WHERE relnamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 'regress_portable_anybody'::regrole;
+
 DELETE FROM idempotency.key WHERE scope LIKE 'portable%';
 DROP TABLE guarded;
 SET client_min_messages = warning;

@@ -180,6 +180,84 @@ def check_inbox(cluster):
     return wrong, f"{len(PORTS)} nodes"
 
 
+def check_restored(cluster):
+    """check_restored calls in transactions whose numbers the leases of others bear, as after the restore of a dump."""
+    wrong, count, ahead = [], 0, 500
+    for column in ("claimed_in", "proven_in"):
+        for port in PORTS:
+            scope = f"{TENANT}/restored {column} {port}"
+            cluster.query(port, "SELECT count(idempotency.claim(%s, n::text, lease => '1 h')) FROM generate_series(1, %s) AS n", scope, ahead)
+            now = cluster.query(port, "SELECT idempotency_internal.transaction_id()::text::bigint")[0][0]
+            for number in ("claimed_in = NULL, proven_in = NULL", f"{column} = ({now} + key::bigint)::text::xid8"):
+                cluster.query(COORDINATOR, f"UPDATE idempotency.key SET {number} WHERE tenant = %s AND scope = %s", TENANT, scope)
+            session = cluster.connect(port)
+            cursor = session.cursor()
+
+            def answer(statement, *values, cursor=cursor):
+                cursor.execute("SAVEPOINT s")
+                try:
+                    cursor.execute(statement, values)
+                    return str(cursor.fetchone()[0])
+                except psycopg2.Error as error:
+                    return f"{error.pgcode} {error.diag.message_primary}"
+                finally:
+                    cursor.execute("ROLLBACK TO s")
+
+            cursor.execute("SELECT idempotency_internal.transaction_id()::text::bigint")
+            key = str(cursor.fetchone()[0] - now)
+            if not 1 <= int(key) <= ahead:
+                wrong.append(f"{port}: transaction {key} after the restore")
+            busy = "IK409 an operation with this idempotency key is in progress"
+            for statement, expected in (
+                    ("SELECT idempotency.complete(%s, %s)", "IK412 this transaction holds no claim on this idempotency key"),
+                    ("SELECT idempotency.fail(%s, %s, '{}', 422)", "IK412 this transaction holds no claim on this idempotency key"),
+                    ("SELECT idempotency.release(%s, %s)", "IK412 this transaction holds no claim on this idempotency key"),
+                    ("SELECT idempotency.claim(%s, %s, wait => '0')", busy),
+                    ("SELECT idempotency.once_many(%s, ARRAY[%s])", busy),
+                    ("SELECT idempotency.forget(%s, %s)", "True")):
+                count += 1
+                if answer(statement, scope, key) != expected:
+                    wrong.append(f"{column} {port}: {statement}: {answer(statement, scope, key)}")
+            cursor.execute("SELECT set_config('idempotency_internal.results', concat(chr(30), %s, chr(31), 'k', %s), true)", (scope, key))
+            if answer("SELECT idempotency.current_key(%s)", scope) != "None":
+                wrong.append(f"{column} {port}: a forged result counts")
+            # its own lease, also from a subtransaction
+            cursor.execute("SAVEPOINT own; SELECT idempotency.claim(%s, 'own', lease => '1 h'); RELEASE own", (scope,))
+            if answer("SELECT idempotency.claim(%s, 'own')", scope) != "IK409 this transaction has claimed this idempotency key already":
+                wrong.append(f"{column} {port}: claimed twice")
+            if answer("SELECT idempotency.current_key(%s)", scope) != "own":
+                wrong.append(f"{column} {port}: no current key")
+            if answer("SELECT idempotency.complete(%s, 'own', '1')", scope) != "1":
+                wrong.append(f"{column} {port}: {answer('SELECT idempotency.complete(%s, %s)', scope, 'own')}")
+            session.close()
+    return wrong, f"{count} calls"
+
+
+def check_privileges(cluster):
+    """check_privileges looks for rights that others than the owner have on any node.
+
+    Types are left out: Citus does not pass on a REVOKE for them.
+    """
+    wrong = []
+    for port in PORTS:
+        for kind, name, grantee in cluster.query(port, """
+                SELECT DISTINCT o.kind, o.name, CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
+                FROM (
+                    SELECT 'schema' AS kind, n.nspname::text AS name, n.oid AS schema, n.nspowner AS owner,
+                        coalesce(n.nspacl, acldefault('n', n.nspowner)) AS acl
+                    FROM pg_namespace AS n
+                    UNION ALL
+                    SELECT 'table', c.relname, c.relnamespace, c.relowner, c.relacl FROM pg_class AS c
+                    UNION ALL
+                    SELECT 'function', p.oid::regprocedure::text, p.pronamespace, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+                    FROM pg_proc AS p
+                ) AS o CROSS JOIN LATERAL aclexplode(o.acl) AS a
+                WHERE o.schema::regnamespace::text IN ('idempotency', 'idempotency_internal') AND a.grantee <> o.owner
+                ORDER BY 1, 2, 3"""):
+            wrong.append(f"{port}: {grantee} has a right to {kind} {name}")
+    return wrong, f"{len(PORTS)} nodes"
+
+
 def check_roles(cluster):
     """check_roles calls as a client that has no right to the table."""
     wrong = []

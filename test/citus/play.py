@@ -11,7 +11,7 @@ import traceback
 
 import checks
 import storm
-from cluster import COORDINATOR, Cluster
+from cluster import COORDINATOR, PORTS, Cluster
 
 
 def main(directory):
@@ -20,6 +20,11 @@ def main(directory):
     passed = failed = 0
     try:
         cluster.create()
+        # Default privileges of each node, which the portable edition must revoke
+        cluster.execute(COORDINATOR, "CREATE ROLE anybody LOGIN")
+        for port in PORTS:
+            for kind in ("FUNCTIONS", "TABLES", "TYPES", "SCHEMAS"):
+                cluster.execute(port, f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO anybody")
         portable = os.path.join(directory, "portable")
         cluster.psql(COORDINATOR, f"--file={portable}/idempotency.sql", f"--file={portable}/citus.sql",
                      PGOPTIONS="-c citus.enable_ddl_propagation=off")
@@ -32,6 +37,8 @@ def main(directory):
                 ("leases", checks.check_leases),
                 ("waits", checks.check_waits),
                 ("inbox", checks.check_inbox),
+                ("restored", checks.check_restored),
+                ("privileges", checks.check_privileges),
                 ("roles", checks.check_roles),
                 ("owner", checks.check_owner),
                 ("cost", checks.check_cost),

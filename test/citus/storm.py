@@ -85,7 +85,7 @@ def storm(cluster, name, function, operations, clients, seed, with_faults):
     while ended < clients:
         # The servers are children of this thread, and would end with another one.
         try:
-            given, failed = results.get(timeout=dice.uniform(2, 6))
+            given, failed = results.get(timeout=dice.uniform(1, 4))
         except queue.Empty:
             if time.monotonic() - began > SECONDS:
                 late.set()
@@ -135,7 +135,7 @@ def judge(cluster, name, operations, answers, counts, errors, seconds):
 def check_storm(cluster):
     """check_storm runs the storm with the keys."""
     operations, moves, kills = (int(os.environ.get(name) or default) for name, default in
-                                (("OPERATIONS", 4000), ("MOVES", 10), ("KILLS", 10)))
+                                (("OPERATIONS", 6000), ("MOVES", 10), ("KILLS", 10)))
     figures = storm(cluster, "storm", "api.charge", operations, 8, int(os.environ.get("SEED") or 1), True)
     wrong = [f"{name}: {figures[name]}" for name in ("double", "lost", "differing", "not the effect", "prepared") if figures[name]]
     wrong += [f"{name}: {figures[name]}, not {operations}" for name in ("effects", "keys") if figures[name] != operations]
