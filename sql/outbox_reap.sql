@@ -627,6 +627,15 @@ ALTER TABLE idempotency.subscription RENAME TO sub;
 SELECT idempotency.reap();
 \echo :SQLSTATE
 ALTER TABLE idempotency.sub RENAME TO subscription;
+-- Nor without the sequence, or with another relation in its place.
+ALTER SEQUENCE idempotency.outbox_seq RENAME TO seq;
+SELECT idempotency.reap();
+\echo :SQLSTATE
+CREATE TABLE idempotency.outbox_seq (last_value bigint, is_called boolean);
+SELECT idempotency.reap();
+\echo :SQLSTATE
+DROP TABLE idempotency.outbox_seq;
+ALTER SEQUENCE idempotency.seq RENAME TO outbox_seq;
 -- Published without a replica identity, no row can be deleted, and none is.
 SET client_min_messages = error;
 CREATE PUBLICATION regress_outbox_reap FOR TABLE idempotency.outbox;

@@ -1,5 +1,5 @@
--- Opens the old home of a tenant again, if the new one is not open. First end all sessions of
--- the mover in the new home. The variables are those of move.sql.
+-- Opens the old shard of a tenant again, if the new one is not open. First end all sessions of
+-- the mover on the new shard. The variables are those of move.sql.
 --
 -- give up
 \connect :new

@@ -1,10 +1,10 @@
 -- Moves a tenant, as docs/scaling.md describes. Run it in an empty directory that other users
 -- cannot read: it stores copies there. Repeat all of it if it fails.
 --
--- psql variables: tenant; shard, the name of the new home; old, new, router: connections of
+-- psql variables: tenant; shard, the name of the new shard; old, new, router: connections of
 -- the role mover
 
--- move 1: close the old home
+-- move 1: close the old shard
 \connect :old
 SET lock_timeout = '10s';
 INSERT INTO shard.closed SELECT tenant FROM shard.tenant WHERE tenant = :'tenant' ON CONFLICT DO NOTHING;
@@ -38,15 +38,15 @@ SELECT EXISTS (SELECT FROM shard.tenant WHERE tenant = :'tenant') AS arrived \gs
     SELECT setval('idempotency.token', greatest(nextval('idempotency.token'), :token) + 1000000);
     INSERT INTO shard.tenant VALUES (:'tenant');
 \else
-    DO $$ BEGIN RAISE EXCEPTION 'the tenant was not closed in its old home'; END $$;
+    DO $$ BEGIN RAISE EXCEPTION 'the tenant was not closed on its old shard'; END $$;
 \endif
 COMMIT;
 
--- move 3: route to the new home
+-- move 3: route to the new shard
 \connect :router
 UPDATE route.tenant SET shard = :'shard' WHERE tenant = :'tenant';
 
--- move 4: clean up the old home
+-- move 4: clean up the old shard
 \connect :old
 BEGIN;
 DELETE FROM api.charge WHERE tenant = :'tenant';

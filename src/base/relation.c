@@ -25,7 +25,9 @@
 #include "catalog/pg_sequence.h"
 #include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_trigger.h"
+#include "commands/sequence.h"
 #include "commands/trigger.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -367,16 +369,14 @@ CountsOneByOne(Relation sequence)
 }
 
 /*
- * ExtensionSequenceOpen opens a sequence of the extension for nextval(), under the lock of
- * that, which the caller keeps until the transaction ends: the sequence cannot be
- * altered.  Throws 55000, which names the "purpose" of the values, unless they are
- * consecutive.
+ * OpenSequence opens a sequence of the extension, under a lock that the caller keeps until
+ * the transaction ends.  Throws 55000 if there is none.
  */
-Relation
-ExtensionSequenceOpen(const char *name, const char *purpose)
+static Relation
+OpenSequence(const char *name, LOCKMODE lockmode)
 {
 	Oid relid = ExtensionRelationOid(name);
-	Relation sequence = OidIsValid(relid) ? try_relation_open(relid, RowExclusiveLock) : NULL;
+	Relation sequence = OidIsValid(relid) ? try_relation_open(relid, lockmode) : NULL;
 
 	if (sequence == NULL || sequence->rd_rel->relkind != RELKIND_SEQUENCE)
 		ereport(
@@ -385,6 +385,20 @@ ExtensionSequenceOpen(const char *name, const char *purpose)
 			 errmsg("sequence idempotency.%s is missing", name),
 			 errdetail("It was dropped, renamed or moved."),
 			 errhint("Undo that, or create one that begins above every value it has returned.")));
+	return sequence;
+}
+
+/*
+ * ExtensionSequenceOpen opens a sequence of the extension for nextval(), under the lock of
+ * that, which the caller keeps until the transaction ends: the sequence cannot be
+ * altered.  Throws 55000, which names the "purpose" of the values, unless they are
+ * consecutive.
+ */
+Relation
+ExtensionSequenceOpen(const char *name, const char *purpose)
+{
+	Relation sequence = OpenSequence(name, RowExclusiveLock);
+
 	if (!CountsOneByOne(sequence))
 		ereport(
 			ERROR,
@@ -395,6 +409,32 @@ ExtensionSequenceOpen(const char *name, const char *purpose)
 					 "LOGGED.",
 					 name)));
 	return sequence;
+}
+
+/*
+ * ExtensionSequenceLast returns the last value that a sequence of the extension has
+ * returned, or the one before its first.  Keeps ACCESS SHARE until the transaction ends.
+ * SELECT last_value reads the row without a lock on its page, and can see what nextval()
+ * writes to WAL there: a value that is up to 32 ahead.
+ */
+int64
+ExtensionSequenceLast(const char *name)
+{
+	Relation sequence = OpenSequence(name, AccessShareLock);
+	Buffer buffer = ReadBuffer(sequence, 0);
+	HeapTupleHeader tuple;
+	Form_pg_sequence_data data;
+	Page page;
+	int64 last;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	page = BufferGetPage(buffer);
+	tuple = (HeapTupleHeader) PageGetItem(page, PageGetItemId(page, FirstOffsetNumber));
+	data = (Form_pg_sequence_data) ((char *) tuple + tuple->t_hoff);
+	last = data->is_called ? data->last_value : data->last_value - 1;
+	UnlockReleaseBuffer(buffer);
+	relation_close(sequence, NoLock);
+	return last;
 }
 
 /*

@@ -27,7 +27,6 @@
 #include "base/errors.h"
 #include "base/guc.h"
 #include "base/lockwait.h"
-#include "base/query.h"
 #include "outbox/table.h"
 
 /* The lock that keeps the reaper from deleting events; "IE" in ASCII. */
@@ -80,13 +79,6 @@ CheckOutbox(Relation table)
 		ErrorStoreAltered("outbox", "Its primary key is not (seq).",
 						  "Add PRIMARY KEY (seq) again.");
 }
-
-static ExtensionQuery lastNumberQuery = {
-	.table = "outbox_seq",
-	.text = "SELECT last_value OPERATOR(pg_catalog.-) CASE WHEN is_called THEN 0 ELSE 1 END"
-			" FROM idempotency.outbox_seq",
-	.results = {INT8OID},
-};
 
 ExtensionTable OutboxTable = {.name = "outbox", .trigger = "refuse_update", .check = CheckOutbox};
 
@@ -203,12 +195,7 @@ OutboxChannel(void)
 int64
 OutboxLastNumber(void)
 {
-	int64 last;
-
-	(void) ExtensionQueryRun(&lastNumberQuery, NULL, NULL);
-	last = DatumGetInt64(ExtensionQueryValue(&lastNumberQuery, 0, 1, NULL));
-	ExtensionQueryEnd();
-	return last;
+	return ExtensionSequenceLast("outbox_seq");
 }
 
 static LOCKTAG

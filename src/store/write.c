@@ -18,6 +18,7 @@
 #include "catalog/index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -198,22 +199,28 @@ WriterClose(Writer *writer)
 }
 
 /*
- * FetchSeen stores the row version "seen" into "slot".  Returns false if it is gone, and
- * another row can have its TID; the write checks that the version is still the latest.
+ * FetchSeen stores the row version "seen" of "name" into "slot".  Returns false if it is
+ * gone; the write checks that the version is still the latest.  Another row can have its
+ * TID, and even its xmin, if this transaction rewrote the table since.
  */
 static bool
-FetchSeen(Writer *writer, const KeyVersion *seen, TupleTableSlot *slot)
+FetchSeen(Writer *writer, const KeyName *name, const KeyVersion *seen, TupleTableSlot *slot)
 {
 	ItemPointerData tid = seen->tid;
+	KeyName found;
 
-	return table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) &&
-		   KeyRowIsVersion(slot, seen);
+	if (ItemPointerGetBlockNumber(&tid) >= RelationGetNumberOfBlocks(writer->table) ||
+		!table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) ||
+		!KeyRowIsVersion(slot, seen))
+		return false;
+	KeyRowName(slot, &found);
+	return KeyNameEquals(&found, name);
 }
 
 /*
  * OverwriteVersion replaces the row at "tid" by the row in the slot.  Returns false,
  * with nothing written, if another transaction changed it first.  Waits for a
- * transaction that is changing it, which only a batch can be.
+ * transaction that is changing it, which only a batch or the reaper can be.
  */
 static bool
 OverwriteVersion(Writer *writer, const KeyName *name, ItemPointer tid)
@@ -257,7 +264,7 @@ Replace(Writer *writer, const KeyName *name, const KeyVersion *seen, const Store
 {
 	ItemPointerData tid = seen->tid;
 
-	if (!ItemPointerIsValid(&tid) || !FetchSeen(writer, seen, writer->slot))
+	if (!ItemPointerIsValid(&tid) || !FetchSeen(writer, name, seen, writer->slot))
 		return false;
 	KeyRowFill(writer->slot, name, record, seen->createdAt);
 	return OverwriteVersion(writer, name, &tid);
@@ -302,7 +309,7 @@ KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen, const StoredOut
 
 	WriterOpen(&writer);
 	old = table_slot_create(writer.table, NULL);
-	if (!FetchSeen(&writer, seen, old))
+	if (!FetchSeen(&writer, name, seen, old))
 		ErrorConcurrentChange(name);
 	KeyRowChange(writer.slot, old, changed, parts);
 	if (!OverwriteVersion(&writer, name, &tid))

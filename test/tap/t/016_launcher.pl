@@ -279,22 +279,51 @@ pass('DROP EXTENSION repeatedly, at random moments');
 $node->safe_psql('without', 'BEGIN; DROP EXTENSION idempotency; ROLLBACK');
 is_quiet('DROP EXTENSION again and again');
 
+# let_sleep makes the workers of a database sleep in a trigger of each batch.
+sub let_sleep
+{
+	my ($dbname, $seconds) = @_;
+	$node->safe_psql($dbname, qq{
+		CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN PERFORM pg_sleep($seconds); RETURN NULL; END \$\$;
+		CREATE TRIGGER sleep AFTER INSERT OR UPDATE ON idempotency.reaper FOR EACH ROW EXECUTE FUNCTION sleep()});
+	return;
+}
+
+# sleeping returns the process ID of the worker that sleeps there, or 0.
+sub sleeping
+{
+	my ($dbname) = @_;
+	return $node->safe_psql('postgres', qq{SELECT coalesce(min(pid), 0) FROM pg_stat_activity
+		WHERE datname = '$dbname' AND backend_type = 'idempotency reaper' AND wait_event = 'PgSleep'});
+}
+
+# stop_sleeping stops a worker while it sleeps, and returns its process ID. There it holds
+# nothing that other processes need, except the locks on its rows. Anywhere else it could hold
+# the lock of a page.
+sub stop_sleeping
+{
+	my ($dbname) = @_;
+	my $pid;
+	for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; time < $end && !$pid; usleep(10_000))
+	{
+		$pid = sleeping($dbname);
+	}
+	is(kill('STOP', $pid || die 'the worker does not sleep'), 1, "a worker in database $dbname is stopped");
+	is(sleeping($dbname), $pid, 'it sleeps in the trigger');
+	return $pid;
+}
+
 # Two workers: a small database does not wait for a large one, whose worker is stopped
 # meanwhile.
-my $worker;
-foreach (1 .. 10)
-{
-	busy('large');
-	$worker = $node->safe_psql('postgres', q{SELECT min(pid) FROM pg_stat_activity WHERE datname = 'large' AND backend_type = 'idempotency reaper'});
-	kill 'STOP', $worker if $worker;
-	last if $worker && left('large') > 0;
-	# On a loaded machine, the reaper can have deleted all rows before.
-	kill 'CONT', $worker if $worker;
-	drop_databases('large');
-}
+change_settings($node, 'idempotency.reaper_naptime' => '0');
+$node->safe_psql('postgres', 'CREATE DATABASE large TEMPLATE backlog');
+let_sleep('large', 3);
+change_settings($node, 'idempotency.reaper_naptime' => '200ms');
+my $worker = stop_sleeping('large');
 expire_keys($node, 10, 'k', 'one');
 gone('one', 'a small database is reaped');
 cmp_ok(left('large'), '>', 0, 'a large database still has expired rows');
+$node->safe_psql('large', q{CREATE OR REPLACE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'});
 kill 'CONT', $worker;
 gone('large', 'the large database is reaped completely');
 
@@ -310,8 +339,6 @@ sub has_pending_sigterm
 	return hex($signals) >> (SIGTERM - 1) & 1;
 }
 
-# The worker is stopped while it sleeps in a trigger. There it holds nothing that other
-# processes need, except the locks on ten expired keys.
 drop_databases('without', 'large');
 is_quiet('before a worker hangs', $too_late);
 $node->safe_psql('one', q{
@@ -322,17 +349,10 @@ $node->safe_psql('one', q{
 	CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS 'INSERT INTO public.handled DEFAULT VALUES';
 	SELECT idempotency.subscribe('events', '{t}', 'handle(idempotency.event)', owner => 'consumer')});
 $node->safe_psql('postgres', 'CREATE DATABASE hung');
-$node->safe_psql('hung', q{
-	CREATE EXTENSION idempotency;
-	CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(5); RETURN NULL; END $$;
-	CREATE TRIGGER sleep AFTER INSERT OR UPDATE ON idempotency.reaper FOR EACH ROW EXECUTE FUNCTION sleep()});
-my $sleeping = q{SELECT coalesce(min(pid), 0) FROM pg_stat_activity
-	WHERE datname = 'hung' AND backend_type = 'idempotency reaper' AND wait_event = 'PgSleep'};
+$node->safe_psql('hung', 'CREATE EXTENSION idempotency');
+let_sleep('hung', 5);
 expire_keys($node, 10, 'k', 'hung');
-$node->poll_query_until('postgres', "SELECT ($sleeping) > 0") or die 'the worker does not sleep';
-my $hung = $node->safe_psql('postgres', $sleeping);
-is(kill('STOP', $hung), 1, 'a worker is stopped');
-is($node->safe_psql('postgres', $sleeping), $hung, 'the worker sleeps in the trigger');
+my $hung = stop_sleeping('hung');
 
 # The relay does not wait for the worker.
 my $published = time;
@@ -366,7 +386,7 @@ gone('two', 'another database is reaped with an empty list');
 unlike(visited(wait_for_reapers(10)), qr/\bhung\b/, 'no worker starts in the database that was listed again');
 is($node->safe_psql('hung', q{SELECT idempotency.once('live', 'message'), count(*) FROM idempotency.key WHERE scope = 'expired'}), 't|10',
 	'clients of its database continue, and uncommitted deletions are not visible');
-is($node->safe_psql('postgres', $sleeping), $hung, 'the worker still hangs');
+is(sleeping('hung'), $hung, 'the worker still hangs');
 
 # The worker continues and exits at once. Its database is visited again once it is
 # listed.

@@ -68,8 +68,8 @@ sub move
 {
 	my ($tenant, $from, $to, @steps) = @_;
 	my @titles = map { $_ eq 'give up' ? $_ : {
-			1 => 'move 1: close the old home', 2 => 'move 2: take along',
-			3 => 'move 3: route to the new home', 4 => 'move 4: clean up the old home' }->{$_} }
+			1 => 'move 1: close the old shard', 2 => 'move 2: take along',
+			3 => 'move 3: route to the new shard', 4 => 'move 4: clean up the old shard' }->{$_} }
 	  @steps ? @steps : 1 .. 4;
 	return run_psql($router, join('', map { blocks($_) } @titles), in => $dir, connection => connection($router, 'mover'),
 		set => { tenant => $tenant, shard => $to, old => connection($shard{$from}, 'mover'),
