@@ -65,8 +65,9 @@ BEGIN
 
 	-- A block around the body declares what the queries use.
 	declared := concat(
-		E'\n\thome CONSTANT ' || (SELECT format('%I.%I', t.typnamespace::regnamespace, t.typname) FROM pg_attribute AS a
-			JOIN pg_type AS t ON t.oid = a.atttypid WHERE a.attrelid = 'idempotency.key'::regclass AND a.attname = 'tenant') || ' := idempotency_internal.tenant(' || scope || ');',
+		E'\n\thome CONSTANT ' || (SELECT format('%I.%I', t.typnamespace::regnamespace, t.typname)
+				|| coalesce((SELECT format(' COLLATE %I.%I', c.collnamespace::regnamespace, c.collname) FROM pg_collation AS c WHERE c.oid = a.attcollation), '')
+			FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid WHERE a.attrelid = 'idempotency.key'::regclass AND a.attname = 'tenant') || ' := idempotency_internal.tenant(' || scope || ');',
 		E'\n\tthis_transaction CONSTANT pg_catalog.xid8 := ' || id || ';');
 	IF declared <> '' THEN
 		definition := regexp_replace(definition, E'(AS \\$function\\$)(.*?)\\s*\\$function\\$\\s*$',
@@ -145,7 +146,7 @@ BEGIN
 		BEGIN
 			IF pg_catalog.to_regclass('idempotency_internal.open_claim') IS NOT NULL THEN
 				DELETE FROM idempotency_internal.open_claim AS k
-				WHERE k.scope OPERATOR(pg_catalog.=) p_scope AND k.key OPERATOR(pg_catalog.=) p_key;
+				WHERE k.scope OPERATOR(pg_catalog.=) p_scope COLLATE pg_catalog."C" AND k.key OPERATOR(pg_catalog.=) p_key COLLATE pg_catalog."C";
 			END IF;
 			RETURN true;
 		END
@@ -169,7 +170,7 @@ BEGIN
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		BEGIN
 			PERFORM FROM idempotency.key AS k
-			WHERE k.scope = is_granted.scope AND k.key = is_granted.key AND is_granted.mark IN ('k', 'b')
+			WHERE k.scope = is_granted.scope COLLATE "C" AND k.key = is_granted.key COLLATE "C" AND is_granted.mark IN ('k', 'b')
 				AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in);
 			RETURN FOUND;
 		END

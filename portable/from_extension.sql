@@ -9,10 +9,9 @@
 
 \set ON_ERROR_STOP on
 \set within_transaction on
-BEGIN;
+-- A snapshot from before the locks would miss keys
+BEGIN ISOLATION LEVEL READ COMMITTED;
 
--- Wait for the transactions that have claimed keys, and keep others out
-LOCK TABLE idempotency.key IN ACCESS EXCLUSIVE MODE;
 \ir moved.sql
 DROP EXTENSION idempotency;
 SELECT pg_catalog.format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), :'owner') \gexec

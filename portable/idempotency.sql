@@ -43,6 +43,7 @@ CREATE SCHEMA idempotency_internal;
 COMMENT ON SCHEMA idempotency_internal IS 'idempotency, portable edition 1.0: internal functions';
 
 SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL quote_all_identifiers = off; -- definitions are made from others, see below
 
 -- ---------------------------------------------------------------------------
 -- Types
@@ -368,11 +369,15 @@ COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the tr
 -- Arguments and settings
 -- ---------------------------------------------------------------------------
 
+-- Scope and key can have any collation, which their parameters inherit: a comparison with the
+-- table names its own, because two collations would be an error (42P22).
+
 -- The helpers in SQL are not STRICT, and no less volatile than what they call: the server
 -- inlines them, which costs a tenth of a call.
 
 -- Settings are custom settings of the server, which accepts every value of them: they are
--- checked here, in the call that needs them.
+-- checked here, in the call that needs them.  What catches errors is PARALLEL UNSAFE, as are
+-- its callers, because a parallel query cannot begin a subtransaction.
 
 CREATE FUNCTION idempotency_internal.setting(name text)
 	RETURNS text
@@ -501,7 +506,7 @@ COMMENT ON FUNCTION idempotency_internal.check_names(text, text) IS 'raise IK400
 -- Returns NULL unless it is one.  A month counts as 31 days, so that nothing ends early.
 CREATE FUNCTION idempotency_internal.duration(value text, unit text)
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 BEGIN
 	IF value ~ '^ *[-+]?[0-9.]+([eE][-+]?[0-9]+)? *$' THEN
@@ -519,7 +524,7 @@ COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration fro
 
 CREATE FUNCTION idempotency_internal.default_retention()
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	retention interval;
@@ -547,7 +552,7 @@ COMMENT ON FUNCTION idempotency_internal.default_retention() IS 'idempotency.ret
 -- An invalid value is the default: it only bounds a time.
 CREATE FUNCTION idempotency_internal.default_wait()
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	wait interval;
@@ -588,7 +593,7 @@ COMMENT ON FUNCTION idempotency_internal.retention_end(interval, timestamptz) IS
 
 CREATE FUNCTION idempotency_internal.check_retention(retention interval)
 	RETURNS interval
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	now timestamptz := clock_timestamp();
@@ -621,7 +626,7 @@ COMMENT ON FUNCTION idempotency_internal.check_lease(interval) IS 'raise 22023 o
 
 CREATE FUNCTION idempotency_internal.max_response_size()
 	RETURNS bigint
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	bytes bigint;
@@ -646,7 +651,7 @@ COMMENT ON FUNCTION idempotency_internal.max_response_size() IS 'idempotency.max
 
 CREATE FUNCTION idempotency_internal.check_size(scope text, key text, what text, bytes bigint)
 	RETURNS void
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	most bigint := idempotency_internal.max_response_size();
@@ -1214,7 +1219,7 @@ CREATE FUNCTION idempotency_internal.is_granted(scope text, mark text, key text)
 AS $$
 	SELECT $2 IN ('k', 'b') AND EXISTS (
 		SELECT FROM idempotency.key AS k
-		WHERE k.scope = $1 AND k.key = $3
+		WHERE k.scope = $1 COLLATE "C" AND k.key = $3 COLLATE "C"
 			AND pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in))
 $$;
 COMMENT ON FUNCTION idempotency_internal.is_granted(text, text, text) IS
@@ -1463,7 +1468,7 @@ BEGIN
 		IF NOT insert_first THEN
 			SELECT k AS stored, k.ctid, k.xmin INTO version
 			FROM idempotency.key AS k
-			WHERE k.scope = p_scope AND k.key = p_key;
+			WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C";
 			IF FOUND THEN
 				now := clock_timestamp();
 				stored := version.stored;
@@ -1502,7 +1507,7 @@ BEGIN
 			ELSE
 				-- a row that another transaction has locked is not found
 				PERFORM FROM idempotency.key AS k
-				WHERE k.scope = p_scope AND k.key = p_key AND k.ctid = seen
+				WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" AND k.ctid = seen
 				FOR NO KEY UPDATE SKIP LOCKED;
 				uncontended := FOUND;
 			END IF;
@@ -1719,7 +1724,7 @@ BEGIN
 		SELECT k.expires_at, k.status, k.fingerprint, k.response, k.headers, k.token, k.claim_retention
 		INTO stored
 		FROM idempotency.key AS k
-		WHERE k.scope OPERATOR(pg_catalog.=) %1$I.scope AND k.key OPERATOR(pg_catalog.=) %1$I.key;
+		WHERE k.scope OPERATOR(pg_catalog.=) %1$I.scope COLLATE pg_catalog."C" AND k.key OPERATOR(pg_catalog.=) %1$I.key COLLATE pg_catalog."C";
 		IF NOT FOUND THEN
 			IF idempotency_internal.announce(scope, key) THEN
 				INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
@@ -1838,7 +1843,7 @@ DECLARE
 	stored idempotency.key;
 BEGIN
 	IF current_setting('transaction_isolation') = 'read committed' THEN
-		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope AND k.key = p_key
+		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C"
 		FOR NO KEY UPDATE SKIP LOCKED;
 		IF FOUND THEN
 			RETURN stored;
@@ -1847,7 +1852,7 @@ BEGIN
 	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE; -- not distributed
 	BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
-		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope AND k.key = p_key FOR NO KEY UPDATE;
+		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" FOR NO KEY UPDATE;
 		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
 		-- distributed: bounded := idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
@@ -1888,7 +1893,7 @@ BEGIN
 	IF token IS NOT NULL THEN
 		-- A former owner is refused without a wait.  While the row is locked, no other owner
 		-- can take over.
-		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = own.scope AND k.key = own.key;
+		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = own.scope COLLATE "C" AND k.key = own.key COLLATE "C";
 		IF idempotency_internal.is_owner(stored, token) THEN
 			stored := idempotency_internal.lock_row(scope, key);
 		END IF;
@@ -1898,7 +1903,7 @@ BEGIN
 		RETURN token;
 	END IF;
 	SELECT * INTO stored FROM idempotency.key AS k
-	WHERE k.scope = own.scope AND k.key = own.key AND k.claimed_in = pg_current_xact_id_if_assigned()
+	WHERE k.scope = own.scope COLLATE "C" AND k.key = own.key COLLATE "C" AND k.claimed_in = pg_current_xact_id_if_assigned()
 		AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL);
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_no_claim(scope, key);
@@ -1964,7 +1969,7 @@ BEGIN
 		proven_in = CASE WHEN p_token IS NOT NULL THEN pg_current_xact_id() END,
 		claim_fingerprint = NULL,
 		claim_retention = NULL
-	WHERE k.scope = p_scope AND k.key = p_key
+	WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C"
 		AND CASE
 			WHEN p_token IS NOT NULL THEN k.token = p_token
 			ELSE k.claimed_in = pg_current_xact_id_if_assigned() AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL)
@@ -2012,7 +2017,8 @@ BEGIN
 			status = coalesce(complete.status, 200),
 			response = document,
 			claim_retention = NULL
-		WHERE k.scope OPERATOR(pg_catalog.=) complete.scope AND k.key OPERATOR(pg_catalog.=) complete.key
+		WHERE k.scope OPERATOR(pg_catalog.=) complete.scope COLLATE pg_catalog."C"
+			AND k.key OPERATOR(pg_catalog.=) complete.key COLLATE pg_catalog."C"
 			AND k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()
 			AND k.claim_retention IS NOT NULL AND k.token IS NULL AND k.claim_fingerprint IS NULL;
 		IF FOUND THEN
@@ -2056,7 +2062,7 @@ BEGIN
 	IF own_token IS NULL THEN
 		-- distributed: PERFORM idempotency_internal.note_closed(scope, key);
 		UPDATE idempotency.key AS k SET claimed_in = NULL, claim_fingerprint = NULL, claim_retention = NULL
-		WHERE k.scope = release.scope AND k.key = release.key AND k.expires_at > now;
+		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C" AND k.expires_at > now;
 	ELSE
 		UPDATE idempotency.key AS k SET
 			token = idempotency_internal.new_token(k.token), -- not distributed
@@ -2066,10 +2072,10 @@ BEGIN
 			expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now),
 			claimed_in = NULL,
 			proven_in = NULL
-		WHERE k.scope = release.scope AND k.key = release.key AND k.recovery_point IS NOT NULL;
+		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C" AND k.recovery_point IS NOT NULL;
 	END IF;
 	IF NOT FOUND THEN
-		DELETE FROM idempotency.key AS k WHERE k.scope = release.scope AND k.key = release.key;
+		DELETE FROM idempotency.key AS k WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C";
 	END IF;
 	PERFORM idempotency_internal.set_result(scope, 'n', '');
 END
@@ -2098,7 +2104,7 @@ BEGIN
 		leased_until = now + lease,
 		expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now + lease),
 		proven_in = pg_current_xact_id()
-	WHERE k.scope = renew.scope AND k.key = renew.key;
+	WHERE k.scope = renew.scope COLLATE "C" AND k.key = renew.key COLLATE "C";
 	PERFORM idempotency_internal.set_result(scope, 'k', key);
 	RETURN now + lease;
 END
@@ -2132,7 +2138,7 @@ BEGIN
 		recovery_point = checkpoint.recovery_point,
 		recovery_state = new_state,
 		proven_in = pg_current_xact_id()
-	WHERE k.scope = checkpoint.scope AND k.key = checkpoint.key;
+	WHERE k.scope = checkpoint.scope COLLATE "C" AND k.key = checkpoint.key COLLATE "C";
 	PERFORM idempotency_internal.set_result(scope, 'k', key);
 END
 $$;
@@ -2170,7 +2176,7 @@ BEGIN
 	FOR found_row IN
 		SELECT k.*
 		FROM idempotency.key AS k
-		WHERE k.scope = claim_abandoned.scope AND k.token IS NOT NULL AND k.expires_at > clock_timestamp()
+		WHERE k.scope = claim_abandoned.scope COLLATE "C" AND k.token IS NOT NULL AND k.expires_at > clock_timestamp()
 			AND clock_timestamp() NOT BETWEEN k.leased_at AND k.leased_until
 			AND k.claim_retention IS NULL
 			AND pg_current_xact_id() NOT IN (coalesce(k.claimed_in, '0'), coalesce(k.proven_in, '0'))
@@ -2259,7 +2265,7 @@ BEGIN
 		LOOP
 			SELECT k AS stored, k.ctid, k.xmin INTO version
 			FROM idempotency.key AS k
-			WHERE k.scope = p_scope AND k.key = name;
+			WHERE k.scope = p_scope COLLATE "C" AND k.key = name COLLATE "C";
 			now := clock_timestamp();
 			stored := version.stored;
 			IF stored.scope IS NULL THEN
@@ -2361,7 +2367,7 @@ BEGIN
 		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
 	SELECT * INTO stored FROM idempotency.key AS k
-	WHERE k.scope = peek.scope AND k.key = peek.key AND k.expires_at > clock_timestamp();
+	WHERE k.scope = peek.scope COLLATE "C" AND k.key = peek.key COLLATE "C" AND k.expires_at > clock_timestamp();
 	IF NOT FOUND THEN
 		RETURN NULL;
 	ELSIF stored.token IS NULL THEN
@@ -2398,7 +2404,7 @@ BEGIN
 		IF written IS NULL THEN
 			PERFORM idempotency_internal.raise_in_progress(scope, key);
 		ELSIF written THEN
-			DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope AND k.key = forget.key;
+			DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C";
 			RETURN false;
 		END IF;
 		stored := idempotency_internal.lock_row(scope, key);
@@ -2407,7 +2413,7 @@ BEGIN
 		AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
 		PERFORM idempotency_internal.raise_claimed_here(scope, key);
 	END IF;
-	DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope AND k.key = forget.key;
+	DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C";
 	PERFORM idempotency_internal.set_result(scope, 'n', '');
 	RETURN stored.expires_at > clock_timestamp();
 END

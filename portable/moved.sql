@@ -1,7 +1,16 @@
-/* portable/moved.sql: what to_extension.sql and from_extension.sql move */
+/* portable/moved.sql: what to_extension.sql and from_extension.sql move, and its locks */
 
--- The columns that both editions have.  An open claim is never committed, so the lock of the
--- caller leaves none to move.
+-- Lock the views before the table, as their readers do: a reader that waits for the table
+-- would be in a deadlock with the command that drops the view.  LOCK TABLE on a view would
+-- also lock the table.
+ALTER VIEW idempotency.keys RESET (security_barrier);
+ALTER VIEW idempotency.zombies RESET (security_barrier);
+
+-- Wait for the transactions that have claimed keys, and keep others out
+LOCK TABLE idempotency.key IN ACCESS EXCLUSIVE MODE;
+
+-- The columns that both editions have.  An open claim is never committed, so the lock leaves
+-- none to move.
 CREATE TEMPORARY TABLE moved_key ON COMMIT DROP AS
 	SELECT created_at, expires_at, status, scope, key::text, fingerprint, response, headers, token, attempt,
 		leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by

@@ -6,23 +6,24 @@
 --
 -- It is one transaction.  Calls wait for it; those that had begun can fail with an error of
 -- the server, because their functions are dropped, and succeed when they are retried in a
--- new session.  Tokens of running leases stay valid, because the sequence of the extension
--- continues above all of them.  Clients and operators keep their privileges.  As
+-- new session.  Tokens of running leases stay valid, and later tokens are greater than all
+-- before, also for keys that were deleted: the sequence continues from the clock, as the
+-- tokens of the portable edition do.  Clients and operators keep their privileges.  As
 -- uninstall.sql, it fails if other objects depend on the portable edition.
 
 \set ON_ERROR_STOP on
 \set within_transaction on
-BEGIN;
+-- A snapshot from before the locks would miss keys
+BEGIN ISOLATION LEVEL READ COMMITTED;
 
--- Wait for the transactions that have claimed keys, and keep others out
-LOCK TABLE idempotency.key IN ACCESS EXCLUSIVE MODE;
 \ir moved.sql
 \ir uninstall.sql
 CREATE EXTENSION idempotency;
 INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, fingerprint, response, headers, token, attempt,
 	leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by)
 SELECT * FROM pg_temp.moved_key;
-SELECT pg_catalog.setval('idempotency.token', greatest(max(m.token), max(m.finished_by), 1)) AS last_token
+SELECT pg_catalog.setval('idempotency.token', greatest(max(m.token), max(m.finished_by),
+	(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint)) AS last_token
 FROM pg_temp.moved_key AS m;
 SELECT CASE g.operator WHEN true THEN idempotency.grant_operator(g.role) ELSE idempotency.grant_client(g.role) END
 FROM pg_temp.moved_grant AS g;

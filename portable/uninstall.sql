@@ -21,7 +21,7 @@ BEGIN
 		RAISE EXCEPTION USING
 			ERRCODE = 'wrong_object_type',
 			MESSAGE = 'idempotency is installed as an extension in this database',
-			HINT = 'Use DROP EXTENSION idempotency.';
+			HINT = 'DROP EXTENSION idempotency removes it, with all stored keys.';
 	END IF;
 
 	DROP VIEW idempotency.keys, idempotency.zombies;

@@ -154,3 +154,36 @@ SELECT statement, pg_temp.try(statement) FROM unnest(ARRAY[
 -- both editions
 
 DELETE FROM idempotency.key WHERE scope LIKE 'identifier%' OR scope IN (SELECT same FROM bound) OR key = 'k';
+
+--
+-- A column with a collation of its own
+--
+
+CREATE TABLE collated (scope text COLLATE "POSIX", key text COLLATE "POSIX");
+INSERT INTO collated VALUES ('collated', 'ä');
+BEGIN;
+SELECT outcome, idempotency.current_key(scope) FROM collated, idempotency.claim(scope, key, '{"a": 1}');
+SELECT idempotency.complete(scope, key, '1') FROM collated;
+COMMIT;
+BEGIN;
+SELECT outcome FROM collated, idempotency.claim(scope, key || 2, wait => '1 s');
+SELECT idempotency.fail(scope, key || 2, '2', 400) FROM collated;
+COMMIT;
+BEGIN;
+SELECT outcome FROM collated, idempotency.claim(scope, key || 3);
+SELECT idempotency.release(scope, key || 3) FROM collated;
+COMMIT;
+SELECT outcome, response FROM collated, idempotency.try_claim(scope, key, '{"a": 1}');
+SELECT outcome, response FROM collated, idempotency.peek(scope, key || 2);
+SELECT outcome, token AS collated_token FROM collated, idempotency.claim(scope, key || 'l', lease => '1 min') \gset
+SELECT idempotency.renew(scope, key || 'l', :collated_token, '1 min') > now() AS renewed FROM collated;
+SELECT idempotency.checkpoint(scope, key || 'l', :collated_token, 'p') FROM collated;
+SELECT idempotency.release(scope, key || 'l', :collated_token) FROM collated;
+SELECT a.key, token AS collated_token FROM collated AS c, idempotency.claim_abandoned(scope, '1 min') AS a \gset
+SELECT idempotency.complete(scope, key || 'l', '3', token => :collated_token) FROM collated;
+SELECT idempotency.once(scope, key || 'o'), idempotency.once(scope, key || 'o') FROM collated;
+SELECT idempotency.once_many(scope, ARRAY[key || 'o', key || 'p']) FROM collated;
+SELECT idempotency.forget(scope, key || 'p') FROM collated;
+SELECT key, state FROM idempotency.keys WHERE scope = 'collated' ORDER BY key;
+DROP TABLE collated;
+DELETE FROM idempotency.key WHERE scope = 'collated';

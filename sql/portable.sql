@@ -158,6 +158,23 @@ SELECT count(*) AS objects, count(*) FILTER (WHERE idempotency_internal.canonica
 		LATERAL (SELECT coalesce(jsonb_object_agg(pg_temp.name(n * 10 + m), pg_temp.value(n * 10 + m)), '{}') AS value
 			FROM generate_series(1, n % 6) AS m) AS d;
 
+--
+-- Settings are read in subtransactions, which no parallel query can begin
+--
+
+SELECT count(set_config(name, 'on', false)) AS forced FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
+SET idempotency.max_response_size = '2kB';
+SET idempotency.retention = '1 h';
+SET idempotency.wait = '1 s';
+BEGIN;
+SELECT outcome FROM idempotency.claim('portable', 'parallel', lease => '1 min');
+SELECT length(idempotency.complete('portable', 'parallel', to_json(repeat('x', 1500)))::text);
+COMMIT;
+RESET idempotency.max_response_size;
+RESET idempotency.retention;
+RESET idempotency.wait;
+SELECT count(set_config(name, reset_val, false)) AS reset FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
+
 DELETE FROM idempotency.key WHERE scope LIKE 'portable%';
 DROP TABLE guarded;
 SET client_min_messages = warning;

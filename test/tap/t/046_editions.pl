@@ -1,0 +1,215 @@
+# 046_editions.pl
+#
+# Proves that the edition can be changed under load, in both directions. Clients charge
+# through functions of their own, one half of the operations in one transaction, the other
+# half with a lease. Each key is sent by several clients, which repeat a call in a new
+# session after any error. Another client reads the views all the time. Meanwhile a superuser
+# replaces the extension by the portable edition and back. Each operation has one effect, all
+# responses equal the stored one, tokens of running leases stay valid, and tokens only grow.
+
+use strict;
+use warnings FATAL => 'all';
+
+use File::Basename;
+use IdempotencyTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $clients = 8;
+my $portable = dirname(__FILE__) . '/../../../portable';
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+my $node = new_node('main', conf => q{
+shared_preload_libraries = 'idempotency'
+idempotency.reaper_naptime = '100ms'
+log_statement = none
+synchronous_commit = off
+});
+
+# The functions have the rights of their caller, so a client needs its privileges after each
+# change.
+$node->safe_psql('postgres', q{
+CREATE ROLE client LOGIN;
+CREATE ROLE operator LOGIN;
+ALTER ROLE operator SET deadlock_timeout = '1ms'; -- so that not the operator detects a deadlock
+CREATE ROLE owner;
+SELECT idempotency.grant_client('client'), idempotency.grant_operator('operator');
+CREATE SCHEMA app;
+CREATE TABLE app.effect (id serial, key text, token int8);
+CREATE TABLE app.given (key text, answer text);
+CREATE TABLE app.failure (sqlstate text, message text, part text);
+CREATE TABLE app.control (go int);
+INSERT INTO app.control VALUES (1);
+
+CREATE FUNCTION app.charge(key text) RETURNS json LANGUAGE plpgsql AS $$
+DECLARE
+	op idempotency.operation;
+	effect int;
+BEGIN
+	op := idempotency.claim('charge', key, json_build_object('key', key), wait => '30 s');
+	IF op.replayed THEN
+		RETURN op.response;
+	END IF;
+	INSERT INTO app.effect (key) VALUES (charge.key) RETURNING id INTO effect;
+	RETURN idempotency.complete('charge', key, to_json(effect));
+END $$;
+
+CREATE FUNCTION app.begin_lease(key text, OUT token int8, OUT answer json) LANGUAGE plpgsql AS $$
+DECLARE
+	op idempotency.operation;
+BEGIN
+	op := idempotency.claim('lease', key, lease => '10 min', wait => '100 ms');
+	token := op.token;
+	answer := op.response;
+END $$;
+
+CREATE FUNCTION app.charge_leased(key text, token int8) RETURNS json LANGUAGE plpgsql AS $$
+DECLARE
+	effect int;
+BEGIN
+	INSERT INTO app.effect (key, token) VALUES (charge_leased.key, charge_leased.token) RETURNING id INTO effect;
+	RETURN idempotency.complete('lease', key, to_json(effect), token => token);
+END $$;
+GRANT USAGE ON SCHEMA app TO client, operator;
+GRANT SELECT ON app.control TO operator;
+GRANT ALL ON ALL TABLES IN SCHEMA app TO client;
+GRANT ALL ON ALL SEQUENCES IN SCHEMA app TO client;
+});
+
+# A call is repeated until it succeeds, each time in a new session. psql has no loops, so the
+# file of a call includes itself.
+my $again = <<'SQL';
+\if :ERROR
+	\set state :LAST_ERROR_SQLSTATE
+	\set message :LAST_ERROR_MESSAGE
+	\c
+	INSERT INTO app.failure VALUES (:'state', :'message', :'part');
+	\ir :repeated
+SQL
+$again =~ s/:repeated/%s/;
+append_to_file("$dir/charge.psql", q{
+	\set part charge
+	SELECT app.charge(:'key') AS answer \gset
+} . sprintf($again, 'charge.psql') . "\\endif\n");
+append_to_file("$dir/begin.psql", q{
+	\set part begin
+	SELECT token, answer FROM app.begin_lease(:'key') \gset
+} . sprintf($again, 'begin.psql') . "\\endif\n");
+append_to_file("$dir/finish.psql", q{
+	\set part finish
+	SELECT app.charge_leased(:'key', :token) AS answer \gset
+} . sprintf($again, 'finish.psql') . "\\endif\n");
+append_to_file("$dir/leased.psql", q{
+	\ir begin.psql
+	\if :{?token}
+		\ir finish.psql
+		\unset token
+	\endif
+});
+append_to_file("$dir/given.psql", q{
+	INSERT INTO app.given VALUES (:'key', :'answer');
+	SELECT go FROM app.control \gset
+});
+
+# All clients send the same keys in the same order, for as long as the editions change.
+append_to_file("$dir/client.psql", "\\set go 1\n" . join('', map {
+	my $call = $_ % 2 ? 'charge' : 'leased';
+	"\\if :go\n\\set key $call-$_\n\\ir $call.psql\n\\ir given.psql\n\\endif\n"
+} 1 .. 20_000));
+
+append_to_file("$dir/operator.psql", "\\set go 1\n" . q{
+	\if :go
+	SELECT count(*) FROM idempotency.keys;
+	SELECT count(*) FROM idempotency.zombies;
+	SELECT go FROM app.control \gset
+	\endif
+} x 40_000);
+
+# psql starts a psql in the background, which runs a file.
+my @output;
+sub psql
+{
+	my ($role) = @_;
+	push @output, '';
+	return IPC::Run::start([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', "--username=$role", '--file', "$dir/$role.psql",
+			$node->connstr('postgres') ], '>', '/dev/null', '2>', \$output[-1]);
+}
+my @load = map { psql('client') } 1 .. $clients;
+my $operator = psql('operator');
+
+# change_edition runs a recipe.
+sub change_edition
+{
+	my ($recipe) = @_;
+	my ($out, $err) = ('', '');
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	# with a snapshot from before its locks, a recipe would lose keys
+	local $ENV{PGOPTIONS} = '-c default_transaction_isolation=serializable';
+	my $succeeds = IPC::Run::run([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', '--set=owner=owner',
+			'--file', "$portable/$recipe.sql", $node->connstr('postgres') ], '>', \$out, '2>', \$err);
+	ok($succeeds, "$recipe.sql succeeds") or die $err;
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_extension WHERE extname = 'idempotency'}),
+		$recipe eq 'to_extension' ? '1' : '0', 'the other edition is installed');
+	return;
+}
+
+# Change the edition when the clients have done more.
+my $changes = 0;
+foreach (1 .. soak(4, 20))
+{
+	foreach my $recipe ('from_extension', 'to_extension')
+	{
+		my $goal = $node->safe_psql('postgres', 'SELECT count(*) + 300 FROM app.given');
+		$node->poll_query_until('postgres', "SELECT count(*) >= $goal FROM app.given") or die "no progress: @output";
+		change_edition($recipe);
+		$changes++;
+	}
+}
+$node->safe_psql('postgres', 'UPDATE app.control SET go = 0');
+my @ended = map { $_->finish } @load;
+$operator->finish;
+
+# ----------------------------------------------------------------
+# What the clients have done
+# ----------------------------------------------------------------
+
+is(scalar(grep { $_ } @ended), $clients, 'the clients run to the end') or diag @output;
+my ($operations, $leased) = split /\|/, $node->safe_psql('postgres',
+	q{SELECT count(DISTINCT key), count(DISTINCT key) FILTER (WHERE key LIKE 'leased%') FROM app.given});
+my $failures = $node->safe_psql('postgres', 'SELECT part, sqlstate, message, count(*) FROM app.failure GROUP BY 1, 2, 3 ORDER BY 4 DESC');
+note("$operations operations, $leased with a lease, $changes changes of the edition; errors:\n$failures");
+cmp_ok($operations, '>', 300, 'there are operations');
+is($node->safe_psql('postgres', q{SELECT count(*), count(DISTINCT key) FROM app.effect}), "$operations|$operations", 'each operation has one effect');
+is($node->safe_psql('postgres', q{SELECT count(*), count(*) FILTER (WHERE state <> 'completed') FROM idempotency.keys}),
+	"$operations|0", 'each operation is stored as completed');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM app.given AS g JOIN app.effect AS e USING (key) JOIN idempotency.key AS k ON k.key::text = g.key
+		WHERE g.answer = e.id::text AND k.response::text = g.answer AND (k.finished_by = e.token OR e.token IS NULL AND k.finished_by IS NULL)}),
+	$node->safe_psql('postgres', 'SELECT count(*) FROM app.given'), 'all responses equal the stored one');
+is($node->safe_psql('postgres', q{SELECT DISTINCT part, sqlstate FROM app.failure WHERE sqlstate !~ '^(42|55|XX)' AND sqlstate <> 'IK409'}),
+	'', 'the clients get the errors that the README of the portable edition names');
+is($output[-1] =~ /deadlock/, '', 'no reader of a view is in a deadlock with the change');
+
+# ----------------------------------------------------------------
+# Tokens of deleted keys
+# ----------------------------------------------------------------
+
+# next_token returns the token of a new lease, and deletes all keys.
+sub next_token
+{
+	return $node->safe_psql('postgres', q{SELECT token FROM idempotency.claim('token', 'deleted', lease => '1 min');
+		SELECT count(idempotency.forget(scope, key)) FROM idempotency.keys}) =~ s/\n.*//sr;
+}
+
+# The definitions that portable/idempotency.sql makes from others do not depend on the setting.
+$node->safe_psql('postgres', 'ALTER DATABASE postgres SET quote_all_identifiers = on');
+my @tokens = next_token();
+foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
+{
+	change_edition($recipe);
+	push @tokens, next_token();
+}
+is_deeply(\@tokens, [ sort { $a <=> $b } @tokens ], 'tokens grow from one edition to the other, also if all keys were deleted');
+
+$node->stop;
+done_testing();
