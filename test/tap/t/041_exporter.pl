@@ -179,6 +179,7 @@ expect('a subscription of the other database', 'subscription', 'datname="other",
 	lag_events => 0, lag_seconds => 0, parked => 0, waiting => 0, dead => 0);
 expect('open claims', 'claim', 'datname="postgres"', open => 1, waiters => 1);
 expect('the reaper', 'reaper', 'datname="postgres"', rows_reaped_total => 1, events_reaped_total => 0);
+expect('a database in which no row was reaped', 'reaper', 'datname="other"', rows_reaped_total => 0, events_reaped_total => 0);
 
 my ($mail, $print) = map { qq(datname="postgres",subscription="$_") } qw(mail print);
 cmp_ok($value{"idempotency_subscription_lag_seconds{$mail}"}, '>', 0, 'the lag grows while no consumer fetches');
