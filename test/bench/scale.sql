@@ -89,11 +89,11 @@ END $$;
 CREATE PROCEDURE bench.grow(p_kind text, p_from integer, p_to integer, p_period interval)
 LANGUAGE plpgsql AS $$
 DECLARE
-	step CONSTANT integer := 500000;
+	step CONSTANT integer := 100000;
 	began CONSTANT timestamptz := clock_timestamp();
 	size CONSTANT integer := p_to - p_from;
 	apart CONSTANT interval := p_period / size;
-	seconds_a_key double precision := 0.00003;
+	seconds_a_key double precision := 0.000005; -- less than it takes: some have expired then
 	done integer := 0;
 	keys integer;
 	expires timestamptz;
