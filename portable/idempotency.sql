@@ -207,8 +207,7 @@ CREATE VIEW idempotency.keys AS
 		encode(k.fingerprint, 'hex') AS fingerprint,
 		k.created_at,
 		CASE WHEN isfinite(k.expires_at) THEN k.expires_at END AS expires_at
-	FROM idempotency.key AS k
-	WHERE k.expires_at <> '-infinity'; -- the open claims of the transaction itself
+	FROM idempotency.key AS k;
 COMMENT ON VIEW idempotency.keys IS 'stored outcomes without their bodies, and leases';
 COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.keys.key IS 'the key';
@@ -423,9 +422,6 @@ DECLARE
 	ended boolean := false;
 	brace text;
 BEGIN
-	IF left(key, 1) <> '{' THEN
-		RETURN false;
-	END IF;
 	-- without what stands in quotes or after a backslash; one array, because substr() counts
 	-- the characters from the first
 	FOREACH brace IN ARRAY string_to_array(regexp_replace(key, E'\\\\.|"([^"\\\\]|\\\\.)*("|$)', ' ', 'g'), NULL) LOOP
@@ -433,7 +429,7 @@ BEGIN
 			RETURN false;
 		END IF;
 		depth := depth + CASE brace WHEN '{' THEN 1 WHEN '}' THEN -1 ELSE 0 END;
-		ended := depth = 0;
+		ended := brace = '}' AND depth = 0;
 	END LOOP;
 	RETURN ended
 		AND key !~ '^{[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}}$'
