@@ -191,10 +191,13 @@ OutboxChannel(void)
 
 /*
  * OutboxLastNumber returns the last number that the sequence has given; 0 for none.
+ * Throws 55000 without the sequence, which an older version of the extension lacks.
  */
 int64
 OutboxLastNumber(void)
 {
+	if (!OidIsValid(ExtensionRelationOid("outbox_seq")))
+		ErrorStoreAltered("outbox_seq", "It is missing.", "Use ALTER EXTENSION idempotency UPDATE.");
 	return ExtensionSequenceLast("outbox_seq");
 }
 
