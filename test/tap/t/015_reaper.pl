@@ -386,7 +386,7 @@ $before = backlog();
 my $pid;
 do { $pid = $node->safe_psql('postgres', q{SELECT min(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) } until $pid && kill(9, $pid);
 pass('kill -9 of the worker');
-wait_until_up($node);
+kill9($node, $pid);
 gone('the remaining rows are deleted after the crash');
 is((left($before))[0], $rows, 'the counters match after the crash');
 is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');

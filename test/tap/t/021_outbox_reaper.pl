@@ -476,8 +476,7 @@ my %end = (
 	'killed' => sub {
 		my $pid;
 		do { $pid = $node->safe_psql('postgres', q{SELECT min(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) } until $pid;
-		kill 'KILL', $pid;
-		wait_until_up($node);
+		kill9($node, $pid);
 	},
 	'crashed' => sub { $node->stop('immediate'); $node->start },
 	'restarted' => sub { $node->restart });
