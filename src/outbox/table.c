@@ -197,7 +197,8 @@ int64
 OutboxLastNumber(void)
 {
 	if (!OidIsValid(ExtensionRelationOid("outbox_seq")))
-		ErrorStoreAltered("outbox_seq", "It is missing.", "Use ALTER EXTENSION idempotency UPDATE.");
+		ErrorStoreAltered("outbox_seq", "It is missing.",
+						  "Use ALTER EXTENSION idempotency UPDATE.");
 	return ExtensionSequenceLast("outbox_seq");
 }
 
