@@ -91,7 +91,7 @@ PG_CFLAGS = -Wall -Wextra -Wmissing-prototypes -Wno-unused-parameter $(if $(WERR
 
 # `make installcheck` runs these tests on a running server; `make test` runs them and
 # all others on its own server.
-REGRESS = $(patsubst sql/%.sql,%,$(filter-out sql/portable.sql,$(wildcard sql/*.sql)))
+REGRESS = $(patsubst sql/%.sql,%,$(shell grep -L '^-- portable only: ' sql/*.sql))
 REGRESS_OPTS = --load-extension=idempotency --encoding=UTF8
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec))
 ISOLATION_OPTS = --load-extension=idempotency --inputdir=test/isolation
