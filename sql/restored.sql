@@ -35,22 +35,6 @@ BEGIN
 	RETURN NOT EXISTS (SELECT FROM idempotency.keys AS k WHERE k.scope = reaps.scope AND k.key = reaps.key);
 END
 $$;
--- The number of this transaction in the key table.
-CREATE FUNCTION pg_temp.this_transaction() RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-	number text;
-BEGIN
-	EXECUTE format('SELECT %s()', coalesce(to_regproc('idempotency_internal.transaction_id'), 'pg_current_xact_id')) INTO number;
-	RETURN number;
-END
-$$;
--- Whether reap() deletes a row.
-CREATE FUNCTION pg_temp.reaps(scope text, key text) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-	PERFORM idempotency.reap(NULL);
-	RETURN NOT EXISTS (SELECT FROM idempotency.keys AS k WHERE k.scope = reaps.scope AND k.key = reaps.key);
-END
-$$;
 -- The detail with which the commit guard refuses a transaction.
 CREATE FUNCTION pg_temp.refusal() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
