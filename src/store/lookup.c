@@ -77,7 +77,6 @@ static bool
 FindRemembered(Relation table, const KeyName *name, Snapshot snapshot, TupleTableSlot *slot)
 {
 	ItemPointerData tid = lastLease;
-	KeyName found;
 	Buffer buffer;
 
 	ItemPointerSetInvalid(&lastLease);
@@ -96,8 +95,7 @@ FindRemembered(Relation table, const KeyName *name, Snapshot snapshot, TupleTabl
 	if (!table_tuple_fetch_row_version(table, &tid, SnapshotAny, slot) ||
 		!table_tuple_satisfies_snapshot(table, slot, snapshot))
 		return false;
-	KeyRowName(slot, &found);
-	return KeyNameEquals(&found, name);
+	return KeyRowIsOf(slot, name);
 }
 
 /*

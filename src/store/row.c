@@ -156,6 +156,18 @@ KeyRowName(TupleTableSlot *slot, KeyName *name)
 	KeyNameSet(GetVarlena(slot, COL_SCOPE), KeyTextUnpack(GetVarlena(slot, COL_KEY)), name);
 }
 
+/*
+ * KeyRowIsOf tells whether a row is that of "name", for a row that was found by its TID.
+ */
+bool
+KeyRowIsOf(TupleTableSlot *slot, const KeyName *name)
+{
+	KeyName found;
+
+	KeyRowName(slot, &found);
+	return KeyNameEquals(&found, name);
+}
+
 static void
 ReadLease(TupleTableSlot *slot, Lease *lease)
 {

@@ -67,6 +67,7 @@ extern void KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOu
 extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const StoredOutcome *changed,
 						 int parts);
 
+extern bool KeyRowIsOf(TupleTableSlot *slot, const KeyName *name);
 extern bool KeyRowIsOwn(TupleTableSlot *slot);
 extern bool KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen);
 extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);

@@ -207,14 +207,10 @@ static bool
 FetchSeen(Writer *writer, const KeyName *name, const KeyVersion *seen, TupleTableSlot *slot)
 {
 	ItemPointerData tid = seen->tid;
-	KeyName found;
 
-	if (ItemPointerGetBlockNumber(&tid) >= RelationGetNumberOfBlocks(writer->table) ||
-		!table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) ||
-		!KeyRowIsVersion(slot, seen))
-		return false;
-	KeyRowName(slot, &found);
-	return KeyNameEquals(&found, name);
+	return ItemPointerGetBlockNumber(&tid) < RelationGetNumberOfBlocks(writer->table) &&
+		   table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) &&
+		   KeyRowIsVersion(slot, seen) && KeyRowIsOf(slot, name);
 }
 
 /*
