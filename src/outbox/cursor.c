@@ -112,65 +112,72 @@ CursorAddNumber(OutboxCursor *cursor, int64 seq)
 static int
 CompareParts(const void *a, const void *b)
 {
-	int64 left = ((const InFlight *) a)->from;
-	int64 right = ((const InFlight *) b)->from;
+	const InFlight *left = a;
+	const InFlight *right = b;
 
-	return left < right ? -1 : left > right;
+	if (left->txid != right->txid)
+		return left->txid < right->txid ? -1 : 1;
+	return left->from < right->from ? -1 : left->from > right->from;
 }
 
 /*
- * CursorSweepBegin prepares to look up rising numbers in a cursor, in the current memory
- * context.  Sorts the parts of the cursor by "from"; until the sweep ends, only "from"
- * can change, and only upwards.
+ * CursorSort prepares a cursor for CursorFind(): sorts the parts by transaction and "from",
+ * and joins those of a transaction that overlap.
  */
 void
-CursorSweepBegin(CursorSweep *sweep, OutboxCursor *cursor)
+CursorSort(OutboxCursor *cursor)
 {
-	memset(sweep, 0, sizeof(CursorSweep));
-	sweep->cursor = cursor;
-	sweep->open = palloc(Max(1, cursor->count) * sizeof(int));
+	InFlight *parts = cursor->inFlight;
+	int count = 0;
+
 	if (cursor->count > 0)
-		qsort(cursor->inFlight, cursor->count, sizeof(InFlight), CompareParts);
+		qsort(parts, cursor->count, sizeof(InFlight), CompareParts);
+	for (int i = 0; i < cursor->count; i++)
+	{
+		InFlight *last = count > 0 ? &parts[count - 1] : NULL;
+
+		if (last != NULL && last->txid == parts[i].txid && last->upto >= parts[i].from)
+			last->upto = Max(last->upto, parts[i].upto);
+		else
+			parts[count++] = parts[i];
+	}
+	cursor->count = count;
 }
 
 /*
- * CursorSweepTo moves a sweep to a number that is not below the one before.  Its open
- * parts are those around that number.
+ * CursorFind returns the part of a transaction, or with 0 the hole or the numbers, that
+ * has the number, or NULL.  The cursor is sorted; since then, only the "from" of its parts
+ * can have changed, and only upwards.
  */
-void
-CursorSweepTo(CursorSweep *sweep, int64 seq)
+InFlight *
+CursorFind(const OutboxCursor *cursor, uint64 txid, int64 seq)
 {
-	const InFlight *parts = sweep->cursor->inFlight;
-	int kept = 0;
+	const InFlight key = {.txid = txid, .from = seq};
+	int low = 0; /* the parts before this one do not begin after the key */
+	int high = cursor->count;
 
-	for (int i = 0; i < sweep->openCount; i++)
+	while (low < high)
 	{
-		if (parts[sweep->open[i]].upto >= seq)
-			sweep->open[kept++] = sweep->open[i];
+		int middle = low + (high - low) / 2;
+
+		if (CompareParts(&cursor->inFlight[middle], &key) <= 0)
+			low = middle + 1;
+		else
+			high = middle;
 	}
-	for (; sweep->next < sweep->cursor->count && parts[sweep->next].from <= seq; sweep->next++)
-	{
-		if (parts[sweep->next].upto >= seq)
-			sweep->open[kept++] = sweep->next;
-	}
-	sweep->openCount = kept;
+	if (low > 0 && cursor->inFlight[low - 1].txid == txid && cursor->inFlight[low - 1].upto >= seq)
+		return &cursor->inFlight[low - 1];
+	return NULL;
 }
 
 /*
- * CursorSweepHas tells whether the row that "txid" published under the number of the
- * sweep was passed and not delivered.
+ * CursorHas tells whether the row that "txid" published under the number was passed and
+ * not delivered.  The cursor is sorted.
  */
 bool
-CursorSweepHas(const CursorSweep *sweep, uint64 txid, int64 seq)
+CursorHas(const OutboxCursor *cursor, uint64 txid, int64 seq)
 {
-	for (int i = 0; i < sweep->openCount; i++)
-	{
-		const InFlight *part = &sweep->cursor->inFlight[sweep->open[i]];
-
-		if (part->from <= seq && (part->txid == txid || part->txid == 0))
-			return true;
-	}
-	return false;
+	return CursorFind(cursor, 0, seq) != NULL || CursorFind(cursor, txid, seq) != NULL;
 }
 
 /*

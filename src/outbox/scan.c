@@ -48,8 +48,6 @@ struct OutboxScan
 	OutboxCursor holes; /* holes that the scan met or keeps, apart, so that "running" stays short */
 	OutboxCursor upto;	/* if bounded */
 	bool bounded;		/* false: to the last row */
-	CursorSweep fromSweep;	/* over "from" */
-	CursorSweep uptoSweep;	/* over "upto" */
 	uint64 oldestPublisher; /* no older transaction is in publish() */
 
 	Stretch *stretches; /* the last one is everything after the cursor */
@@ -72,78 +70,48 @@ struct OutboxScan
  * ----------------------------------------------------------------
  */
 
-/*
- * CompareByTransaction orders the parts of a cursor by transaction, and by where they
- * begin.
- */
 static int
-CompareByTransaction(const void *a, const void *b)
+CompareStretches(const void *a, const void *b)
 {
-	const InFlight *left = a;
-	const InFlight *right = b;
+	int64 left = ((const Stretch *) a)->from;
+	int64 right = ((const Stretch *) b)->from;
 
-	if (left->txid != right->txid)
-		return left->txid < right->txid ? -1 : 1;
-	return left->from < right->from ? -1 : left->from > right->from;
-}
-
-/*
- * EndOf returns the last number of a part that a bounded scan reads.  The end of a part
- * can still be in flight where the scan ends, as "left" says, whose parts are ordered by
- * transaction: nothing in there was delivered.
- */
-static int64
-EndOf(const InFlight *part, const OutboxCursor *left)
-{
-	const InFlight key = {.txid = part->txid, .from = part->upto};
-	int low = 0;
-	int high = left->count;
-
-	while (low < high)
-	{
-		int middle = low + (high - low) / 2;
-
-		if (CompareByTransaction(&left->inFlight[middle], &key) <= 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	if (low > 0 && left->inFlight[low - 1].txid == part->txid &&
-		left->inFlight[low - 1].upto >= part->upto)
-		return left->inFlight[low - 1].from - 1;
-	return part->upto;
+	return left < right ? -1 : left > right;
 }
 
 /*
  * MakeStretches makes the list of numbers to read: those of the parts of scan->from, in
- * order and without overlaps, and all after the cursor.
+ * order and without overlaps, and all after the cursor.  The end of a part can still be in
+ * flight where a bounded scan ends: nothing in there was delivered.
  */
 static void
 MakeStretches(OutboxScan *scan)
 {
 	const OutboxCursor *from = &scan->from;
-	OutboxCursor left = {0};
 	Stretch *all = palloc((from->count + 1) * sizeof(Stretch));
 	int count = 0;
+	int joined = 0;
 
-	for (int i = 0; i < scan->upto.count; i++)
-		CursorAdd(&left, &scan->upto.inFlight[i]);
-	if (left.count > 0)
-		qsort(left.inFlight, left.count, sizeof(InFlight), CompareByTransaction);
 	for (int i = 0; i < from->count; i++)
 	{
-		Stretch it = {from->inFlight[i].from, EndOf(&from->inFlight[i], &left)};
+		const InFlight *part = &from->inFlight[i];
+		const InFlight *left = CursorFind(&scan->upto, part->txid, part->upto);
+		Stretch it = {part->from, left != NULL ? left->from - 1 : part->upto};
 
-		if (it.from > it.upto)
-			continue;
-		if (count > 0 && it.from <= all[count - 1].upto)
-			all[count - 1].upto = Max(all[count - 1].upto, it.upto);
-		else
+		if (it.from <= it.upto)
 			all[count++] = it;
 	}
-	all[count++] = (Stretch){from->passed + 1, scan->bounded ? scan->upto.passed : PG_INT64_MAX};
+	qsort(all, count, sizeof(Stretch), CompareStretches);
+	for (int i = 0; i < count; i++)
+	{
+		if (joined > 0 && all[i].from <= all[joined - 1].upto)
+			all[joined - 1].upto = Max(all[joined - 1].upto, all[i].upto);
+		else
+			all[joined++] = all[i];
+	}
+	all[joined++] = (Stretch){from->passed + 1, scan->bounded ? scan->upto.passed : PG_INT64_MAX};
 	scan->stretches = all;
-	scan->stretchCount = count;
+	scan->stretchCount = joined;
 }
 
 /*
@@ -226,8 +194,8 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	OutboxHorizonInit(&scan->horizon, scan->snapshot);
 	CopyParts(scan, from);
-	CursorSweepBegin(&scan->fromSweep, &scan->from);
-	CursorSweepBegin(&scan->uptoSweep, &scan->upto);
+	CursorSort(&scan->from);
+	CursorSort(&scan->upto);
 
 	/* Begin the first stretch */
 	MakeStretches(scan);
@@ -263,29 +231,20 @@ static bool
 IsWanted(OutboxScan *scan, int64 seq)
 {
 	uint64 txid = OutboxTxid(scan->slot);
-	bool wanted = IsLastStretch(scan);
+	bool wanted = IsLastStretch(scan) || CursorHas(&scan->from, txid, seq);
+	InFlight *hole;
 
-	CursorSweepTo(&scan->fromSweep, seq);
-	wanted |= CursorSweepHas(&scan->fromSweep, txid, seq);
 	if (scan->bounded)
+		return wanted && !CursorHas(&scan->upto, txid, seq);
+	hole = CursorFind(&scan->from, 0, seq);
+	if (hole != NULL)
 	{
-		CursorSweepTo(&scan->uptoSweep, seq);
-		return wanted && !CursorSweepHas(&scan->uptoSweep, txid, seq);
-	}
+		InFlight before = *hole;
 
-	for (int i = 0; i < scan->fromSweep.openCount; i++)
-	{
-		InFlight *part = &scan->from.inFlight[scan->fromSweep.open[i]];
-
-		if (part->txid == 0 && part->from <= seq)
-		{
-			InFlight before = *part;
-
-			before.upto = seq - 1;
-			if (HoleIsOpen(scan, part))
-				CursorAddRange(&scan->holes, &before, before.from);
-			part->from = seq + 1;
-		}
+		before.upto = seq - 1;
+		if (HoleIsOpen(scan, hole))
+			CursorAddRange(&scan->holes, &before, before.from);
+		hole->from = seq + 1;
 	}
 	return wanted;
 }
