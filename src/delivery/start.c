@@ -72,7 +72,7 @@ AwaitPublishers(Relation table)
  * current transaction are: they commit with the subscription.
  */
 static void
-AddPending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCursor *cursor)
+AddPending(Relation table, BlockNumber block, Snapshot snapshot, OutboxCursor *cursor)
 {
 	Buffer buffer = ReadBuffer(table, block);
 	Page page = BufferGetPage(buffer);
@@ -95,9 +95,8 @@ AddPending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCurs
 		seq = DatumGetInt64(heap_getattr(&tuple, OUT_SEQ, RelationGetDescr(table), &isnull));
 		txid = U64FromFullTransactionId(DatumGetFullTransactionId(
 			heap_getattr(&tuple, OUT_TXID, RelationGetDescr(table), &isnull)));
-		if (seq <= cursor->passed &&
-			OutboxTupleState(&tuple, buffer, horizon->snapshot) == ROW_PENDING)
-			CursorAddPending(cursor, horizon, txid, seq);
+		if (seq <= cursor->passed && OutboxTupleState(&tuple, buffer, snapshot) == ROW_PENDING)
+			CursorAddPending(cursor, snapshot, txid, seq);
 	}
 	UnlockReleaseBuffer(buffer);
 }
@@ -112,7 +111,6 @@ CursorStartNow(OutboxCursor *cursor)
 	Relation table = OutboxTableOpen(AccessShareLock);
 	Buffer map = InvalidBuffer;
 	BlockNumber blocks;
-	OutboxHorizon horizon;
 	Snapshot snapshot;
 
 	/* Begin after the last number */
@@ -123,14 +121,13 @@ CursorStartNow(OutboxCursor *cursor)
 	/* Add the rows below it that the snapshot does not show */
 	InjectionPoint("start-snapshot");
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	OutboxHorizonInit(&horizon, snapshot);
 	blocks = RelationGetNumberOfBlocks(table);
 	InjectionPoint("start-scan");
 	for (BlockNumber block = 0; block < blocks; block++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!VM_ALL_VISIBLE(table, block, &map))
-			AddPending(table, block, &horizon, cursor);
+			AddPending(table, block, snapshot, cursor);
 	}
 	if (BufferIsValid(map))
 		ReleaseBuffer(map);

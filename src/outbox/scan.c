@@ -38,7 +38,6 @@ struct OutboxScan
 {
 	Relation table;
 	Snapshot snapshot;
-	OutboxHorizon horizon;
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
 	MemoryContext context; /* of the cursor that the scan makes */
@@ -155,7 +154,7 @@ CopyParts(OutboxScan *scan, const OutboxCursor *from)
 	{
 		const InFlight *part = &from->inFlight[i];
 		bool ended = scan->bounded || part->ended || part->txid == 0 ||
-					 OutboxHasEnded(&scan->horizon, part->txid);
+					 OutboxHasEnded(scan->snapshot, part->txid);
 
 		CursorAdd(ended ? &scan->from : &scan->running, part);
 		scan->keepsHoles |= part->txid == 0 && HoleIsOpen(scan, part);
@@ -192,7 +191,6 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 
 	/* Sort what was in flight under the snapshot */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	OutboxHorizonInit(&scan->horizon, scan->snapshot);
 	CopyParts(scan, from);
 	CursorSort(&scan->from);
 	CursorSort(&scan->upto);
@@ -257,7 +255,7 @@ static void
 EndNumber(OutboxScan *scan)
 {
 	if (scan->pending && !scan->given && !scan->bounded)
-		CursorAddPending(&scan->running, &scan->horizon, scan->txid, scan->behind - 1);
+		CursorAddPending(&scan->running, scan->snapshot, scan->txid, scan->behind - 1);
 	scan->pending = false;
 }
 
