@@ -113,35 +113,6 @@ NumbersToArray(const int64 *numbers, int count)
 	return construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
 }
 
-static int
-CompareNumbers(const void *a, const void *b)
-{
-	int64 left = *(const int64 *) a;
-	int64 right = *(const int64 *) b;
-
-	return left < right ? -1 : left > right;
-}
-
-/*
- * NumbersSort sorts numbers.
- */
-void
-NumbersSort(int64 *numbers, int count)
-{
-	qsort(numbers, count, sizeof(int64), CompareNumbers);
-}
-
-/*
- * NumbersFind returns the index of a number among sorted numbers, or -1.
- */
-int
-NumbersFind(const int64 *numbers, int count, int64 number)
-{
-	const int64 *found = bsearch(&number, numbers, count, sizeof(int64), CompareNumbers);
-
-	return found == NULL ? -1 : (int) (found - numbers);
-}
-
 /*
  * NumbersFromArray is the reverse of NumbersToArray().
  */

@@ -195,19 +195,6 @@ CursorAdopt(OutboxCursor *cursor)
 }
 
 /*
- * CursorSafe returns the number up to which every event was delivered.
- */
-int64
-CursorSafe(const OutboxCursor *cursor)
-{
-	int64 safe = cursor->passed;
-
-	for (int i = 0; i < cursor->count; i++)
-		safe = Min(safe, cursor->inFlight[i].from - 1);
-	return safe;
-}
-
-/*
  * CursorToArray returns the list in its stored form.
  */
 ArrayType *

@@ -41,7 +41,6 @@ extern void CursorSort(OutboxCursor *cursor);
 extern InFlight *CursorFind(const OutboxCursor *cursor, uint64 txid, int64 seq);
 extern bool CursorHas(const OutboxCursor *cursor, uint64 txid, int64 seq);
 extern void CursorAdopt(OutboxCursor *cursor);
-extern int64 CursorSafe(const OutboxCursor *cursor);
 extern ArrayType *CursorToArray(const OutboxCursor *cursor);
 extern void CursorFromArray(OutboxCursor *cursor, int64 passed, ArrayType *array);
 

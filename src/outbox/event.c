@@ -122,24 +122,14 @@ EventHasId(const Event *event, const pg_uuid_t *id)
 }
 
 /*
- * EventAggregate returns the aggregate of an event, or NULL.
- */
-const text *
-EventAggregate(const Event *event)
-{
-	return event->isnull[EVENT_AGGREGATE] ? NULL : DatumGetTextPP(event->values[EVENT_AGGREGATE]);
-}
-
-/*
  * EventsShareAggregate tells whether two events belong to the same aggregate.
  */
 bool
 EventsShareAggregate(const Event *a, const Event *b)
 {
-	const text *one = EventAggregate(a);
-	const text *other = EventAggregate(b);
-
-	return one != NULL && other != NULL && TextEquals(one, other);
+	return !a->isnull[EVENT_AGGREGATE] && !b->isnull[EVENT_AGGREGATE] &&
+		   TextEquals(DatumGetTextPP(a->values[EVENT_AGGREGATE]),
+					  DatumGetTextPP(b->values[EVENT_AGGREGATE]));
 }
 
 /*

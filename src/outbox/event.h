@@ -38,7 +38,6 @@ extern Event *EventCopy(const Datum *values, const bool *isnull);
 extern bool EventMayLack(int attribute);
 extern int64 EventSeq(const Event *event);
 extern bool EventHasId(const Event *event, const pg_uuid_t *id);
-extern const text *EventAggregate(const Event *event);
 extern bool EventsShareAggregate(const Event *a, const Event *b);
 extern Oid EventType(void);
 extern void EventTypeCheck(void);
