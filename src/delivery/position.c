@@ -101,37 +101,6 @@ static ExtensionQuery deleteQuery = {
 };
 
 /*
- * NumbersToArray returns numbers as a bigint[].
- */
-ArrayType *
-NumbersToArray(const int64 *numbers, int count)
-{
-	Datum *values = palloc(Max(1, count) * sizeof(Datum));
-
-	for (int i = 0; i < count; i++)
-		values[i] = Int64GetDatum(numbers[i]);
-	return construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
-}
-
-/*
- * NumbersFromArray is the reverse of NumbersToArray().
- */
-static int64 *
-NumbersFromArray(ArrayType *array, int *count)
-{
-	Datum *values;
-	bool *nulls;
-	int64 *numbers;
-
-	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values,
-					  &nulls, count);
-	numbers = palloc(Max(1, *count) * sizeof(int64));
-	for (int i = 0; i < *count; i++)
-		numbers[i] = nulls[i] ? 0 : DatumGetInt64(values[i]);
-	return numbers;
-}
-
-/*
  * ErrorNumbersBehind reports a sequence that did not come with the positions: events
  * that are published now would count as delivered.
  */
@@ -204,7 +173,7 @@ PositionRead(const text *subscription, Position *position)
 			position->leasedUntil = DatumGetTimestampTz(values[P_LEASED_UNTIL]);
 			CursorFromArray(&position->end, DatumGetInt64(values[P_BATCH_PASSED]),
 							DatumGetArrayTypePCopy(values[P_BATCH_INFLIGHT]));
-			position->parked = NumbersFromArray(DatumGetArrayTypePCopy(values[P_BATCH_PARKED]),
+			position->parked = NumbersFromArray(DatumGetArrayTypePCopy(values[P_BATCH_PARKED]), 1,
 												&position->parkedCount);
 		}
 		/* A row that was restored or replicated is another cluster's */

@@ -31,7 +31,6 @@ extern void PositionCreate(const text *subscription, const OutboxCursor *start);
 extern void PositionWrite(const text *subscription, Position *position);
 extern bool PositionLock(const text *subscription);
 extern void PositionDelete(const text *subscription);
-extern ArrayType *NumbersToArray(const int64 *numbers, int count);
 
 /* start.c */
 extern void CursorStartNow(OutboxCursor *cursor);

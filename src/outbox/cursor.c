@@ -9,8 +9,8 @@
  * row.  A transaction has one range, and more only where its events lie far apart.
  *
  * A table stores the list as an array of triples: the transaction, from, up to.  For a
- * hole the first is the stamp, negative; for numbers to deliver later it is 0.  A transaction of
- *another cluster is marked as ended, since its id can occur in this cluster as well.
+ * hole the first is the stamp, negative; for numbers to deliver later it is 0.  A transaction
+ * of another cluster is marked as ended, since its id can occur in this cluster as well.
  *
  * Takes no locks, reads no tables.
  *
@@ -195,12 +195,41 @@ CursorAdopt(OutboxCursor *cursor)
 }
 
 /*
+ * NumbersToArray returns numbers as a bigint[].
+ */
+ArrayType *
+NumbersToArray(const int64 *numbers, int count)
+{
+	Datum *values = palloc(Max(1, count) * sizeof(Datum));
+
+	for (int i = 0; i < count; i++)
+		values[i] = Int64GetDatum(numbers[i]);
+	return construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+}
+
+/*
+ * NumbersFromArray returns the numbers in a bigint[], in place.  Throws 22023 unless their
+ * count is a multiple of "multiple", and none is NULL, which only an administrator can have
+ * written.
+ */
+int64 *
+NumbersFromArray(ArrayType *array, int multiple, int *count)
+{
+	*count = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
+	if (*count % multiple != 0 || ARR_HASNULL(array))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("list of events in flight in idempotency.position is malformed"),
+						errhint("Restore the row from a backup.")));
+	return (int64 *) ((char *) array + ARR_OVERHEAD_NONULLS(ARR_NDIM(array)));
+}
+
+/*
  * CursorToArray returns the list in its stored form.
  */
 ArrayType *
 CursorToArray(const OutboxCursor *cursor)
 {
-	Datum *values = palloc(Max(1, cursor->count * TRIPLE) * sizeof(Datum));
+	int64 *numbers = palloc(Max(1, cursor->count) * TRIPLE * sizeof(int64));
 
 	for (int i = 0; i < cursor->count; i++)
 	{
@@ -209,46 +238,34 @@ CursorToArray(const OutboxCursor *cursor)
 
 		if (part->txid != 0 && part->ended)
 			owner |= ENDED;
-		values[i * TRIPLE] = Int64GetDatum(owner);
-		values[i * TRIPLE + 1] = Int64GetDatum(part->from);
-		values[i * TRIPLE + 2] = Int64GetDatum(part->upto);
+		numbers[i * TRIPLE] = owner;
+		numbers[i * TRIPLE + 1] = part->from;
+		numbers[i * TRIPLE + 2] = part->upto;
 	}
-	return construct_array(values, cursor->count * TRIPLE, INT8OID, sizeof(int64), FLOAT8PASSBYVAL,
-						   TYPALIGN_DOUBLE);
+	return NumbersToArray(numbers, cursor->count * TRIPLE);
 }
 
 /*
- * CursorFromArray fills a cursor from its stored form.  Throws 22023 for a malformed
- * list, which only an administrator can have written.
+ * CursorFromArray fills a cursor from its stored form.  Throws as NumbersFromArray() does.
  */
 void
 CursorFromArray(OutboxCursor *cursor, int64 passed, ArrayType *array)
 {
-	Datum *values;
-	bool *nulls;
 	int count;
-
-	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values,
-					  &nulls, &count);
-	if (count % TRIPLE != 0 || array_contains_nulls(array))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("list of events in flight in idempotency.position is malformed"),
-						errhint("Restore the row from a backup.")));
+	const int64 *numbers = NumbersFromArray(array, TRIPLE, &count);
 
 	CursorInit(cursor, passed);
 	for (int i = 0; i < count; i += TRIPLE)
 	{
-		int64 owner = DatumGetInt64(values[i]);
-		InFlight part = {.from = DatumGetInt64(values[i + 1]),
-						 .upto = DatumGetInt64(values[i + 2])};
+		InFlight part = {.from = numbers[i + 1], .upto = numbers[i + 2]};
 
-		if (owner > 0)
+		if (numbers[i] > 0)
 		{
-			part.txid = (uint64) owner & ~ENDED;
-			part.ended = ((uint64) owner & ENDED) != 0;
+			part.txid = (uint64) numbers[i] & ~ENDED;
+			part.ended = ((uint64) numbers[i] & ENDED) != 0;
 		}
 		else
-			part.stamp = (uint64) -owner;
+			part.stamp = (uint64) -numbers[i];
 		CursorAdd(cursor, &part);
 	}
 }

@@ -41,6 +41,8 @@ extern void CursorSort(OutboxCursor *cursor);
 extern InFlight *CursorFind(const OutboxCursor *cursor, uint64 txid, int64 seq);
 extern bool CursorHas(const OutboxCursor *cursor, uint64 txid, int64 seq);
 extern void CursorAdopt(OutboxCursor *cursor);
+extern ArrayType *NumbersToArray(const int64 *numbers, int count);
+extern int64 *NumbersFromArray(ArrayType *array, int multiple, int *count);
 extern ArrayType *CursorToArray(const OutboxCursor *cursor);
 extern void CursorFromArray(OutboxCursor *cursor, int64 passed, ArrayType *array);
 
