@@ -40,23 +40,19 @@ struct OutboxScan
 	Snapshot snapshot;
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
-	MemoryContext context; /* of the cursor that the scan makes */
 
-	OutboxCursor from;	  /* where the scan begins, without what is in "running" */
-	OutboxCursor running; /* transactions in flight: known before, and met by the scan */
-	OutboxCursor holes; /* holes that the scan met or keeps, apart, so that "running" stays short */
-	OutboxCursor upto;	/* if bounded */
-	bool bounded;		/* false: to the last row */
+	OutboxCursor from;		/* where the scan begins, without the transactions in flight */
+	OutboxCursor reached;	/* the cursor that it makes: these, and what is in flight and holes */
+	OutboxCursor upto;		/* if bounded */
+	bool bounded;			/* false: to the last row */
 	uint64 oldestPublisher; /* no older transaction is in publish() */
 
 	Stretch *stretches; /* the last one is everything after the cursor */
 	int stretchCount;
-	int stretch;	 /* the one being read */
-	int64 behind;	 /* numbers of the stretch before this one have been read */
-	int64 rowsRead;	 /* visible or not */
-	int64 effort;	 /* index entries and stretches */
-	int64 limit;	 /* of effort */
-	bool keepsHoles; /* stretches do not count as effort: reading a hole again is no progress */
+	int stretch;   /* the one being read */
+	int64 behind;  /* numbers of the stretch before this one have been read */
+	int64 entries; /* of the index that were read, whatever became of their rows */
+	int64 limit;   /* of entries */
 	bool exhausted;
 	bool wanted;  /* the number before "behind" is to be delivered */
 	bool given;	  /* it was returned */
@@ -133,8 +129,6 @@ BeginStretch(OutboxScan *scan)
 
 	OutboxIndexRescan(scan->scan, stretch->from, stretch->upto);
 	scan->behind = stretch->from;
-	if (!scan->keepsHoles)
-		scan->effort++;
 }
 
 static bool
@@ -156,15 +150,14 @@ CopyParts(OutboxScan *scan, const OutboxCursor *from)
 		bool ended = scan->bounded || part->ended || part->txid == 0 ||
 					 OutboxHasEnded(scan->snapshot, part->txid);
 
-		CursorAdd(ended ? &scan->from : &scan->running, part);
-		scan->keepsHoles |= part->txid == 0 && HoleIsOpen(scan, part);
+		CursorAdd(ended ? &scan->from : &scan->reached, part);
 	}
 }
 
 /*
- * OutboxScanBegin begins a scan after the cursor "from", in the current memory context.
- * With "upto" it returns what the scan returned that ended there.  It ends when it has
- * read about "limit" rows.
+ * OutboxScanBegin begins a scan after the cursor "from", in the current memory context,
+ * which must be the current one until it ends.  With "upto" it returns what the scan
+ * returned that ended there.  It ends when it has read about "limit" index entries.
  */
 OutboxScan *
 OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
@@ -175,10 +168,9 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 	/* Open the table and copy the cursors */
 	scan->table = OutboxTableOpen(AccessShareLock);
 	scan->slot = table_slot_create(scan->table, NULL);
-	scan->context = CurrentMemoryContext;
 	scan->limit = limit;
 	CursorInit(&scan->from, from->passed);
-	CursorInit(&scan->running, from->passed);
+	CursorInit(&scan->reached, from->passed);
 	scan->bounded = upto != NULL;
 	CursorInit(&scan->upto, scan->bounded ? upto->passed : 0);
 	for (int i = 0; scan->bounded && i < upto->count; i++)
@@ -214,11 +206,12 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 static void
 AddHole(OutboxScan *scan, int64 from, int64 upto)
 {
-	InFlight hole = {
-		.stamp = U64FromFullTransactionId(ReadNextFullTransactionId()), .from = from, .upto = upto};
+	InFlight hole = {.from = from, .upto = upto};
 
-	if (from <= upto && !scan->bounded)
-		CursorAdd(&scan->holes, &hole);
+	if (from > upto || scan->bounded)
+		return;
+	hole.stamp = U64FromFullTransactionId(ReadNextFullTransactionId());
+	CursorAdd(&scan->reached, &hole);
 }
 
 /*
@@ -241,7 +234,7 @@ IsWanted(OutboxScan *scan, int64 seq)
 
 		before.upto = seq - 1;
 		if (HoleIsOpen(scan, hole))
-			CursorAddRange(&scan->holes, &before, before.from);
+			CursorAddRange(&scan->reached, &before, before.from);
 		hole->from = seq + 1;
 	}
 	return wanted;
@@ -255,7 +248,7 @@ static void
 EndNumber(OutboxScan *scan)
 {
 	if (scan->pending && !scan->given && !scan->bounded)
-		CursorAddPending(&scan->running, scan->snapshot, scan->txid, scan->behind - 1);
+		CursorAddPending(&scan->reached, scan->snapshot, scan->txid, scan->behind - 1);
 	scan->pending = false;
 }
 
@@ -288,8 +281,8 @@ NextEntry(OutboxScan *scan, int64 *seq)
 	{
 		bool found = OutboxIndexNext(scan->scan, ForwardScanDirection, scan->slot, seq);
 
-		scan->effort += found;
-		scan->exhausted = scan->effort > scan->limit && (!found || *seq >= scan->behind);
+		scan->entries += found;
+		scan->exhausted = scan->entries > scan->limit && (!found || *seq >= scan->behind);
 		if (found && !scan->exhausted)
 			return true;
 		if (found || IsLastStretch(scan))
@@ -302,11 +295,11 @@ NextEntry(OutboxScan *scan, int64 *seq)
 }
 
 /*
- * NextEvent puts the next event into the slot.  Returns false if there is none, or at the
- * limit of the scan.
+ * OutboxScanNext returns the next event, or NULL if there is none, or at the limit of the
+ * scan.  The slot is valid until the next call.
  */
-static bool
-NextEvent(OutboxScan *scan)
+TupleTableSlot *
+OutboxScanNext(OutboxScan *scan)
 {
 	int64 seq;
 
@@ -317,7 +310,6 @@ NextEvent(OutboxScan *scan)
 		MoveTo(scan, seq);
 		if (TupIsNull(scan->slot))
 			continue;
-		scan->rowsRead++;
 		scan->wanted |= IsWanted(scan, seq);
 		if (!scan->wanted)
 			continue;
@@ -326,7 +318,7 @@ NextEvent(OutboxScan *scan)
 		if (state == ROW_VISIBLE)
 		{
 			scan->given = true;
-			return true;
+			return scan->slot;
 		}
 		if (state == ROW_PENDING)
 		{
@@ -337,21 +329,7 @@ NextEvent(OutboxScan *scan)
 		}
 	}
 	EndNumber(scan);
-	return false;
-}
-
-/*
- * OutboxScanNext returns the next event, or NULL if there is none.  The slot is valid
- * until the next call.
- */
-TupleTableSlot *
-OutboxScanNext(OutboxScan *scan)
-{
-	MemoryContext caller = MemoryContextSwitchTo(scan->context);
-	bool found = NextEvent(scan);
-
-	MemoryContextSwitchTo(caller);
-	return found ? scan->slot : NULL;
+	return NULL;
 }
 
 /* ----------------------------------------------------------------
@@ -370,7 +348,7 @@ OutboxScanExhausted(const OutboxScan *scan)
 
 /*
  * OutboxScanEnd ends the scan, and sets "reached", unless that is NULL, to the cursor
- * after the last event that was returned.  Returns how many rows it has read.
+ * after the last event that was returned.  Returns how many index entries it has read.
  */
 int64
 OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
@@ -381,23 +359,19 @@ OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
 		int64 behind = all ? PG_INT64_MAX : scan->behind;
 
 		if (all)
-			scan->running.passed = Max(scan->running.passed, scan->behind - 1);
+			scan->reached.passed = Max(scan->reached.passed, scan->behind - 1);
 		for (int i = 0; i < scan->from.count; i++)
 		{
-			InFlight part = scan->from.inFlight[i];
+			const InFlight *part = &scan->from.inFlight[i];
+			bool open = part->txid == 0 && HoleIsOpen(scan, part);
 
-			if (part.txid == 0 && HoleIsOpen(scan, &part))
-				CursorAddRange(&scan->holes, &part, part.from);
-			else
-				CursorAddRange(&scan->holes, &part, Max(part.from, behind));
+			CursorAddRange(&scan->reached, part, open ? part->from : Max(part->from, behind));
 		}
-		for (int i = 0; i < scan->holes.count; i++)
-			CursorAdd(&scan->running, &scan->holes.inFlight[i]);
-		*reached = scan->running;
+		*reached = scan->reached;
 	}
 	OutboxIndexEnd(scan->scan);
 	ExecDropSingleTupleTableSlot(scan->slot);
 	UnregisterSnapshot(scan->snapshot);
 	table_close(scan->table, AccessShareLock);
-	return scan->rowsRead;
+	return scan->entries;
 }
