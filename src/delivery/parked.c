@@ -124,8 +124,11 @@ EventsOf(ExtensionQuery *query, Datum *values)
 		bool isnull[EVENT_COLUMNS] = {false};
 
 		for (int i = 0; i < EVENT_COLUMNS; i++)
-			columns[i] =
-				ExtensionQueryValue(query, row, i + 1, EventMayLack(i) ? &isnull[i] : NULL);
+		{
+			bool mayLack = i >= EVENT_AGGREGATE && i <= EVENT_HEADERS;
+
+			columns[i] = ExtensionQueryValue(query, row, i + 1, mayLack ? &isnull[i] : NULL);
+		}
 		events = lappend(events, EventCopy(columns, isnull));
 	}
 	MemoryContextSwitchTo(spi);
@@ -322,13 +325,6 @@ static ExtensionQuery orderQuery = {
 	.types = {TEXTOID, TIMESTAMPTZOID},
 };
 
-static ExtensionQuery deleteQuery = {
-	.table = "parked",
-	.text = "DELETE FROM idempotency.parked WHERE subscription" EQ "$1",
-	.parameters = 1,
-	.types = {TEXTOID},
-};
-
 /*
  * ToParameters fills the parameters for the columns in COPIED.
  */
@@ -464,15 +460,4 @@ ParkedRedrive(const text *subscription, const pg_uuid_t *id)
 	if (count > 0)
 		ParkedRestoreOrder(subscription, now);
 	return count;
-}
-
-/*
- * ParkedDelete removes all parked events of a subscription.
- */
-void
-ParkedDelete(const text *subscription)
-{
-	Datum values[] = {PointerGetDatum(subscription)};
-
-	(void) ExtensionQueryDo(&deleteQuery, values, NULL);
 }

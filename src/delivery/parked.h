@@ -29,6 +29,5 @@ extern void ParkedHoldFollowers(const text *subscription, const Event *event);
 extern void ParkedRelease(const text *subscription, Datum *aggregates, int count);
 extern void ParkedAcknowledge(const text *subscription, const Position *position);
 extern int64 ParkedRedrive(const text *subscription, const pg_uuid_t *id);
-extern void ParkedDelete(const text *subscription);
 
 #endif /* IDEMPOTENCY_DELIVERY_PARKED_H */

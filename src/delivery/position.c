@@ -93,13 +93,6 @@ static ExtensionQuery lockQuery = {
 	.types = {TEXTOID},
 };
 
-static ExtensionQuery deleteQuery = {
-	.table = "position",
-	.text = "DELETE FROM idempotency.position WHERE subscription OPERATOR(pg_catalog.=) $1",
-	.parameters = 1,
-	.types = {TEXTOID},
-};
-
 /*
  * ErrorNumbersBehind reports a sequence that did not come with the positions: events
  * that are published now would count as delivered.
@@ -277,15 +270,4 @@ PositionLock(const text *subscription)
 	Datum values[] = {PointerGetDatum(subscription)};
 
 	return ExtensionQueryDo(&lockQuery, values, NULL) > 0;
-}
-
-/*
- * PositionDelete removes the position of a subscription.
- */
-void
-PositionDelete(const text *subscription)
-{
-	Datum values[] = {PointerGetDatum(subscription)};
-
-	(void) ExtensionQueryDo(&deleteQuery, values, NULL);
 }

@@ -30,7 +30,6 @@ extern bool PositionIsLeased(const Position *position);
 extern void PositionCreate(const text *subscription, const OutboxCursor *start);
 extern void PositionWrite(const text *subscription, Position *position);
 extern bool PositionLock(const text *subscription);
-extern void PositionDelete(const text *subscription);
 
 /* start.c */
 extern void CursorStartNow(OutboxCursor *cursor);

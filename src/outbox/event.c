@@ -99,16 +99,6 @@ EventFromOutbox(TupleTableSlot *slot, int64 batch)
 	return EventCopy(values, isnull);
 }
 
-/*
- * EventMayLack tells whether an attribute of an event can be NULL.
- */
-bool
-EventMayLack(int attribute)
-{
-	return attribute == EVENT_AGGREGATE || attribute == EVENT_TYPE || attribute == EVENT_PAYLOAD ||
-		   attribute == EVENT_HEADERS;
-}
-
 int64
 EventSeq(const Event *event)
 {
@@ -158,11 +148,11 @@ EventCheckRow(TupleDesc desc)
 }
 
 /*
- * RowType returns the attributes of idempotency.event, to be released.  Throws 42804 if
+ * EventRowType returns the attributes of idempotency.event, to be released.  Throws 42804 if
  * they are not those that the library fills.
  */
-static TupleDesc
-RowType(void)
+TupleDesc
+EventRowType(void)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc(EventType(), -1);
 
@@ -171,23 +161,12 @@ RowType(void)
 }
 
 /*
- * EventTypeCheck throws 42804 if the type idempotency.event was altered.
- */
-void
-EventTypeCheck(void)
-{
-	TupleDesc desc = RowType();
-
-	ReleaseTupleDesc(desc);
-}
-
-/*
  * EventDatum returns the event as a composite, in the current memory context.
  */
 Datum
 EventDatum(const Event *event)
 {
-	TupleDesc desc = RowType();
+	TupleDesc desc = EventRowType();
 	Datum result = HeapTupleGetDatum(heap_form_tuple(desc, unconstify(Datum *, &event->values[0]),
 													 unconstify(bool *, &event->isnull[0])));
 

@@ -105,13 +105,13 @@ my @remove = qw(events-lock events-look events-remove events-save events-count);
 # ended.
 my %changes = (
 	'a subscription' => [ $subscribe, \@events,
-		[ @change, qw(subscribe-keep subscribe-insert subscribe-start start-await start-snapshot start-scan subscribe-position subscribe-notify) ],
+		[ @change, qw(subscribe-keep subscribe-write subscribe-start start-await start-snapshot start-scan subscribe-position subscribe-notify) ],
 		't', { s => '1 2 3 4', new => '4' } ],
 	'a subscription from the beginning' => [ $beginning, \@events, [qw(subscribe-position subscribe-notify)], 't', { s => '1 2 3 4', new => '1 2 3 4' } ],
 	'a change of a subscription' => [ q{SELECT idempotency.subscribe('s', ARRAY['u'])}, \@events,
-		[ @change, qw(subscribe-change subscribe-notify) ], 'f', { s => '' } ],
+		[ @change, qw(subscribe-write subscribe-notify) ], 'f', { s => '' } ],
 	'its end' => [ $unsubscribe, [ @out, nack(2) ],
-		[qw(unsubscribe-lock unsubscribe-look unsubscribe-delete unsubscribe-position unsubscribe-parked unsubscribe-notify)], 't', {} ],
+		[qw(unsubscribe-lock unsubscribe-look unsubscribe-delete unsubscribe-notify)], 't', {} ],
 	'a redrive' => [ $redrive, \@dead, [qw(redrive-lock redrive-update parked-order redrive-notify)], '1', { s => '2 4' } ],
 	'a batch given back' => [ $give_back, \@out, [ @batch, qw(parked-add parked-order batch-end batch-wake) ], 'f', { s => '1 2 3 4' } ],
 	'a rejection in an aggregate' => [ nack(1), [ @family, $take ], [qw(parked-fail event-parked parked-add parked-hold event-write)], 'f', { s => '1x2 4 2 3' } ],
@@ -153,7 +153,7 @@ my @meanwhile = (
 		qw(start-await start-snapshot start-scan subscribe-position subscribe-notify)),
 	[ 'events are deleted before a subscription retains them', $beginning, \@had, 'subscribe-keep', [ $reap, '3' ], 't', { s => '', new => '' } ],
 	(map { [ "the reaper keeps events for a subscription at $_", $beginning, \@had, $_, [ $reap, '0' ], 't', { s => '', new => '1 2 3' } ] }
-		qw(subscribe-insert subscribe-start subscribe-position subscribe-notify)),
+		qw(subscribe-write subscribe-start subscribe-position subscribe-notify)),
 	(map { [ "subscribe waits for the reaper at $_", $reap, \@had, $_, [ "$patience$beginning", '55P03' ], '3', { s => '' } ] }
 		qw(events-look events-remove events-save events-count)),
 	[ 'a session subscribes before the reaper has its lock', $reap, \@had, 'events-lock', [ $beginning, 't' ], '0', { s => '', new => '1 2 3' } ],
@@ -164,7 +164,7 @@ my @meanwhile = (
 	[ 'a late consumer finds the reaper in progress', $reap, \@late, 'lag-look', [ $take, 'nothing' ], '1', { s => '2 3' } ],
 	[ 'two unsubscribe', $unsubscribe, \@out, 'unsubscribe-lock', [ $unsubscribe, 't' ], 'f', {} ],
 	[ 'a consumer fetches before the subscription is deleted', $unsubscribe, \@events, 'unsubscribe-lock', [ $take, '1 2 3' ], 't', {} ],
-	[ 'a consumer finds the deletion of the subscription in progress', $unsubscribe, \@events, 'unsubscribe-position', [ $take, 'nothing' ], 't', {} ],
+	[ 'a consumer finds the deletion of the subscription in progress', $unsubscribe, \@events, 'unsubscribe-notify', [ $take, 'nothing' ], 't', {} ],
 	[ 'the subscription is deleted before an acknowledgement', $ack, \@out, 'batch-lock', [ $unsubscribe, 't' ], '42704', {} ],
 	[ 'unsubscribe waits for an acknowledgement', $ack, \@out, 'batch-end', [ "$patience$unsubscribe", '55P03' ], '', { s => '' } ],
 	[ 'two redrive', $redrive, \@dead, 'redrive-lock', [ $redrive, '1' ], '0', { s => '2' } ],
