@@ -437,7 +437,9 @@ FindEvent(const Subscription *subscription, const Batch *batch, const pg_uuid_t 
 
 	foreach (cell, batch->events)
 	{
-		if (EventHasId(lfirst(cell), id))
+		const Event *event = lfirst(cell);
+
+		if (memcmp(DatumGetPointer(event->values[EVENT_ID]), id, UUID_LEN) == 0)
 			return cell;
 	}
 	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event is not in the batch"),

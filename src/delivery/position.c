@@ -94,28 +94,9 @@ static ExtensionQuery lockQuery = {
 };
 
 /*
- * ErrorNumbersBehind reports a sequence that did not come with the positions: events
- * that are published now would count as delivered.
- */
-pg_noreturn static void
-ErrorNumbersBehind(const text *subscription, int64 passed, int64 last)
-{
-	ereport(
-		ERROR,
-		(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-		 errmsg("sequence idempotency.outbox_seq is behind subscription \"%s\"",
-				text_to_cstring(subscription)),
-		 errdetail("The subscription came from elsewhere and has passed event %lld; the last "
-				   "number given out here is %lld.",
-				   (long long) passed, (long long) last),
-		 errhint("Before anything is published, use SELECT "
-				 "setval('idempotency.outbox_seq', ...) with the last number of the server that "
-				 "the rows came from.")));
-}
-
-/*
- * CheckNumbers throws 55000 if a position of another cluster is ahead of the sequence:
- * logical replication, for one, does not copy sequences.
+ * CheckNumbers throws 55000 if a position of another cluster is ahead of the sequence, so
+ * that events that are published now would count as delivered: logical replication, for
+ * one, does not copy sequences.
  */
 static void
 CheckNumbers(const text *subscription, const Position *position)
@@ -124,7 +105,18 @@ CheckNumbers(const text *subscription, const Position *position)
 	int64 last = OutboxLastNumber();
 
 	if (ahead > last)
-		ErrorNumbersBehind(subscription, ahead, last);
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.outbox_seq is behind subscription \"%s\"",
+					text_to_cstring(subscription)),
+			 errdetail("The subscription came from elsewhere and has passed event %lld; the last "
+					   "number given out here is %lld.",
+					   (long long) ahead, (long long) last),
+			 errhint(
+				 "Before anything is published, use SELECT "
+				 "setval('idempotency.outbox_seq', ...) with the last number of the server that "
+				 "the rows came from.")));
 }
 
 /*

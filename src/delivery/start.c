@@ -51,23 +51,6 @@ LastNumber(Relation table)
 }
 
 /*
- * AwaitPublishers waits until every transaction that is in publish() has inserted its
- * row.  A publisher can wait for this transaction in an index that an administrator added,
- * which no deadlock check detects: throws 55P03 after idempotency.wait.
- */
-static void
-AwaitPublishers(Relation table)
-{
-	if (!OutboxAwaitPublishers(table, DefaultWait))
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("could not wait for the events that are just being published"),
-				 errdetail("A transaction has held a lock on an index of idempotency.outbox for "
-						   "longer than idempotency.wait."),
-				 errhint("Try again, or end that transaction; see pg_locks.")));
-}
-
-/*
  * AddPending adds the events of a page that are in flight to the cursor.  Those of the
  * current transaction are: they commit with the subscription.
  */
@@ -103,7 +86,9 @@ AddPending(Relation table, BlockNumber block, Snapshot snapshot, OutboxCursor *c
 
 /*
  * CursorStartNow makes the cursor after which there are the events of transactions that
- * commit from now on, in the current memory context.  Waits for publishers.
+ * commit from now on, in the current memory context.  Waits until every transaction that is
+ * in publish() has inserted its row.  One can wait for this transaction in an index that an
+ * administrator added, which no deadlock check detects: throws 55P03 after idempotency.wait.
  */
 void
 CursorStartNow(OutboxCursor *cursor)
@@ -116,7 +101,13 @@ CursorStartNow(OutboxCursor *cursor)
 	/* Begin after the last number */
 	CursorInit(cursor, LastNumber(table));
 	InjectionPoint("start-await");
-	AwaitPublishers(table);
+	if (!OutboxAwaitPublishers(table, DefaultWait))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not wait for the events that are just being published"),
+				 errdetail("A transaction has held a lock on an index of idempotency.outbox for "
+						   "longer than idempotency.wait."),
+				 errhint("Try again, or end that transaction; see pg_locks.")));
 
 	/* Add the rows below it that the snapshot does not show */
 	InjectionPoint("start-snapshot");

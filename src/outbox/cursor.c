@@ -42,11 +42,13 @@ CursorInit(OutboxCursor *cursor, int64 passed)
 }
 
 /*
- * CursorAdd adds a part to the list, in the current memory context.
+ * CursorAdd adds a part to the list, unless it is empty, in the current memory context.
  */
 void
 CursorAdd(OutboxCursor *cursor, const InFlight *part)
 {
+	if (part->from > part->upto)
+		return;
 	if (cursor->count == cursor->capacity)
 	{
 		cursor->capacity = Max(8, 2 * cursor->capacity);
@@ -55,19 +57,6 @@ CursorAdd(OutboxCursor *cursor, const InFlight *part)
 							   : repalloc(cursor->inFlight, cursor->capacity * sizeof(InFlight));
 	}
 	cursor->inFlight[cursor->count++] = *part;
-}
-
-/*
- * CursorAddRange adds a part that begins at "from" instead, if anything is left of it.
- */
-void
-CursorAddRange(OutboxCursor *cursor, const InFlight *part, int64 from)
-{
-	InFlight rest = *part;
-
-	rest.from = from;
-	if (rest.from <= rest.upto)
-		CursorAdd(cursor, &rest);
 }
 
 /*

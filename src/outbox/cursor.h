@@ -34,7 +34,6 @@ typedef struct OutboxCursor
 
 extern void CursorInit(OutboxCursor *cursor, int64 passed);
 extern void CursorAdd(OutboxCursor *cursor, const InFlight *part);
-extern void CursorAddRange(OutboxCursor *cursor, const InFlight *part, int64 from);
 extern void CursorAddRow(OutboxCursor *cursor, uint64 txid, int64 seq);
 extern void CursorAddNumber(OutboxCursor *cursor, int64 seq);
 extern void CursorSort(OutboxCursor *cursor);

@@ -105,12 +105,6 @@ EventSeq(const Event *event)
 	return DatumGetInt64(event->values[EVENT_SEQ]);
 }
 
-bool
-EventHasId(const Event *event, const pg_uuid_t *id)
-{
-	return memcmp(DatumGetPointer(event->values[EVENT_ID]), id, UUID_LEN) == 0;
-}
-
 /*
  * EventsShareAggregate tells whether two events belong to the same aggregate.
  */

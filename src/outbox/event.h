@@ -36,7 +36,6 @@ typedef struct Event
 extern Event *EventFromOutbox(TupleTableSlot *slot, int64 batch);
 extern Event *EventCopy(const Datum *values, const bool *isnull);
 extern int64 EventSeq(const Event *event);
-extern bool EventHasId(const Event *event, const pg_uuid_t *id);
 extern bool EventsShareAggregate(const Event *a, const Event *b);
 extern Oid EventType(void);
 extern TupleDesc EventRowType(void);

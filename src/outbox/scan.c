@@ -234,7 +234,7 @@ IsWanted(OutboxScan *scan, int64 seq)
 
 		before.upto = seq - 1;
 		if (HoleIsOpen(scan, hole))
-			CursorAddRange(&scan->reached, &before, before.from);
+			CursorAdd(&scan->reached, &before);
 		hole->from = seq + 1;
 	}
 	return wanted;
@@ -362,10 +362,11 @@ OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
 			scan->reached.passed = Max(scan->reached.passed, scan->behind - 1);
 		for (int i = 0; i < scan->from.count; i++)
 		{
-			const InFlight *part = &scan->from.inFlight[i];
-			bool open = part->txid == 0 && HoleIsOpen(scan, part);
+			InFlight *part = &scan->from.inFlight[i];
 
-			CursorAddRange(&scan->reached, part, open ? part->from : Max(part->from, behind));
+			if (part->txid != 0 || !HoleIsOpen(scan, part))
+				part->from = Max(part->from, behind);
+			CursorAdd(&scan->reached, part);
 		}
 		*reached = scan->reached;
 	}

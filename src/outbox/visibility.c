@@ -46,24 +46,16 @@ FullXid(TransactionId xid)
 }
 
 /*
- * IsOurs tells whether a transaction is the current one.
- */
-static bool
-IsOurs(uint64 txid)
-{
-	FullTransactionId mine = GetTopFullTransactionIdIfAny();
-
-	return FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid;
-}
-
-/*
  * OutboxHasEnded tells whether a transaction had ended when the snapshot was taken.  The
  * current one has not.
  */
 bool
 OutboxHasEnded(Snapshot snapshot, uint64 txid)
 {
-	if (IsOurs(txid) || txid >= FullXid(snapshot->xmax))
+	FullTransactionId mine = GetTopFullTransactionIdIfAny();
+	bool isMine = FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid;
+
+	if (isMine || txid >= FullXid(snapshot->xmax))
 		return false;
 	return txid < FullXid(snapshot->xmin) || !XidInMVCCSnapshot((TransactionId) txid, snapshot);
 }
