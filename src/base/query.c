@@ -133,7 +133,8 @@ PreparePlan(ExtensionQuery *query)
 
 	if (query->plan != NULL)
 		return;
-	plan = SPI_prepare(query->text, query->parameters, query->types);
+	plan =
+		SPI_prepare_cursor(query->text, query->parameters, query->types, CURSOR_OPT_GENERIC_PLAN);
 	if (plan == NULL || SPI_keepplan(plan) != 0)
 		Failed(query, SPI_result);
 	query->plan = plan;

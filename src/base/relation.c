@@ -269,24 +269,6 @@ ExtensionRelationsLock(const char *const *names, int count)
 }
 
 /*
- * ExtensionRelationsWait waits until each of the relations is free, and keeps no lock; for a
- * caller that has released all its locks on them.
- */
-void
-ExtensionRelationsWait(const char *const *names, int count)
-{
-	for (int i = 0; i < count; i++)
-	{
-		Oid relid = ExtensionRelationOid(names[i]);
-
-		if (!OidIsValid(relid))
-			continue;
-		LockRelationOid(relid, AccessShareLock);
-		UnlockRelationOid(relid, AccessShareLock);
-	}
-}
-
-/*
  * ExtensionRelationLock locks a table of the extension, if it exists; with dontWait it returns
  * false if the lock is not free.
  */

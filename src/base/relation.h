@@ -37,7 +37,6 @@ typedef enum RelationsLockResult
 } RelationsLockResult;
 
 extern RelationsLockResult ExtensionRelationsLock(const char *const *names, int count);
-extern void ExtensionRelationsWait(const char *const *names, int count);
 extern bool ExtensionRelationLock(const char *name, LOCKMODE lockmode, bool dontWait);
 extern void ExtensionTableRegister(ExtensionTable *table);
 extern bool ExtensionIsSubscriber(void);

@@ -76,26 +76,24 @@ DeliveryPosition(const Subscription *subscription, Position *position)
 }
 
 /*
- * IsDeliverable tells whether the subscription wants the event in the slot, and has not
- * parked it.
+ * IsWanted tells whether the subscription wants the event in the slot.
  */
 static bool
-IsDeliverable(const Subscription *subscription, TupleTableSlot *slot, const ParkedSummary *parked)
+IsWanted(const Subscription *subscription, TupleTableSlot *slot)
 {
 	bool isnull;
 
 	return TopicMatches(&subscription->topics,
-						DatumGetTextPP(slot_getattr(slot, OUT_TOPIC, &isnull))) &&
-		   !ParkedHas(subscription->name, parked, OutboxSeq(slot));
+						DatumGetTextPP(slot_getattr(slot, OUT_TOPIC, &isnull)));
 }
 
 /*
- * Collect adds events of the scan to a new batch, until it has "max".  An event that has
- * to wait for another one is parked.  Sets batch->more at a limit of the call.
+ * Collect adds events of the scan to a new batch, until it has "max".  With "blocked", an
+ * event can have to wait for another one, and is parked.  Sets batch->more at a limit of
+ * the call.  No event of the scan is parked: the position has passed those that are.
  */
 static void
-Collect(const Subscription *subscription, OutboxScan *scan, int max, const ParkedSummary *parked,
-		Batch *batch)
+Collect(const Subscription *subscription, OutboxScan *scan, int max, bool blocked, Batch *batch)
 {
 	TupleTableSlot *slot;
 	int waiting = 0;
@@ -105,12 +103,12 @@ Collect(const Subscription *subscription, OutboxScan *scan, int max, const Parke
 	{
 		Event *event;
 
-		if (!IsDeliverable(subscription, slot, parked))
+		if (!IsWanted(subscription, slot))
 			continue;
 		event = EventFromOutbox(slot, batch->number);
-		if (ParkedBlocks(subscription->name, parked, event))
+		if (blocked && ParkedBlocks(subscription->name, event))
 		{
-			ParkedWait(subscription->name, event);
+			ParkedAdd(subscription->name, event, 0);
 			waiting++;
 		}
 		else
@@ -121,24 +119,25 @@ Collect(const Subscription *subscription, OutboxScan *scan, int max, const Parke
 }
 
 /*
- * BatchCollect fills the batch with the events of the one that is out.
+ * BatchCollect fills the batch with the events of the one that is out.  Events that were
+ * parked since it was fetched have left it.
  */
 static void
 BatchCollect(const Subscription *subscription, const Position *position, Batch *batch)
 {
-	ParkedSummary parked;
-	TupleTableSlot *slot;
 	OutboxScan *scan;
+	TupleTableSlot *slot;
+	List *events = NIL;
 
-	ParkedSummarize(subscription->name, &position->start, &parked);
-	batch->events = ParkedInBatch(subscription->name, position);
 	scan = OutboxScanBegin(&position->start, &position->end, PG_INT64_MAX);
 	while ((slot = OutboxScanNext(scan)) != NULL)
 	{
-		if (IsDeliverable(subscription, slot, &parked))
-			batch->events = lappend(batch->events, EventFromOutbox(slot, batch->number));
+		if (IsWanted(subscription, slot))
+			events = lappend(events, EventFromOutbox(slot, batch->number));
 	}
 	(void) OutboxScanEnd(scan, NULL);
+	batch->events = list_concat(ParkedInBatch(subscription->name, position),
+								ParkedRemoveFrom(events, subscription->name));
 }
 
 /*
@@ -176,15 +175,14 @@ DeliverNext(const Subscription *subscription, Position *position, const FetchPla
 {
 	int max = position->singles > 0 ? 1 : plan->max;
 	TimestampTz now = GetCurrentTimestamp();
-	ParkedSummary parked;
 	OutboxScan *scan;
 	ListCell *cell;
+	bool blocked;
 	int64 rows;
 
 	/* Add parked events that are ready */
-	ParkedSummarize(subscription->name, &position->start, &parked);
-	batch->next = parked.next;
-	if (parked.next != 0 && parked.next <= now)
+	batch->next = ParkedNext(subscription->name, &blocked);
+	if (batch->next != 0 && batch->next <= now)
 		batch->events = ParkedReady(subscription->name, now, max, batch->number);
 	position->parkedCount = list_length(batch->events);
 	position->parked = palloc(Max(1, position->parkedCount) * sizeof(int64));
@@ -193,7 +191,7 @@ DeliverNext(const Subscription *subscription, Position *position, const FetchPla
 
 	/* Add events of the outbox */
 	scan = OutboxScanBegin(&position->start, NULL, FETCH_ROWS);
-	Collect(subscription, scan, max, &parked, batch);
+	Collect(subscription, scan, max, blocked, batch);
 	rows = OutboxScanEnd(scan, &position->end);
 
 	/* Write the position if that is worth it */
@@ -298,43 +296,21 @@ EndBatch(const Subscription *subscription, Position *position)
 }
 
 /*
- * RemoveParked removes parked events, whose numbers are sorted, from the batch.  Returns
- * how many it had; if "found" is not NULL, it says of each whether the batch had it.
+ * RemoveParked removes an event from the parked events of the batch.  Returns whether it was
+ * one.
  */
-static int
-RemoveParked(Position *position, const int64 *numbers, int count, bool *found)
+static bool
+RemoveParked(Position *position, const Event *event)
 {
-	int kept = 0;
-	int taken;
-
 	for (int i = 0; i < position->parkedCount; i++)
 	{
-		int at = NumbersFind(numbers, count, position->parked[i]);
-
-		if (at < 0)
-			position->parked[kept++] = position->parked[i];
-		else if (found != NULL)
-			found[at] = true;
+		if (position->parked[i] == EventSeq(event))
+		{
+			position->parked[i] = position->parked[--position->parkedCount];
+			return true;
+		}
 	}
-	taken = position->parkedCount - kept;
-	position->parkedCount = kept;
-	return taken;
-}
-
-/*
- * NumbersOf returns the sorted numbers of events, and sets "count".
- */
-static int64 *
-NumbersOf(const List *events, int *count)
-{
-	int64 *numbers = palloc(Max(1, list_length(events)) * sizeof(int64));
-	ListCell *cell;
-
-	*count = 0;
-	foreach (cell, events)
-		numbers[(*count)++] = EventSeq(lfirst(cell));
-	NumbersSort(numbers, *count);
-	return numbers;
+	return false;
 }
 
 /*
@@ -346,18 +322,13 @@ void
 DeliveryAck(const Subscription *subscription, int64 batch, const List *rest)
 {
 	Position position;
-	int64 *numbers;
-	bool *parked;
-	int count;
+	ListCell *cell;
 
 	LockBatch(subscription, batch, &position);
-	numbers = NumbersOf(rest, &count);
-	parked = palloc0(Max(1, count) * sizeof(bool));
-	(void) RemoveParked(&position, numbers, count, parked);
-	for (int i = 0; i < count; i++)
+	foreach (cell, rest)
 	{
-		if (!parked[i])
-			CursorAddNumber(&position.end, numbers[i]);
+		if (!RemoveParked(&position, lfirst(cell)))
+			CursorAddNumber(&position.end, EventSeq(lfirst(cell)));
 	}
 	ParkedAcknowledge(subscription->name, &position);
 	EndBatch(subscription, &position);
@@ -381,7 +352,7 @@ DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly)
 	LockBatch(subscription, batch, &position);
 	BatchCollect(subscription, &position, &again);
 	foreach (cell, again.events)
-		ParkedRequeue(subscription->name, lfirst(cell), now);
+		ParkedAdd(subscription->name, lfirst(cell), now);
 	ParkedRestoreOrder(subscription->name, now);
 	if (singly)
 		position.singles = list_length(again.events);
@@ -432,23 +403,6 @@ RetryAt(const Subscription *subscription, int attempts, const Interval *retryIn)
 }
 
 /*
- * FollowersOf returns the later events of the aggregate of the event at "failed".
- */
-static List *
-FollowersOf(const List *events, const ListCell *failed)
-{
-	List *followers = NIL;
-	ListCell *cell;
-
-	for_each_cell(cell, events, lnext(events, failed))
-	{
-		if (EventsShareAggregate(lfirst(failed), lfirst(cell)))
-			followers = lappend(followers, lfirst(cell));
-	}
-	return followers;
-}
-
-/*
  * HoldFollowers removes the later events of an aggregate from the batch, and makes them
  * and those that are parked wait behind the event at "failed".  Returns whether that
  * changed the position.
@@ -457,17 +411,17 @@ static bool
 HoldFollowers(const Subscription *subscription, Position *position, const List *events,
 			  const ListCell *failed)
 {
-	List *followers = FollowersOf(events, failed);
-	bool *parked = palloc0(Max(1, list_length(followers)) * sizeof(bool));
-	int count;
-	int64 *numbers = NumbersOf(followers, &count);
-	bool changed = RemoveParked(position, numbers, count, parked) > 0;
+	bool changed = false;
 	ListCell *cell;
 
-	foreach (cell, followers)
+	for_each_cell(cell, events, lnext(events, failed))
 	{
-		if (!parked[NumbersFind(numbers, count, EventSeq(lfirst(cell)))])
-			ParkedWait(subscription->name, lfirst(cell));
+		if (!EventsShareAggregate(lfirst(failed), lfirst(cell)))
+			continue;
+		if (RemoveParked(position, lfirst(cell)))
+			changed = true;
+		else
+			ParkedAdd(subscription->name, lfirst(cell), 0);
 	}
 	ParkedHoldFollowers(subscription->name, lfirst(failed));
 	return changed;
@@ -483,7 +437,9 @@ FindEvent(const Subscription *subscription, const Batch *batch, const pg_uuid_t 
 
 	foreach (cell, batch->events)
 	{
-		if (EventHasId(lfirst(cell), id))
+		const Event *event = lfirst(cell);
+
+		if (memcmp(DatumGetPointer(event->values[EVENT_ID]), id, UUID_LEN) == 0)
 			return cell;
 	}
 	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event is not in the batch"),
@@ -503,7 +459,7 @@ Park(const Subscription *subscription, Position *position, const List *events,
 {
 	const Event *event = lfirst(failed);
 	int attempts = DatumGetInt32(event->values[EVENT_ATTEMPT]);
-	int64 number = EventSeq(event);
+	Datum aggregate = event->values[EVENT_AGGREGATE];
 	TimestampTz retryAt = 0;
 	bool changed;
 
@@ -513,15 +469,15 @@ Park(const Subscription *subscription, Position *position, const List *events,
 	/* Park the event, out of the batch */
 	ParkedFail(subscription->name, event, error, retryAt);
 	InjectionPoint("event-parked");
-	changed = RemoveParked(position, &number, 1, NULL) > 0;
+	changed = RemoveParked(position, event);
 
 	/* Hold or release its followers */
-	if (EventAggregate(event) != NULL)
+	if (!event->isnull[EVENT_AGGREGATE])
 	{
 		if (retryAt != 0)
 			changed |= HoldFollowers(subscription, position, events, failed);
 		else
-			ParkedRelease(subscription->name, EventAggregate(event));
+			ParkedRelease(subscription->name, &aggregate, 1);
 	}
 
 	/* Write the position */

@@ -17,7 +17,6 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/syscache.h"
@@ -136,9 +135,6 @@ AttemptFetch(text *name, const FetchPlan *plan, Batch *batch)
 		SubscriptionUnlock(name);
 }
 
-/* The tables that an attempt reads, in the order of their locks. */
-static const char *const fetchTables[] = {"subscription", "position", "parked", "outbox"};
-
 /*
  * AttemptEnd ends an attempt, and keeps its locks for the transaction or releases them.
  */
@@ -154,28 +150,20 @@ AttemptEnd(ResourceOwner attempt, bool keep)
 
 /*
  * AttemptBegin begins an attempt: the locks on tables that it takes belong to it, and
- * can be released without those that the transaction had before.  The tables are locked
- * first, all or none, so that a DROP EXTENSION cannot deadlock with the call.  Throws 55000 if the
- * extension was dropped.
+ * can be released without those that the transaction had before.  The outbox is locked
+ * first, as by DROP EXTENSION, which so does not deadlock with the call.  Throws 55000 if
+ * the extension was dropped.
  */
 static ResourceOwner
 AttemptBegin(Oid function)
 {
-	for (;;)
-	{
-		ResourceOwner attempt = ResourceOwnerCreate(CurrentResourceOwner, "idempotency fetch");
-		RelationsLockResult lock;
+	ResourceOwner attempt = ResourceOwnerCreate(CurrentResourceOwner, "idempotency fetch");
 
-		CurrentResourceOwner = attempt;
-		lock = ExtensionRelationsLock(fetchTables, lengthof(fetchTables));
-		AcceptInvalidationMessages();
-		if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
-			ErrorExtensionReplaced();
-		if (lock != RELATIONS_BUSY)
-			return attempt;
-		AttemptEnd(attempt, false);
-		ExtensionRelationsWait(fetchTables, lengthof(fetchTables));
-	}
+	CurrentResourceOwner = attempt;
+	(void) ExtensionRelationLock("outbox", AccessShareLock, false);
+	if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
+		ErrorExtensionReplaced();
+	return attempt;
 }
 
 /*

@@ -4,7 +4,7 @@
  *	  The table idempotency.parked: events that failed, or wait for one that did.
  *
  * README.md describes the states and the order that they keep.  Every function here keeps
- * it, but for ParkedRequeue(), after which the caller calls ParkedRestoreOrder().
+ * it, but for ParkedAdd() with a time, after which the caller calls ParkedRestoreOrder().
  *
  * Locks: the caller holds the subscription's, to the end of the transaction.
  *
@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -20,65 +21,56 @@
 #include "base/query.h"
 #include "delivery/parked.h"
 
-/* The parked events of a batch, with the parameters of BatchValues().  The numbers come
- * with their bounds: a plan without them can read all dead letters. */
-#define OF_BATCH " WHERE subscription" EQ "$1 AND seq" EQ "ANY ($3) AND seq" GE "$4 AND seq" LE "$5"
+/* The parked events with these numbers.  The bounds of the numbers are there because a plan
+ * without them can read all dead letters. */
+#define OF_NUMBERS                                                                                 \
+	" WHERE subscription" EQ "$1 AND seq" EQ "ANY ($2) AND seq" GE                                 \
+	"(SELECT pg_catalog.min(n) FROM pg_catalog.unnest($2) AS n) AND seq" LE                        \
+	"(SELECT pg_catalog.max(n) FROM pg_catalog.unnest($2) AS n)"
 
 /* The attributes of an event, from a parked row; the first is the batch. */
 #define EVENT_SELECTION                                                                            \
-	"SELECT $2, seq, id, aggregatetype, aggregateid, type, payload, headers, attempts" PLUS        \
+	"SELECT $3, seq, id, aggregatetype, aggregateid, type, payload, headers, attempts" PLUS        \
 	"1 AS attempts, published_at FROM idempotency.parked"
 
-#define EVENT_RESULTS                                                                              \
-	{                                                                                              \
-		INT8OID, INT8OID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID, JSONOID, INT4OID,           \
-			TIMESTAMPTZOID                                                                         \
-	}
+/* Their types, without the first. */
+#define EVENT_TYPES                                                                                \
+	INT8OID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID, JSONOID, INT4OID, TIMESTAMPTZOID
 
-static ExtensionQuery summaryQuery = {
+static ExtensionQuery nextQuery = {
 	.table = "parked",
 	.text =
 		"SELECT (SELECT pg_catalog.min(retry_at) FROM idempotency.parked"
 		" WHERE subscription" EQ "$1 AND retry_at IS NOT NULL) AS retry_at,"
-		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND dead_at IS NULL),"
-		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" GT
-		"$2 AND seq" LE "$3)",
-	.parameters = 3,
-	.types = {TEXTOID, INT8OID, INT8OID},
-	.results = {TIMESTAMPTZOID, BOOLOID, BOOLOID},
-};
-
-static ExtensionQuery aheadQuery = {
-	.table = "parked",
-	.text = "SELECT seq FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" GT
-			"$2 ORDER BY seq",
-	.parameters = 2,
-	.types = {TEXTOID, INT8OID},
-	.results = {INT8OID},
+		" EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND dead_at IS NULL)",
+	.parameters = 1,
+	.types = {TEXTOID},
+	.results = {TIMESTAMPTZOID, BOOLOID},
 };
 
 static ExtensionQuery readyQuery = {
 	.table = "parked",
-	.text = EVENT_SELECTION " WHERE subscription" EQ "$1 AND retry_at" LE "$3"
+	.text = EVENT_SELECTION " WHERE subscription" EQ "$1 AND retry_at" LE "$2"
 							" ORDER BY retry_at, seq LIMIT $4",
 	.parameters = 4,
-	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, INT4OID},
-	.results = EVENT_RESULTS,
+	.types = {TEXTOID, TIMESTAMPTZOID, INT8OID, INT4OID},
+	.results = {INT8OID, EVENT_TYPES},
 };
 
 static ExtensionQuery batchQuery = {
 	.table = "parked",
-	.text = EVENT_SELECTION OF_BATCH " ORDER BY retry_at, seq",
-	.parameters = 5,
-	.types = {TEXTOID, INT8OID, INT8ARRAYOID, INT8OID, INT8OID},
-	.results = EVENT_RESULTS,
+	.text = EVENT_SELECTION OF_NUMBERS " ORDER BY retry_at, seq",
+	.parameters = 3,
+	.types = {TEXTOID, INT8ARRAYOID, INT8OID},
+	.results = {INT8OID, EVENT_TYPES},
 };
 
-static ExtensionQuery hasQuery = {
+static ExtensionQuery numbersQuery = {
 	.table = "parked",
-	.text = "SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ "$2",
+	.text = "SELECT seq FROM idempotency.parked" OF_NUMBERS " ORDER BY seq",
 	.parameters = 2,
-	.types = {TEXTOID, INT8OID},
+	.types = {TEXTOID, INT8ARRAYOID},
+	.results = {INT8OID},
 };
 
 static ExtensionQuery blocksQuery = {
@@ -91,50 +83,28 @@ static ExtensionQuery blocksQuery = {
 
 static ExtensionQuery hasErrorQuery = {
 	.table = "parked",
-	.text = "SELECT EXISTS (SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ
-			"ANY ($2) AND error" EQ "$3)",
+	.text = "SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ "$2 AND error" EQ
+			"$3",
 	.parameters = 3,
-	.types = {TEXTOID, INT8ARRAYOID, TEXTOID},
-	.results = {BOOLOID},
+	.types = {TEXTOID, INT8OID, TEXTOID},
 };
 
 /*
- * ReadAhead reads the numbers of parked events above the position.
+ * ParkedNext returns when the first event is redelivered, or 0 if none is.  Sets "live":
+ * some events are not dead, so that later ones can have to wait.
  */
-static void
-ReadAhead(const text *subscription, ParkedSummary *summary)
+TimestampTz
+ParkedNext(const text *subscription, bool *live)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(summary->passed)};
-	uint64 count = ExtensionQueryRun(&aheadQuery, values, NULL);
-
-	summary->ahead = MemoryContextAllocHuge(caller, Max(1, count) * sizeof(int64));
-	summary->aheadCount = (int) count;
-	for (uint64 row = 0; row < count; row++)
-		summary->ahead[row] = DatumGetInt64(ExtensionQueryValue(&aheadQuery, row, 1, NULL));
-	ExtensionQueryEnd();
-}
-
-/*
- * ParkedSummarize fills "summary" for reading the outbox from the cursor on, in the
- * current memory context.
- */
-void
-ParkedSummarize(const text *subscription, const OutboxCursor *cursor, ParkedSummary *summary)
-{
-	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(CursorSafe(cursor)),
-					  Int64GetDatum(cursor->passed)};
+	Datum values[] = {PointerGetDatum(subscription)};
 	bool isnull;
-	Datum next;
+	TimestampTz next;
 
-	summary->passed = cursor->passed;
-	(void) ExtensionQueryRun(&summaryQuery, values, NULL);
-	next = ExtensionQueryValue(&summaryQuery, 0, 1, &isnull);
-	summary->next = isnull ? 0 : DatumGetTimestampTz(next);
-	summary->live = DatumGetBool(ExtensionQueryValue(&summaryQuery, 0, 2, NULL));
-	summary->behind = DatumGetBool(ExtensionQueryValue(&summaryQuery, 0, 3, NULL));
+	(void) ExtensionQueryRun(&nextQuery, values, NULL);
+	next = DatumGetTimestampTz(ExtensionQueryValue(&nextQuery, 0, 1, &isnull));
+	*live = DatumGetBool(ExtensionQueryValue(&nextQuery, 0, 2, NULL));
 	ExtensionQueryEnd();
-	ReadAhead(subscription, summary);
+	return isnull ? 0 : next;
 }
 
 /*
@@ -154,8 +124,11 @@ EventsOf(ExtensionQuery *query, Datum *values)
 		bool isnull[EVENT_COLUMNS] = {false};
 
 		for (int i = 0; i < EVENT_COLUMNS; i++)
-			columns[i] =
-				ExtensionQueryValue(query, row, i + 1, EventMayLack(i) ? &isnull[i] : NULL);
+		{
+			bool mayLack = i >= EVENT_AGGREGATE && i <= EVENT_HEADERS;
+
+			columns[i] = ExtensionQueryValue(query, row, i + 1, mayLack ? &isnull[i] : NULL);
+		}
 		events = lappend(events, EventCopy(columns, isnull));
 	}
 	MemoryContextSwitchTo(spi);
@@ -169,32 +142,10 @@ EventsOf(ExtensionQuery *query, Datum *values)
 List *
 ParkedReady(const text *subscription, TimestampTz now, int max, int64 batch)
 {
-	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(batch), TimestampTzGetDatum(now),
+	Datum values[] = {PointerGetDatum(subscription), TimestampTzGetDatum(now), Int64GetDatum(batch),
 					  Int32GetDatum(max)};
 
 	return EventsOf(&readyQuery, values);
-}
-
-/*
- * BatchValues fills the parameters of a query with OF_BATCH.  The batch has parked
- * events.
- */
-static void
-BatchValues(const text *subscription, const Position *position, Datum *values)
-{
-	int64 first = PG_INT64_MAX;
-	int64 last = PG_INT64_MIN;
-
-	for (int i = 0; i < position->parkedCount; i++)
-	{
-		first = Min(first, position->parked[i]);
-		last = Max(last, position->parked[i]);
-	}
-	values[0] = PointerGetDatum(subscription);
-	values[1] = Int64GetDatum(position->batch);
-	values[2] = PointerGetDatum(NumbersToArray(position->parked, position->parkedCount));
-	values[3] = Int64GetDatum(first);
-	values[4] = Int64GetDatum(last);
 }
 
 /*
@@ -203,66 +154,71 @@ BatchValues(const text *subscription, const Position *position, Datum *values)
 List *
 ParkedInBatch(const text *subscription, const Position *position)
 {
-	Datum values[5];
+	Datum values[] = {PointerGetDatum(subscription),
+					  PointerGetDatum(NumbersToArray(position->parked, position->parkedCount)),
+					  Int64GetDatum(position->batch)};
 
-	if (position->parkedCount == 0)
-		return NIL;
-	BatchValues(subscription, position, values);
-	return EventsOf(&batchQuery, values);
+	return position->parkedCount == 0 ? NIL : EventsOf(&batchQuery, values);
+}
+
+static int64
+NumberIn(uint64 row)
+{
+	return DatumGetInt64(ExtensionQueryValue(&numbersQuery, row, 1, NULL));
 }
 
 /*
- * ParkedHas tells whether an event of the outbox is parked.
+ * ParkedRemoveFrom removes the events that are parked from a list of events of the outbox,
+ * which are in the order of their numbers.  Returns the list.
  */
-bool
-ParkedHas(const text *subscription, const ParkedSummary *summary, int64 seq)
+List *
+ParkedRemoveFrom(List *events, const text *subscription)
 {
-	Datum values[] = {PointerGetDatum(subscription), Int64GetDatum(seq)};
+	int64 *numbers = palloc(Max(1, list_length(events)) * sizeof(int64));
+	Datum values[] = {PointerGetDatum(subscription), 0};
+	uint64 row = 0;
+	uint64 count;
+	ListCell *cell;
 
-	if (seq > summary->passed)
-		return NumbersFind(summary->ahead, summary->aheadCount, seq) >= 0;
-	return summary->behind && ExtensionQueryDo(&hasQuery, values, NULL) > 0;
+	if (events == NIL)
+		return NIL;
+	foreach (cell, events)
+		numbers[foreach_current_index(cell)] = EventSeq(lfirst(cell));
+	values[1] = PointerGetDatum(NumbersToArray(numbers, list_length(events)));
+	count = ExtensionQueryRun(&numbersQuery, values, NULL);
+	foreach (cell, events)
+	{
+		while (row < count && NumberIn(row) < EventSeq(lfirst(cell)))
+			row++;
+		if (row < count && NumberIn(row) == EventSeq(lfirst(cell)))
+			events = foreach_delete_current(events, cell);
+	}
+	ExtensionQueryEnd();
+	return events;
 }
 
 /*
  * ParkedBlocks tells whether an event has to wait for a parked one of its aggregate.
  */
 bool
-ParkedBlocks(const text *subscription, const ParkedSummary *summary, const Event *event)
+ParkedBlocks(const text *subscription, const Event *event)
 {
 	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_AGGREGATE]};
 
-	return summary->live && !event->isnull[EVENT_AGGREGATE] &&
-		   ExtensionQueryDo(&blocksQuery, values, NULL) > 0;
+	return !event->isnull[EVENT_AGGREGATE] && ExtensionQueryDo(&blocksQuery, values, NULL) > 0;
 }
 
 /*
- * ParkedHasError tells whether one of the events has failed before, the last time with
- * that error.
+ * ParkedHasError tells whether the event has failed before, the last time with that error.
  */
 bool
-ParkedHasError(const text *subscription, const List *events, const text *error)
+ParkedHasError(const text *subscription, const Event *event, const text *error)
 {
-	int64 *retried = palloc(Max(1, list_length(events)) * sizeof(int64));
-	Datum values[] = {PointerGetDatum(subscription), 0, PointerGetDatum(error)};
-	int count = 0;
-	ListCell *cell;
-	bool has;
+	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_SEQ],
+					  PointerGetDatum(error)};
 
-	foreach (cell, events)
-	{
-		const Event *event = lfirst(cell);
-
-		if (DatumGetInt32(event->values[EVENT_ATTEMPT]) > 1)
-			retried[count++] = EventSeq(event);
-	}
-	if (count == 0)
-		return false;
-	values[1] = PointerGetDatum(NumbersToArray(retried, count));
-	(void) ExtensionQueryRun(&hasErrorQuery, values, NULL);
-	has = DatumGetBool(ExtensionQueryValue(&hasErrorQuery, 0, 1, NULL));
-	ExtensionQueryEnd();
-	return has;
+	return DatumGetInt32(event->values[EVENT_ATTEMPT]) > 1 &&
+		   ExtensionQueryDo(&hasErrorQuery, values, NULL) > 0;
 }
 
 /* ----------------------------------------------------------------
@@ -273,31 +229,23 @@ ParkedHasError(const text *subscription, const List *events, const text *error)
 /* A qualified operator, like those of base/query.h. */
 #define NE " OPERATOR(pg_catalog.<>) "
 
+/* The columns of the attributes of an event, and their parameters; the first is not the batch. */
 #define COPIED                                                                                     \
-	"subscription, seq, published_at, id, aggregatetype, aggregateid, type, payload, headers"
-static ExtensionQuery waitQuery = {
-	.table = "parked",
-	.text = "INSERT INTO idempotency.parked (" COPIED ", attempts)"
-			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0)"
-			" ON CONFLICT (subscription, seq) DO UPDATE SET retry_at = NULL",
-	.parameters = 9,
-	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID,
-			  JSONOID},
-};
+	"subscription, seq, id, aggregatetype, aggregateid, type, payload, headers, attempts,"         \
+	" published_at"
 
-static ExtensionQuery requeueQuery = {
+static ExtensionQuery addQuery = {
 	.table = "parked",
-	.text = "INSERT INTO idempotency.parked (" COPIED ", attempts, retry_at)"
-			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10)"
+	.text = "INSERT INTO idempotency.parked (" COPIED ", retry_at)"
+			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9 OPERATOR(pg_catalog.-) 1, $10, $11)"
 			" ON CONFLICT (subscription, seq) DO NOTHING",
-	.parameters = 10,
-	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID,
-			  JSONOID, TIMESTAMPTZOID},
+	.parameters = 11,
+	.types = {TEXTOID, EVENT_TYPES, TIMESTAMPTZOID},
 };
 
 static ExtensionQuery failQuery = {
 	.table = "parked",
-	.text = "INSERT INTO idempotency.parked AS p (" COPIED ", attempts,"
+	.text = "INSERT INTO idempotency.parked AS p (" COPIED ","
 			" error, first_failed_at, last_failed_at, retry_at, dead_at)"
 			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12, $13,"
 			" CASE WHEN $13 IS NULL THEN $12 END)"
@@ -306,8 +254,7 @@ static ExtensionQuery failQuery = {
 			" first_failed_at = coalesce(p.first_failed_at, excluded.first_failed_at),"
 			" retry_at = excluded.retry_at, dead_at = excluded.dead_at",
 	.parameters = 13,
-	.types = {TEXTOID, INT8OID, TIMESTAMPTZOID, UUIDOID, TEXTOID, TEXTOID, TEXTOID, JSONOID,
-			  JSONOID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID},
+	.types = {TEXTOID, EVENT_TYPES, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID},
 };
 
 static ExtensionQuery holdQuery = {
@@ -325,23 +272,24 @@ static ExtensionQuery holdQuery = {
 static ExtensionQuery releaseQuery = {
 	.table = "parked",
 	.text = "UPDATE idempotency.parked AS p SET retry_at = $3"
-			" WHERE subscription" EQ "$1 AND seq" EQ "ANY (ARRAY (SELECT waiting.seq"
-			" FROM idempotency.parked AS waiting"
-			" WHERE waiting.subscription" EQ "$1 AND waiting.aggregateid" EQ "$2"
+			" WHERE p.subscription" EQ "$1 AND p.seq" EQ "ANY (ARRAY (SELECT first.seq"
+			" FROM (SELECT DISTINCT id FROM pg_catalog.unnest($2) AS id) AS aggregate,"
+			" LATERAL (SELECT waiting.seq FROM idempotency.parked AS waiting"
+			" WHERE waiting.subscription" EQ "$1 AND waiting.aggregateid" EQ "aggregate.id"
 			" AND waiting.dead_at IS NULL AND waiting.retry_at IS NULL"
-			" ORDER BY waiting.seq LIMIT 100))"
 			" AND NOT EXISTS (SELECT FROM idempotency.parked AS earlier"
-			" WHERE earlier.subscription" EQ "$1 AND earlier.aggregateid" EQ "$2"
-			" AND earlier.retry_at IS NOT NULL)",
+			" WHERE earlier.subscription" EQ "$1 AND earlier.aggregateid" EQ "aggregate.id"
+			" AND earlier.retry_at IS NOT NULL)"
+			" ORDER BY waiting.seq LIMIT 100) AS first))",
 	.parameters = 3,
-	.types = {TEXTOID, TEXTOID, TIMESTAMPTZOID},
+	.types = {TEXTOID, TEXTARRAYOID, TIMESTAMPTZOID},
 };
 
 static ExtensionQuery acknowledgeQuery = {
 	.table = "parked",
-	.text = "DELETE FROM idempotency.parked" OF_BATCH " RETURNING aggregateid",
-	.parameters = 5,
-	.types = {TEXTOID, INT8OID, INT8ARRAYOID, INT8OID, INT8OID},
+	.text = "DELETE FROM idempotency.parked" OF_NUMBERS " RETURNING aggregateid",
+	.parameters = 2,
+	.types = {TEXTOID, INT8ARRAYOID},
 	.results = {TEXTOID},
 };
 
@@ -377,60 +325,32 @@ static ExtensionQuery orderQuery = {
 	.types = {TEXTOID, TIMESTAMPTZOID},
 };
 
-static ExtensionQuery deleteQuery = {
-	.table = "parked",
-	.text = "DELETE FROM idempotency.parked WHERE subscription" EQ "$1",
-	.parameters = 1,
-	.types = {TEXTOID},
-};
-
 /*
- * ToCopied fills the parameters for the columns in COPIED.
+ * ToParameters fills the parameters for the columns in COPIED.
  */
 static void
-ToCopied(const text *subscription, const Event *event, Datum *values, bool *isnull)
+ToParameters(const text *subscription, const Event *event, Datum *values, bool *isnull)
 {
-	static const int attributes[] = {EVENT_SEQ,		EVENT_PUBLISHED_AT, EVENT_ID,
-									 EVENT_TOPIC,	EVENT_AGGREGATE,	EVENT_TYPE,
-									 EVENT_PAYLOAD, EVENT_HEADERS};
-
-	values[0] = PointerGetDatum(subscription);
-	isnull[0] = false;
-	for (size_t i = 0; i < lengthof(attributes); i++)
-	{
-		values[i + 1] = event->values[attributes[i]];
-		isnull[i + 1] = event->isnull[attributes[i]];
-	}
+	memcpy(values, event->values, sizeof(event->values));
+	memcpy(isnull, event->isnull, sizeof(event->isnull));
+	values[EVENT_BATCH] = PointerGetDatum(subscription);
 }
 
 /*
- * ParkedWait parks an event behind an earlier one of its aggregate.
+ * ParkedAdd parks an event that has not failed now, to be redelivered from "retryAt" on,
+ * or with 0 behind an earlier one of its aggregate.  One that is parked stays as it is.
  */
 void
-ParkedWait(const text *subscription, const Event *event)
+ParkedAdd(const text *subscription, const Event *event, TimestampTz retryAt)
 {
-	Datum values[9];
-	bool isnull[9];
+	Datum values[EVENT_COLUMNS + 1];
+	bool isnull[EVENT_COLUMNS + 1];
 
-	ToCopied(subscription, event, values, isnull);
-	InjectionPoint("parked-wait");
-	(void) ExtensionQueryDo(&waitQuery, values, isnull);
-}
-
-/*
- * ParkedRequeue parks an event that has not failed, to be redelivered from "retryAt" on,
- * unless it is parked.
- */
-void
-ParkedRequeue(const text *subscription, const Event *event, TimestampTz retryAt)
-{
-	Datum values[10];
-	bool isnull[10] = {false};
-
-	ToCopied(subscription, event, values, isnull);
-	values[9] = TimestampTzGetDatum(retryAt);
-	InjectionPoint("parked-requeue");
-	(void) ExtensionQueryDo(&requeueQuery, values, isnull);
+	ToParameters(subscription, event, values, isnull);
+	values[EVENT_COLUMNS] = TimestampTzGetDatum(retryAt);
+	isnull[EVENT_COLUMNS] = retryAt == 0;
+	InjectionPoint("parked-add");
+	(void) ExtensionQueryDo(&addQuery, values, isnull);
 }
 
 /*
@@ -452,16 +372,16 @@ ParkedRestoreOrder(const text *subscription, TimestampTz retryAt)
 void
 ParkedFail(const text *subscription, const Event *event, const text *error, TimestampTz retryAt)
 {
-	Datum values[13];
-	bool isnull[13] = {false};
+	Datum values[EVENT_COLUMNS + 3];
+	bool isnull[EVENT_COLUMNS + 3];
 
-	ToCopied(subscription, event, values, isnull);
-	values[9] = event->values[EVENT_ATTEMPT];
-	values[10] = PointerGetDatum(error);
-	isnull[10] = error == NULL;
-	values[11] = TimestampTzGetDatum(GetCurrentTimestamp());
-	values[12] = TimestampTzGetDatum(retryAt);
-	isnull[12] = retryAt == 0;
+	ToParameters(subscription, event, values, isnull);
+	values[EVENT_COLUMNS] = PointerGetDatum(error);
+	isnull[EVENT_COLUMNS] = error == NULL;
+	values[EVENT_COLUMNS + 1] = TimestampTzGetDatum(GetCurrentTimestamp());
+	isnull[EVENT_COLUMNS + 1] = false;
+	values[EVENT_COLUMNS + 2] = TimestampTzGetDatum(retryAt);
+	isnull[EVENT_COLUMNS + 2] = retryAt == 0;
 	InjectionPoint("parked-fail");
 	(void) ExtensionQueryDo(&failQuery, values, isnull);
 }
@@ -481,63 +401,47 @@ ParkedHoldFollowers(const text *subscription, const Event *event)
 }
 
 /*
- * ParkedRelease schedules the waiting events of an aggregate of which none is scheduled.
+ * ParkedRelease schedules the waiting events of those aggregates of which none is scheduled.
  * All are scheduled at the same time, so that their numbers give the order.
  */
 void
-ParkedRelease(const text *subscription, const text *aggregate)
+ParkedRelease(const text *subscription, Datum *aggregates, int count)
 {
-	Datum values[] = {PointerGetDatum(subscription), PointerGetDatum(aggregate),
+	ArrayType *array = construct_array(aggregates, count, TEXTOID, -1, false, TYPALIGN_INT);
+	Datum values[] = {PointerGetDatum(subscription), PointerGetDatum(array),
 					  TimestampTzGetDatum(GetCurrentTimestamp())};
 
 	InjectionPoint("parked-release");
 	(void) ExtensionQueryDo(&releaseQuery, values, NULL);
 }
 
-static int
-CompareAggregates(const ListCell *a, const ListCell *b)
-{
-	return strcmp(lfirst(a), lfirst(b));
-}
-
 /*
  * ParkedAcknowledge removes the parked events of an acknowledged batch, and releases
- * those that waited for them: aggregate by aggregate, however many events of it there
- * were.
+ * those that waited for them.
  */
 void
 ParkedAcknowledge(const text *subscription, const Position *position)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	Datum values[5];
-	List *aggregates = NIL;
-	const char *last = NULL;
-	ListCell *cell;
-	uint64 count;
+	Datum *aggregates = palloc(Max(1, position->parkedCount) * sizeof(Datum));
+	Datum values[] = {PointerGetDatum(subscription),
+					  PointerGetDatum(NumbersToArray(position->parked, position->parkedCount))};
+	uint64 rows;
+	int count = 0;
 
 	if (position->parkedCount == 0)
 		return;
-	BatchValues(subscription, position, values);
 	InjectionPoint("parked-acknowledge");
-	count = ExtensionQueryRun(&acknowledgeQuery, values, NULL);
-	for (uint64 row = 0; row < count; row++)
+	rows = ExtensionQueryRun(&acknowledgeQuery, values, NULL);
+	for (uint64 row = 0; row < rows; row++)
 	{
 		bool isnull;
-		Datum aggregate = ExtensionQueryValue(&acknowledgeQuery, row, 1, &isnull);
-		MemoryContext spi = MemoryContextSwitchTo(caller);
 
-		if (!isnull)
-			aggregates = lappend(aggregates, TextDatumGetCString(aggregate));
-		MemoryContextSwitchTo(spi);
+		aggregates[count] = ExtensionQueryValue(&acknowledgeQuery, row, 1, &isnull);
+		count += !isnull;
 	}
+	if (count > 0)
+		ParkedRelease(subscription, aggregates, count);
 	ExtensionQueryEnd();
-	list_sort(aggregates, CompareAggregates);
-	foreach (cell, aggregates)
-	{
-		if (last == NULL || strcmp(last, lfirst(cell)) != 0)
-			ParkedRelease(subscription, cstring_to_text(lfirst(cell)));
-		last = lfirst(cell);
-	}
 }
 
 /*
@@ -556,15 +460,4 @@ ParkedRedrive(const text *subscription, const pg_uuid_t *id)
 	if (count > 0)
 		ParkedRestoreOrder(subscription, now);
 	return count;
-}
-
-/*
- * ParkedDelete removes all parked events of a subscription.
- */
-void
-ParkedDelete(const text *subscription)
-{
-	Datum values[] = {PointerGetDatum(subscription)};
-
-	(void) ExtensionQueryDo(&deleteQuery, values, NULL);
 }

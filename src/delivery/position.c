@@ -93,96 +93,10 @@ static ExtensionQuery lockQuery = {
 	.types = {TEXTOID},
 };
 
-static ExtensionQuery deleteQuery = {
-	.table = "position",
-	.text = "DELETE FROM idempotency.position WHERE subscription OPERATOR(pg_catalog.=) $1",
-	.parameters = 1,
-	.types = {TEXTOID},
-};
-
 /*
- * NumbersToArray returns numbers as a bigint[].
- */
-ArrayType *
-NumbersToArray(const int64 *numbers, int count)
-{
-	Datum *values = palloc(Max(1, count) * sizeof(Datum));
-
-	for (int i = 0; i < count; i++)
-		values[i] = Int64GetDatum(numbers[i]);
-	return construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
-}
-
-static int
-CompareNumbers(const void *a, const void *b)
-{
-	int64 left = *(const int64 *) a;
-	int64 right = *(const int64 *) b;
-
-	return left < right ? -1 : left > right;
-}
-
-/*
- * NumbersSort sorts numbers.
- */
-void
-NumbersSort(int64 *numbers, int count)
-{
-	qsort(numbers, count, sizeof(int64), CompareNumbers);
-}
-
-/*
- * NumbersFind returns the index of a number among sorted numbers, or -1.
- */
-int
-NumbersFind(const int64 *numbers, int count, int64 number)
-{
-	const int64 *found = bsearch(&number, numbers, count, sizeof(int64), CompareNumbers);
-
-	return found == NULL ? -1 : (int) (found - numbers);
-}
-
-/*
- * NumbersFromArray is the reverse of NumbersToArray().
- */
-static int64 *
-NumbersFromArray(ArrayType *array, int *count)
-{
-	Datum *values;
-	bool *nulls;
-	int64 *numbers;
-
-	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values,
-					  &nulls, count);
-	numbers = palloc(Max(1, *count) * sizeof(int64));
-	for (int i = 0; i < *count; i++)
-		numbers[i] = nulls[i] ? 0 : DatumGetInt64(values[i]);
-	return numbers;
-}
-
-/*
- * ErrorNumbersBehind reports a sequence that did not come with the positions: events
- * that are published now would count as delivered.
- */
-pg_noreturn static void
-ErrorNumbersBehind(const text *subscription, int64 passed, int64 last)
-{
-	ereport(
-		ERROR,
-		(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-		 errmsg("sequence idempotency.outbox_seq is behind subscription \"%s\"",
-				text_to_cstring(subscription)),
-		 errdetail("The subscription came from elsewhere and has passed event %lld; the last "
-				   "number given out here is %lld.",
-				   (long long) passed, (long long) last),
-		 errhint("Before anything is published, use SELECT "
-				 "setval('idempotency.outbox_seq', ...) with the last number of the server that "
-				 "the rows came from.")));
-}
-
-/*
- * CheckNumbers throws 55000 if a position of another cluster is ahead of the sequence:
- * logical replication, for one, does not copy sequences.
+ * CheckNumbers throws 55000 if a position of another cluster is ahead of the sequence, so
+ * that events that are published now would count as delivered: logical replication, for
+ * one, does not copy sequences.
  */
 static void
 CheckNumbers(const text *subscription, const Position *position)
@@ -191,7 +105,18 @@ CheckNumbers(const text *subscription, const Position *position)
 	int64 last = OutboxLastNumber();
 
 	if (ahead > last)
-		ErrorNumbersBehind(subscription, ahead, last);
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence idempotency.outbox_seq is behind subscription \"%s\"",
+					text_to_cstring(subscription)),
+			 errdetail("The subscription came from elsewhere and has passed event %lld; the last "
+					   "number given out here is %lld.",
+					   (long long) ahead, (long long) last),
+			 errhint(
+				 "Before anything is published, use SELECT "
+				 "setval('idempotency.outbox_seq', ...) with the last number of the server that "
+				 "the rows came from.")));
 }
 
 /*
@@ -233,7 +158,7 @@ PositionRead(const text *subscription, Position *position)
 			position->leasedUntil = DatumGetTimestampTz(values[P_LEASED_UNTIL]);
 			CursorFromArray(&position->end, DatumGetInt64(values[P_BATCH_PASSED]),
 							DatumGetArrayTypePCopy(values[P_BATCH_INFLIGHT]));
-			position->parked = NumbersFromArray(DatumGetArrayTypePCopy(values[P_BATCH_PARKED]),
+			position->parked = NumbersFromArray(DatumGetArrayTypePCopy(values[P_BATCH_PARKED]), 1,
 												&position->parkedCount);
 		}
 		/* A row that was restored or replicated is another cluster's */
@@ -337,15 +262,4 @@ PositionLock(const text *subscription)
 	Datum values[] = {PointerGetDatum(subscription)};
 
 	return ExtensionQueryDo(&lockQuery, values, NULL) > 0;
-}
-
-/*
- * PositionDelete removes the position of a subscription.
- */
-void
-PositionDelete(const text *subscription)
-{
-	Datum values[] = {PointerGetDatum(subscription)};
-
-	(void) ExtensionQueryDo(&deleteQuery, values, NULL);
 }

@@ -30,10 +30,6 @@ extern bool PositionIsLeased(const Position *position);
 extern void PositionCreate(const text *subscription, const OutboxCursor *start);
 extern void PositionWrite(const text *subscription, Position *position);
 extern bool PositionLock(const text *subscription);
-extern void PositionDelete(const text *subscription);
-extern ArrayType *NumbersToArray(const int64 *numbers, int count);
-extern void NumbersSort(int64 *numbers, int count);
-extern int NumbersFind(const int64 *numbers, int count, int64 number);
 
 /* start.c */
 extern void CursorStartNow(OutboxCursor *cursor);

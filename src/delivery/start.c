@@ -51,28 +51,11 @@ LastNumber(Relation table)
 }
 
 /*
- * AwaitPublishers waits until every transaction that is in publish() has inserted its
- * row.  A publisher can wait for this transaction in an index that an administrator added,
- * which no deadlock check detects: throws 55P03 after idempotency.wait.
- */
-static void
-AwaitPublishers(Relation table)
-{
-	if (!OutboxAwaitPublishers(table, DefaultWait))
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("could not wait for the events that are just being published"),
-				 errdetail("A transaction has held a lock on an index of idempotency.outbox for "
-						   "longer than idempotency.wait."),
-				 errhint("Try again, or end that transaction; see pg_locks.")));
-}
-
-/*
  * AddPending adds the events of a page that are in flight to the cursor.  Those of the
  * current transaction are: they commit with the subscription.
  */
 static void
-AddPending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCursor *cursor)
+AddPending(Relation table, BlockNumber block, Snapshot snapshot, OutboxCursor *cursor)
 {
 	Buffer buffer = ReadBuffer(table, block);
 	Page page = BufferGetPage(buffer);
@@ -95,16 +78,17 @@ AddPending(Relation table, BlockNumber block, OutboxHorizon *horizon, OutboxCurs
 		seq = DatumGetInt64(heap_getattr(&tuple, OUT_SEQ, RelationGetDescr(table), &isnull));
 		txid = U64FromFullTransactionId(DatumGetFullTransactionId(
 			heap_getattr(&tuple, OUT_TXID, RelationGetDescr(table), &isnull)));
-		if (seq <= cursor->passed &&
-			OutboxTupleState(&tuple, buffer, horizon->snapshot) == ROW_PENDING)
-			CursorAddPending(cursor, horizon, txid, seq);
+		if (seq <= cursor->passed && OutboxTupleState(&tuple, buffer, snapshot) == ROW_PENDING)
+			CursorAddPending(cursor, snapshot, txid, seq);
 	}
 	UnlockReleaseBuffer(buffer);
 }
 
 /*
  * CursorStartNow makes the cursor after which there are the events of transactions that
- * commit from now on, in the current memory context.  Waits for publishers.
+ * commit from now on, in the current memory context.  Waits until every transaction that is
+ * in publish() has inserted its row.  One can wait for this transaction in an index that an
+ * administrator added, which no deadlock check detects: throws 55P03 after idempotency.wait.
  */
 void
 CursorStartNow(OutboxCursor *cursor)
@@ -112,25 +96,29 @@ CursorStartNow(OutboxCursor *cursor)
 	Relation table = OutboxTableOpen(AccessShareLock);
 	Buffer map = InvalidBuffer;
 	BlockNumber blocks;
-	OutboxHorizon horizon;
 	Snapshot snapshot;
 
 	/* Begin after the last number */
 	CursorInit(cursor, LastNumber(table));
 	InjectionPoint("start-await");
-	AwaitPublishers(table);
+	if (!OutboxAwaitPublishers(table, DefaultWait))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not wait for the events that are just being published"),
+				 errdetail("A transaction has held a lock on an index of idempotency.outbox for "
+						   "longer than idempotency.wait."),
+				 errhint("Try again, or end that transaction; see pg_locks.")));
 
 	/* Add the rows below it that the snapshot does not show */
 	InjectionPoint("start-snapshot");
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	OutboxHorizonInit(&horizon, snapshot);
 	blocks = RelationGetNumberOfBlocks(table);
 	InjectionPoint("start-scan");
 	for (BlockNumber block = 0; block < blocks; block++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!VM_ALL_VISIBLE(table, block, &map))
-			AddPending(table, block, &horizon, cursor);
+			AddPending(table, block, snapshot, cursor);
 	}
 	if (BufferIsValid(map))
 		ReleaseBuffer(map);

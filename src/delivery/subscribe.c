@@ -80,17 +80,20 @@ static ExtensionQuery updateQuery = {
 	.table = "subscription",
 	.text = "UPDATE idempotency.subscription SET owner = $2, topics = $3, handler = $4,"
 			" max_attempts = $5, retry_delay = $6, max_retry_delay = $7, max_lag = $8"
-			" WHERE subscription OPERATOR(pg_catalog.=) $1",
+			" WHERE subscription" EQ "$1",
 	.parameters = W_COLUMNS,
 	.types = WRITE_TYPES,
 };
 
-static ExtensionQuery deleteQuery = {
-	.table = "subscription",
-	.text = "DELETE FROM idempotency.subscription WHERE subscription OPERATOR(pg_catalog.=) $1",
-	.parameters = 1,
-	.types = {TEXTOID},
-};
+/* What unsubscribe() does, in the order of the locks. */
+#define DELETE_FROM(name)                                                                          \
+	{                                                                                              \
+		.table = name, .text = "DELETE FROM idempotency." name " WHERE subscription" EQ "$1",      \
+		.parameters = 1, .types = {TEXTOID},                                                       \
+	}
+
+static ExtensionQuery deleteQueries[] = {DELETE_FROM("subscription"), DELETE_FROM("position"),
+										 DELETE_FROM("parked")};
 
 /*
  * StartsAtBeginning tells whether a new subscription starts at the beginning.
@@ -252,33 +255,31 @@ idempotency_subscribe(PG_FUNCTION_ARGS)
 	SubscriptionLockOrThrow(name);
 	InjectionPoint("subscribe-look");
 
-	/* Change an existing subscription */
+	/* Keep the events from the reaper, which does not see a new position before the commit */
 	isNew = SubscriptionFind(name) == NULL;
 	if (!isNew)
-	{
 		(void) SubscriptionForCaller(name);
-		InjectionPoint("subscribe-change");
-		(void) ExtensionQueryDo(&updateQuery, values, isnull);
-		NotifyRelay(name);
-		PG_RETURN_BOOL(false);
+	else
+	{
+		InjectionPoint("subscribe-keep");
+		OutboxKeepEvents();
 	}
 
-	/* Keep the events from the reaper, which does not see the position before the commit */
-	InjectionPoint("subscribe-keep");
-	OutboxKeepEvents();
-
-	/* Create the subscription and its position */
-	InjectionPoint("subscribe-insert");
-	(void) ExtensionQueryDo(&insertQuery, values, isnull);
-	InjectionPoint("subscribe-start");
-	if (beginning)
-		CursorInit(&start, 0);
-	else
-		CursorStartNow(&start);
-	InjectionPoint("subscribe-position");
-	PositionCreate(name, &start);
+	/* Write the subscription, and give a new one its position */
+	InjectionPoint("subscribe-write");
+	(void) ExtensionQueryDo(isNew ? &insertQuery : &updateQuery, values, isnull);
+	if (isNew)
+	{
+		InjectionPoint("subscribe-start");
+		if (beginning)
+			CursorInit(&start, 0);
+		else
+			CursorStartNow(&start);
+		InjectionPoint("subscribe-position");
+		PositionCreate(name, &start);
+	}
 	NotifyRelay(name);
-	PG_RETURN_BOOL(true);
+	PG_RETURN_BOOL(isNew);
 }
 
 /*
@@ -298,12 +299,11 @@ idempotency_unsubscribe(PG_FUNCTION_ARGS)
 	if (SubscriptionFind(name) == NULL)
 		PG_RETURN_BOOL(false);
 	subscription = SubscriptionForCaller(name);
-	InjectionPoint("unsubscribe-delete");
-	(void) ExtensionQueryDo(&deleteQuery, values, NULL);
-	InjectionPoint("unsubscribe-position");
-	PositionDelete(name);
-	InjectionPoint("unsubscribe-parked");
-	ParkedDelete(name);
+	for (size_t i = 0; i < lengthof(deleteQueries); i++)
+	{
+		InjectionPoint("unsubscribe-delete");
+		(void) ExtensionQueryDo(&deleteQueries[i], values, NULL);
+	}
 	InjectionPoint("unsubscribe-notify");
 	OutboxNotify.unsubscribed(subscription->number);
 	PG_RETURN_BOOL(true);

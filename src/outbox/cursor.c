@@ -9,8 +9,8 @@
  * row.  A transaction has one range, and more only where its events lie far apart.
  *
  * A table stores the list as an array of triples: the transaction, from, up to.  For a
- * hole the first is the stamp, negative; for numbers to deliver later it is 0.  A transaction of
- *another cluster is marked as ended, since its id can occur in this cluster as well.
+ * hole the first is the stamp, negative; for numbers to deliver later it is 0.  A transaction
+ * of another cluster is marked as ended, since its id can occur in this cluster as well.
  *
  * Takes no locks, reads no tables.
  *
@@ -42,11 +42,13 @@ CursorInit(OutboxCursor *cursor, int64 passed)
 }
 
 /*
- * CursorAdd adds a part to the list, in the current memory context.
+ * CursorAdd adds a part to the list, unless it is empty, in the current memory context.
  */
 void
 CursorAdd(OutboxCursor *cursor, const InFlight *part)
 {
+	if (part->from > part->upto)
+		return;
 	if (cursor->count == cursor->capacity)
 	{
 		cursor->capacity = Max(8, 2 * cursor->capacity);
@@ -55,19 +57,6 @@ CursorAdd(OutboxCursor *cursor, const InFlight *part)
 							   : repalloc(cursor->inFlight, cursor->capacity * sizeof(InFlight));
 	}
 	cursor->inFlight[cursor->count++] = *part;
-}
-
-/*
- * CursorAddRange adds a part that begins at "from" instead, if anything is left of it.
- */
-void
-CursorAddRange(OutboxCursor *cursor, const InFlight *part, int64 from)
-{
-	InFlight rest = *part;
-
-	rest.from = from;
-	if (rest.from <= rest.upto)
-		CursorAdd(cursor, &rest);
 }
 
 /*
@@ -112,65 +101,72 @@ CursorAddNumber(OutboxCursor *cursor, int64 seq)
 static int
 CompareParts(const void *a, const void *b)
 {
-	int64 left = ((const InFlight *) a)->from;
-	int64 right = ((const InFlight *) b)->from;
+	const InFlight *left = a;
+	const InFlight *right = b;
 
-	return left < right ? -1 : left > right;
+	if (left->txid != right->txid)
+		return left->txid < right->txid ? -1 : 1;
+	return left->from < right->from ? -1 : left->from > right->from;
 }
 
 /*
- * CursorSweepBegin prepares to look up rising numbers in a cursor, in the current memory
- * context.  Sorts the parts of the cursor by "from"; until the sweep ends, only "from"
- * can change, and only upwards.
+ * CursorSort prepares a cursor for CursorFind(): sorts the parts by transaction and "from",
+ * and joins those of a transaction that overlap.
  */
 void
-CursorSweepBegin(CursorSweep *sweep, OutboxCursor *cursor)
+CursorSort(OutboxCursor *cursor)
 {
-	memset(sweep, 0, sizeof(CursorSweep));
-	sweep->cursor = cursor;
-	sweep->open = palloc(Max(1, cursor->count) * sizeof(int));
+	InFlight *parts = cursor->inFlight;
+	int count = 0;
+
 	if (cursor->count > 0)
-		qsort(cursor->inFlight, cursor->count, sizeof(InFlight), CompareParts);
+		qsort(parts, cursor->count, sizeof(InFlight), CompareParts);
+	for (int i = 0; i < cursor->count; i++)
+	{
+		InFlight *last = count > 0 ? &parts[count - 1] : NULL;
+
+		if (last != NULL && last->txid == parts[i].txid && last->upto >= parts[i].from)
+			last->upto = Max(last->upto, parts[i].upto);
+		else
+			parts[count++] = parts[i];
+	}
+	cursor->count = count;
 }
 
 /*
- * CursorSweepTo moves a sweep to a number that is not below the one before.  Its open
- * parts are those around that number.
+ * CursorFind returns the part of a transaction, or with 0 the hole or the numbers, that
+ * has the number, or NULL.  The cursor is sorted; since then, only the "from" of its parts
+ * can have changed, and only upwards.
  */
-void
-CursorSweepTo(CursorSweep *sweep, int64 seq)
+InFlight *
+CursorFind(const OutboxCursor *cursor, uint64 txid, int64 seq)
 {
-	const InFlight *parts = sweep->cursor->inFlight;
-	int kept = 0;
+	const InFlight key = {.txid = txid, .from = seq};
+	int low = 0; /* the parts before this one do not begin after the key */
+	int high = cursor->count;
 
-	for (int i = 0; i < sweep->openCount; i++)
+	while (low < high)
 	{
-		if (parts[sweep->open[i]].upto >= seq)
-			sweep->open[kept++] = sweep->open[i];
+		int middle = low + (high - low) / 2;
+
+		if (CompareParts(&cursor->inFlight[middle], &key) <= 0)
+			low = middle + 1;
+		else
+			high = middle;
 	}
-	for (; sweep->next < sweep->cursor->count && parts[sweep->next].from <= seq; sweep->next++)
-	{
-		if (parts[sweep->next].upto >= seq)
-			sweep->open[kept++] = sweep->next;
-	}
-	sweep->openCount = kept;
+	if (low > 0 && cursor->inFlight[low - 1].txid == txid && cursor->inFlight[low - 1].upto >= seq)
+		return &cursor->inFlight[low - 1];
+	return NULL;
 }
 
 /*
- * CursorSweepHas tells whether the row that "txid" published under the number of the
- * sweep was passed and not delivered.
+ * CursorHas tells whether the row that "txid" published under the number was passed and
+ * not delivered.  The cursor is sorted.
  */
 bool
-CursorSweepHas(const CursorSweep *sweep, uint64 txid, int64 seq)
+CursorHas(const OutboxCursor *cursor, uint64 txid, int64 seq)
 {
-	for (int i = 0; i < sweep->openCount; i++)
-	{
-		const InFlight *part = &sweep->cursor->inFlight[sweep->open[i]];
-
-		if (part->from <= seq && (part->txid == txid || part->txid == 0))
-			return true;
-	}
-	return false;
+	return CursorFind(cursor, 0, seq) != NULL || CursorFind(cursor, txid, seq) != NULL;
 }
 
 /*
@@ -188,16 +184,32 @@ CursorAdopt(OutboxCursor *cursor)
 }
 
 /*
- * CursorSafe returns the number up to which every event was delivered.
+ * NumbersToArray returns numbers as a bigint[].
  */
-int64
-CursorSafe(const OutboxCursor *cursor)
+ArrayType *
+NumbersToArray(const int64 *numbers, int count)
 {
-	int64 safe = cursor->passed;
+	Datum *values = palloc(Max(1, count) * sizeof(Datum));
 
-	for (int i = 0; i < cursor->count; i++)
-		safe = Min(safe, cursor->inFlight[i].from - 1);
-	return safe;
+	for (int i = 0; i < count; i++)
+		values[i] = Int64GetDatum(numbers[i]);
+	return construct_array(values, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+}
+
+/*
+ * NumbersFromArray returns the numbers in a bigint[], in place.  Throws 22023 unless their
+ * count is a multiple of "multiple", and none is NULL, which only an administrator can have
+ * written.
+ */
+int64 *
+NumbersFromArray(ArrayType *array, int multiple, int *count)
+{
+	*count = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
+	if (*count % multiple != 0 || ARR_HASNULL(array))
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("list of events in flight in idempotency.position is malformed"),
+						errhint("Restore the row from a backup.")));
+	return (int64 *) ((char *) array + ARR_OVERHEAD_NONULLS(ARR_NDIM(array)));
 }
 
 /*
@@ -206,7 +218,7 @@ CursorSafe(const OutboxCursor *cursor)
 ArrayType *
 CursorToArray(const OutboxCursor *cursor)
 {
-	Datum *values = palloc(Max(1, cursor->count * TRIPLE) * sizeof(Datum));
+	int64 *numbers = palloc(Max(1, cursor->count) * TRIPLE * sizeof(int64));
 
 	for (int i = 0; i < cursor->count; i++)
 	{
@@ -215,46 +227,34 @@ CursorToArray(const OutboxCursor *cursor)
 
 		if (part->txid != 0 && part->ended)
 			owner |= ENDED;
-		values[i * TRIPLE] = Int64GetDatum(owner);
-		values[i * TRIPLE + 1] = Int64GetDatum(part->from);
-		values[i * TRIPLE + 2] = Int64GetDatum(part->upto);
+		numbers[i * TRIPLE] = owner;
+		numbers[i * TRIPLE + 1] = part->from;
+		numbers[i * TRIPLE + 2] = part->upto;
 	}
-	return construct_array(values, cursor->count * TRIPLE, INT8OID, sizeof(int64), FLOAT8PASSBYVAL,
-						   TYPALIGN_DOUBLE);
+	return NumbersToArray(numbers, cursor->count * TRIPLE);
 }
 
 /*
- * CursorFromArray fills a cursor from its stored form.  Throws 22023 for a malformed
- * list, which only an administrator can have written.
+ * CursorFromArray fills a cursor from its stored form.  Throws as NumbersFromArray() does.
  */
 void
 CursorFromArray(OutboxCursor *cursor, int64 passed, ArrayType *array)
 {
-	Datum *values;
-	bool *nulls;
 	int count;
-
-	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values,
-					  &nulls, &count);
-	if (count % TRIPLE != 0 || array_contains_nulls(array))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("list of events in flight in idempotency.position is malformed"),
-						errhint("Restore the row from a backup.")));
+	const int64 *numbers = NumbersFromArray(array, TRIPLE, &count);
 
 	CursorInit(cursor, passed);
 	for (int i = 0; i < count; i += TRIPLE)
 	{
-		int64 owner = DatumGetInt64(values[i]);
-		InFlight part = {.from = DatumGetInt64(values[i + 1]),
-						 .upto = DatumGetInt64(values[i + 2])};
+		InFlight part = {.from = numbers[i + 1], .upto = numbers[i + 2]};
 
-		if (owner > 0)
+		if (numbers[i] > 0)
 		{
-			part.txid = (uint64) owner & ~ENDED;
-			part.ended = ((uint64) owner & ENDED) != 0;
+			part.txid = (uint64) numbers[i] & ~ENDED;
+			part.ended = ((uint64) numbers[i] & ENDED) != 0;
 		}
 		else
-			part.stamp = (uint64) -owner;
+			part.stamp = (uint64) -numbers[i];
 		CursorAdd(cursor, &part);
 	}
 }

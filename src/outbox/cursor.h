@@ -32,27 +32,16 @@ typedef struct OutboxCursor
 	InFlight *inFlight;
 } OutboxCursor;
 
-/*
- * Looks up rising numbers in a cursor, in about one step each, however many parts it has.
- */
-typedef struct CursorSweep
-{
-	OutboxCursor *cursor;
-	int next;  /* the parts from here on begin after the current number */
-	int *open; /* of those before, the ones that do not end before it */
-	int openCount;
-} CursorSweep;
-
 extern void CursorInit(OutboxCursor *cursor, int64 passed);
 extern void CursorAdd(OutboxCursor *cursor, const InFlight *part);
-extern void CursorAddRange(OutboxCursor *cursor, const InFlight *part, int64 from);
 extern void CursorAddRow(OutboxCursor *cursor, uint64 txid, int64 seq);
 extern void CursorAddNumber(OutboxCursor *cursor, int64 seq);
-extern void CursorSweepBegin(CursorSweep *sweep, OutboxCursor *cursor);
-extern void CursorSweepTo(CursorSweep *sweep, int64 seq);
-extern bool CursorSweepHas(const CursorSweep *sweep, uint64 txid, int64 seq);
+extern void CursorSort(OutboxCursor *cursor);
+extern InFlight *CursorFind(const OutboxCursor *cursor, uint64 txid, int64 seq);
+extern bool CursorHas(const OutboxCursor *cursor, uint64 txid, int64 seq);
 extern void CursorAdopt(OutboxCursor *cursor);
-extern int64 CursorSafe(const OutboxCursor *cursor);
+extern ArrayType *NumbersToArray(const int64 *numbers, int count);
+extern int64 *NumbersFromArray(ArrayType *array, int multiple, int *count);
 extern ArrayType *CursorToArray(const OutboxCursor *cursor);
 extern void CursorFromArray(OutboxCursor *cursor, int64 passed, ArrayType *array);
 

@@ -99,35 +99,10 @@ EventFromOutbox(TupleTableSlot *slot, int64 batch)
 	return EventCopy(values, isnull);
 }
 
-/*
- * EventMayLack tells whether an attribute of an event can be NULL.
- */
-bool
-EventMayLack(int attribute)
-{
-	return attribute == EVENT_AGGREGATE || attribute == EVENT_TYPE || attribute == EVENT_PAYLOAD ||
-		   attribute == EVENT_HEADERS;
-}
-
 int64
 EventSeq(const Event *event)
 {
 	return DatumGetInt64(event->values[EVENT_SEQ]);
-}
-
-bool
-EventHasId(const Event *event, const pg_uuid_t *id)
-{
-	return memcmp(DatumGetPointer(event->values[EVENT_ID]), id, UUID_LEN) == 0;
-}
-
-/*
- * EventAggregate returns the aggregate of an event, or NULL.
- */
-const text *
-EventAggregate(const Event *event)
-{
-	return event->isnull[EVENT_AGGREGATE] ? NULL : DatumGetTextPP(event->values[EVENT_AGGREGATE]);
 }
 
 /*
@@ -136,10 +111,9 @@ EventAggregate(const Event *event)
 bool
 EventsShareAggregate(const Event *a, const Event *b)
 {
-	const text *one = EventAggregate(a);
-	const text *other = EventAggregate(b);
-
-	return one != NULL && other != NULL && TextEquals(one, other);
+	return !a->isnull[EVENT_AGGREGATE] && !b->isnull[EVENT_AGGREGATE] &&
+		   TextEquals(DatumGetTextPP(a->values[EVENT_AGGREGATE]),
+					  DatumGetTextPP(b->values[EVENT_AGGREGATE]));
 }
 
 /*
@@ -168,11 +142,11 @@ EventCheckRow(TupleDesc desc)
 }
 
 /*
- * RowType returns the attributes of idempotency.event, to be released.  Throws 42804 if
+ * EventRowType returns the attributes of idempotency.event, to be released.  Throws 42804 if
  * they are not those that the library fills.
  */
-static TupleDesc
-RowType(void)
+TupleDesc
+EventRowType(void)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc(EventType(), -1);
 
@@ -181,23 +155,12 @@ RowType(void)
 }
 
 /*
- * EventTypeCheck throws 42804 if the type idempotency.event was altered.
- */
-void
-EventTypeCheck(void)
-{
-	TupleDesc desc = RowType();
-
-	ReleaseTupleDesc(desc);
-}
-
-/*
  * EventDatum returns the event as a composite, in the current memory context.
  */
 Datum
 EventDatum(const Event *event)
 {
-	TupleDesc desc = RowType();
+	TupleDesc desc = EventRowType();
 	Datum result = HeapTupleGetDatum(heap_form_tuple(desc, unconstify(Datum *, &event->values[0]),
 													 unconstify(bool *, &event->isnull[0])));
 

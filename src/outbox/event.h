@@ -35,13 +35,10 @@ typedef struct Event
 
 extern Event *EventFromOutbox(TupleTableSlot *slot, int64 batch);
 extern Event *EventCopy(const Datum *values, const bool *isnull);
-extern bool EventMayLack(int attribute);
 extern int64 EventSeq(const Event *event);
-extern bool EventHasId(const Event *event, const pg_uuid_t *id);
-extern const text *EventAggregate(const Event *event);
 extern bool EventsShareAggregate(const Event *a, const Event *b);
 extern Oid EventType(void);
-extern void EventTypeCheck(void);
+extern TupleDesc EventRowType(void);
 extern void EventCheckRow(TupleDesc desc);
 extern Datum EventDatum(const Event *event);
 

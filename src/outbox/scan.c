@@ -38,28 +38,21 @@ struct OutboxScan
 {
 	Relation table;
 	Snapshot snapshot;
-	OutboxHorizon horizon;
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
-	MemoryContext context; /* of the cursor that the scan makes */
 
-	OutboxCursor from;	  /* where the scan begins, without what is in "running" */
-	OutboxCursor running; /* transactions in flight: known before, and met by the scan */
-	OutboxCursor holes; /* holes that the scan met or keeps, apart, so that "running" stays short */
-	OutboxCursor upto;	/* if bounded */
-	bool bounded;		/* false: to the last row */
-	CursorSweep fromSweep;	/* over "from" */
-	CursorSweep uptoSweep;	/* over "upto" */
+	OutboxCursor from;		/* where the scan begins, without the transactions in flight */
+	OutboxCursor reached;	/* the cursor that it makes: these, and what is in flight and holes */
+	OutboxCursor upto;		/* if bounded */
+	bool bounded;			/* false: to the last row */
 	uint64 oldestPublisher; /* no older transaction is in publish() */
 
 	Stretch *stretches; /* the last one is everything after the cursor */
 	int stretchCount;
-	int stretch;	 /* the one being read */
-	int64 behind;	 /* numbers of the stretch before this one have been read */
-	int64 rowsRead;	 /* visible or not */
-	int64 effort;	 /* index entries and stretches */
-	int64 limit;	 /* of effort */
-	bool keepsHoles; /* stretches do not count as effort: reading a hole again is no progress */
+	int stretch;   /* the one being read */
+	int64 behind;  /* numbers of the stretch before this one have been read */
+	int64 entries; /* of the index that were read, whatever became of their rows */
+	int64 limit;   /* of entries */
 	bool exhausted;
 	bool wanted;  /* the number before "behind" is to be delivered */
 	bool given;	  /* it was returned */
@@ -72,78 +65,48 @@ struct OutboxScan
  * ----------------------------------------------------------------
  */
 
-/*
- * CompareByTransaction orders the parts of a cursor by transaction, and by where they
- * begin.
- */
 static int
-CompareByTransaction(const void *a, const void *b)
+CompareStretches(const void *a, const void *b)
 {
-	const InFlight *left = a;
-	const InFlight *right = b;
+	int64 left = ((const Stretch *) a)->from;
+	int64 right = ((const Stretch *) b)->from;
 
-	if (left->txid != right->txid)
-		return left->txid < right->txid ? -1 : 1;
-	return left->from < right->from ? -1 : left->from > right->from;
-}
-
-/*
- * EndOf returns the last number of a part that a bounded scan reads.  The end of a part
- * can still be in flight where the scan ends, as "left" says, whose parts are ordered by
- * transaction: nothing in there was delivered.
- */
-static int64
-EndOf(const InFlight *part, const OutboxCursor *left)
-{
-	const InFlight key = {.txid = part->txid, .from = part->upto};
-	int low = 0;
-	int high = left->count;
-
-	while (low < high)
-	{
-		int middle = low + (high - low) / 2;
-
-		if (CompareByTransaction(&left->inFlight[middle], &key) <= 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	if (low > 0 && left->inFlight[low - 1].txid == part->txid &&
-		left->inFlight[low - 1].upto >= part->upto)
-		return left->inFlight[low - 1].from - 1;
-	return part->upto;
+	return left < right ? -1 : left > right;
 }
 
 /*
  * MakeStretches makes the list of numbers to read: those of the parts of scan->from, in
- * order and without overlaps, and all after the cursor.
+ * order and without overlaps, and all after the cursor.  The end of a part can still be in
+ * flight where a bounded scan ends: nothing in there was delivered.
  */
 static void
 MakeStretches(OutboxScan *scan)
 {
 	const OutboxCursor *from = &scan->from;
-	OutboxCursor left = {0};
 	Stretch *all = palloc((from->count + 1) * sizeof(Stretch));
 	int count = 0;
+	int joined = 0;
 
-	for (int i = 0; i < scan->upto.count; i++)
-		CursorAdd(&left, &scan->upto.inFlight[i]);
-	if (left.count > 0)
-		qsort(left.inFlight, left.count, sizeof(InFlight), CompareByTransaction);
 	for (int i = 0; i < from->count; i++)
 	{
-		Stretch it = {from->inFlight[i].from, EndOf(&from->inFlight[i], &left)};
+		const InFlight *part = &from->inFlight[i];
+		const InFlight *left = CursorFind(&scan->upto, part->txid, part->upto);
+		Stretch it = {part->from, left != NULL ? left->from - 1 : part->upto};
 
-		if (it.from > it.upto)
-			continue;
-		if (count > 0 && it.from <= all[count - 1].upto)
-			all[count - 1].upto = Max(all[count - 1].upto, it.upto);
-		else
+		if (it.from <= it.upto)
 			all[count++] = it;
 	}
-	all[count++] = (Stretch){from->passed + 1, scan->bounded ? scan->upto.passed : PG_INT64_MAX};
+	qsort(all, count, sizeof(Stretch), CompareStretches);
+	for (int i = 0; i < count; i++)
+	{
+		if (joined > 0 && all[i].from <= all[joined - 1].upto)
+			all[joined - 1].upto = Max(all[joined - 1].upto, all[i].upto);
+		else
+			all[joined++] = all[i];
+	}
+	all[joined++] = (Stretch){from->passed + 1, scan->bounded ? scan->upto.passed : PG_INT64_MAX};
 	scan->stretches = all;
-	scan->stretchCount = count;
+	scan->stretchCount = joined;
 }
 
 /*
@@ -166,8 +129,6 @@ BeginStretch(OutboxScan *scan)
 
 	OutboxIndexRescan(scan->scan, stretch->from, stretch->upto);
 	scan->behind = stretch->from;
-	if (!scan->keepsHoles)
-		scan->effort++;
 }
 
 static bool
@@ -187,17 +148,16 @@ CopyParts(OutboxScan *scan, const OutboxCursor *from)
 	{
 		const InFlight *part = &from->inFlight[i];
 		bool ended = scan->bounded || part->ended || part->txid == 0 ||
-					 OutboxHasEnded(&scan->horizon, part->txid);
+					 OutboxHasEnded(scan->snapshot, part->txid);
 
-		CursorAdd(ended ? &scan->from : &scan->running, part);
-		scan->keepsHoles |= part->txid == 0 && HoleIsOpen(scan, part);
+		CursorAdd(ended ? &scan->from : &scan->reached, part);
 	}
 }
 
 /*
- * OutboxScanBegin begins a scan after the cursor "from", in the current memory context.
- * With "upto" it returns what the scan returned that ended there.  It ends when it has
- * read about "limit" rows.
+ * OutboxScanBegin begins a scan after the cursor "from", in the current memory context,
+ * which must be the current one until it ends.  With "upto" it returns what the scan
+ * returned that ended there.  It ends when it has read about "limit" index entries.
  */
 OutboxScan *
 OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
@@ -208,10 +168,9 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 	/* Open the table and copy the cursors */
 	scan->table = OutboxTableOpen(AccessShareLock);
 	scan->slot = table_slot_create(scan->table, NULL);
-	scan->context = CurrentMemoryContext;
 	scan->limit = limit;
 	CursorInit(&scan->from, from->passed);
-	CursorInit(&scan->running, from->passed);
+	CursorInit(&scan->reached, from->passed);
 	scan->bounded = upto != NULL;
 	CursorInit(&scan->upto, scan->bounded ? upto->passed : 0);
 	for (int i = 0; scan->bounded && i < upto->count; i++)
@@ -224,10 +183,9 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 
 	/* Sort what was in flight under the snapshot */
 	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	OutboxHorizonInit(&scan->horizon, scan->snapshot);
 	CopyParts(scan, from);
-	CursorSweepBegin(&scan->fromSweep, &scan->from);
-	CursorSweepBegin(&scan->uptoSweep, &scan->upto);
+	CursorSort(&scan->from);
+	CursorSort(&scan->upto);
 
 	/* Begin the first stretch */
 	MakeStretches(scan);
@@ -248,11 +206,12 @@ OutboxScanBegin(const OutboxCursor *from, const OutboxCursor *upto, int64 limit)
 static void
 AddHole(OutboxScan *scan, int64 from, int64 upto)
 {
-	InFlight hole = {
-		.stamp = U64FromFullTransactionId(ReadNextFullTransactionId()), .from = from, .upto = upto};
+	InFlight hole = {.from = from, .upto = upto};
 
-	if (from <= upto && !scan->bounded)
-		CursorAdd(&scan->holes, &hole);
+	if (from > upto || scan->bounded)
+		return;
+	hole.stamp = U64FromFullTransactionId(ReadNextFullTransactionId());
+	CursorAdd(&scan->reached, &hole);
 }
 
 /*
@@ -263,29 +222,20 @@ static bool
 IsWanted(OutboxScan *scan, int64 seq)
 {
 	uint64 txid = OutboxTxid(scan->slot);
-	bool wanted = IsLastStretch(scan);
+	bool wanted = IsLastStretch(scan) || CursorHas(&scan->from, txid, seq);
+	InFlight *hole;
 
-	CursorSweepTo(&scan->fromSweep, seq);
-	wanted |= CursorSweepHas(&scan->fromSweep, txid, seq);
 	if (scan->bounded)
+		return wanted && !CursorHas(&scan->upto, txid, seq);
+	hole = CursorFind(&scan->from, 0, seq);
+	if (hole != NULL)
 	{
-		CursorSweepTo(&scan->uptoSweep, seq);
-		return wanted && !CursorSweepHas(&scan->uptoSweep, txid, seq);
-	}
+		InFlight before = *hole;
 
-	for (int i = 0; i < scan->fromSweep.openCount; i++)
-	{
-		InFlight *part = &scan->from.inFlight[scan->fromSweep.open[i]];
-
-		if (part->txid == 0 && part->from <= seq)
-		{
-			InFlight before = *part;
-
-			before.upto = seq - 1;
-			if (HoleIsOpen(scan, part))
-				CursorAddRange(&scan->holes, &before, before.from);
-			part->from = seq + 1;
-		}
+		before.upto = seq - 1;
+		if (HoleIsOpen(scan, hole))
+			CursorAdd(&scan->reached, &before);
+		hole->from = seq + 1;
 	}
 	return wanted;
 }
@@ -298,7 +248,7 @@ static void
 EndNumber(OutboxScan *scan)
 {
 	if (scan->pending && !scan->given && !scan->bounded)
-		CursorAddPending(&scan->running, &scan->horizon, scan->txid, scan->behind - 1);
+		CursorAddPending(&scan->reached, scan->snapshot, scan->txid, scan->behind - 1);
 	scan->pending = false;
 }
 
@@ -331,8 +281,8 @@ NextEntry(OutboxScan *scan, int64 *seq)
 	{
 		bool found = OutboxIndexNext(scan->scan, ForwardScanDirection, scan->slot, seq);
 
-		scan->effort += found;
-		scan->exhausted = scan->effort > scan->limit && (!found || *seq >= scan->behind);
+		scan->entries += found;
+		scan->exhausted = scan->entries > scan->limit && (!found || *seq >= scan->behind);
 		if (found && !scan->exhausted)
 			return true;
 		if (found || IsLastStretch(scan))
@@ -345,11 +295,11 @@ NextEntry(OutboxScan *scan, int64 *seq)
 }
 
 /*
- * NextEvent puts the next event into the slot.  Returns false if there is none, or at the
- * limit of the scan.
+ * OutboxScanNext returns the next event, or NULL if there is none, or at the limit of the
+ * scan.  The slot is valid until the next call.
  */
-static bool
-NextEvent(OutboxScan *scan)
+TupleTableSlot *
+OutboxScanNext(OutboxScan *scan)
 {
 	int64 seq;
 
@@ -360,7 +310,6 @@ NextEvent(OutboxScan *scan)
 		MoveTo(scan, seq);
 		if (TupIsNull(scan->slot))
 			continue;
-		scan->rowsRead++;
 		scan->wanted |= IsWanted(scan, seq);
 		if (!scan->wanted)
 			continue;
@@ -369,7 +318,7 @@ NextEvent(OutboxScan *scan)
 		if (state == ROW_VISIBLE)
 		{
 			scan->given = true;
-			return true;
+			return scan->slot;
 		}
 		if (state == ROW_PENDING)
 		{
@@ -380,21 +329,7 @@ NextEvent(OutboxScan *scan)
 		}
 	}
 	EndNumber(scan);
-	return false;
-}
-
-/*
- * OutboxScanNext returns the next event, or NULL if there is none.  The slot is valid
- * until the next call.
- */
-TupleTableSlot *
-OutboxScanNext(OutboxScan *scan)
-{
-	MemoryContext caller = MemoryContextSwitchTo(scan->context);
-	bool found = NextEvent(scan);
-
-	MemoryContextSwitchTo(caller);
-	return found ? scan->slot : NULL;
+	return NULL;
 }
 
 /* ----------------------------------------------------------------
@@ -413,7 +348,7 @@ OutboxScanExhausted(const OutboxScan *scan)
 
 /*
  * OutboxScanEnd ends the scan, and sets "reached", unless that is NULL, to the cursor
- * after the last event that was returned.  Returns how many rows it has read.
+ * after the last event that was returned.  Returns how many index entries it has read.
  */
 int64
 OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
@@ -424,23 +359,20 @@ OutboxScanEnd(OutboxScan *scan, OutboxCursor *reached)
 		int64 behind = all ? PG_INT64_MAX : scan->behind;
 
 		if (all)
-			scan->running.passed = Max(scan->running.passed, scan->behind - 1);
+			scan->reached.passed = Max(scan->reached.passed, scan->behind - 1);
 		for (int i = 0; i < scan->from.count; i++)
 		{
-			InFlight part = scan->from.inFlight[i];
+			InFlight *part = &scan->from.inFlight[i];
 
-			if (part.txid == 0 && HoleIsOpen(scan, &part))
-				CursorAddRange(&scan->holes, &part, part.from);
-			else
-				CursorAddRange(&scan->holes, &part, Max(part.from, behind));
+			if (part->txid != 0 || !HoleIsOpen(scan, part))
+				part->from = Max(part->from, behind);
+			CursorAdd(&scan->reached, part);
 		}
-		for (int i = 0; i < scan->holes.count; i++)
-			CursorAdd(&scan->running, &scan->holes.inFlight[i]);
-		*reached = scan->running;
+		*reached = scan->reached;
 	}
 	OutboxIndexEnd(scan->scan);
 	ExecDropSingleTupleTableSlot(scan->slot);
 	UnregisterSnapshot(scan->snapshot);
 	table_close(scan->table, AccessShareLock);
-	return scan->rowsRead;
+	return scan->entries;
 }

@@ -48,34 +48,25 @@ static const TableColumn columns[OUTBOX_COLUMNS] = {
 };
 
 /*
- * OutboxTableIndex returns the OID of the primary key, or InvalidOid if that is not a
- * btree on the number.
- */
-static Oid
-OutboxTableIndex(Relation table)
-{
-	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
-	Relation index;
-	bool fits;
-
-	if (!OidIsValid(primaryKey))
-		return InvalidOid;
-	index = index_open(primaryKey, AccessShareLock);
-	fits = index->rd_index->indnkeyatts == 1 && index->rd_index->indkey.values[0] == OUT_SEQ &&
-		   index->rd_rel->relam == BTREE_AM_OID;
-	index_close(index, AccessShareLock);
-	return fits ? primaryKey : InvalidOid;
-}
-
-/*
  * CheckOutbox throws 55000 unless the columns and the primary key are those that the
  * extension made.
  */
 static void
 CheckOutbox(Relation table)
 {
+	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
+	bool fits = false;
+
 	TableCheckColumns(table, columns, OUTBOX_COLUMNS);
-	if (!OidIsValid(OutboxTableIndex(table)))
+	if (OidIsValid(primaryKey))
+	{
+		Relation index = index_open(primaryKey, AccessShareLock);
+
+		fits = index->rd_index->indnkeyatts == 1 && index->rd_index->indkey.values[0] == OUT_SEQ &&
+			   index->rd_rel->relam == BTREE_AM_OID;
+		index_close(index, AccessShareLock);
+	}
+	if (!fits)
 		ErrorStoreAltered("outbox", "Its primary key is not (seq).",
 						  "Add PRIMARY KEY (seq) again.");
 }
@@ -97,7 +88,7 @@ OutboxTableOpen(LOCKMODE lockmode)
 IndexScanDesc
 OutboxIndexBegin(Relation table)
 {
-	Relation index = index_open(OutboxTableIndex(table), AccessShareLock);
+	Relation index = index_open(RelationGetPrimaryKeyIndexCompat(table), AccessShareLock);
 	IndexScanDesc scan = index_beginscan_compat(table, index, SnapshotAny, 2);
 
 	/* The entry has the number of a row that was pruned */

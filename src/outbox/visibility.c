@@ -46,43 +46,18 @@ FullXid(TransactionId xid)
 }
 
 /*
- * OutboxHorizonInit prepares to tell which transactions had ended when the snapshot was
- * taken.
- */
-void
-OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot)
-{
-	horizon->snapshot = snapshot;
-	horizon->xmin = FullXid(snapshot->xmin);
-	horizon->xmax = FullXid(snapshot->xmax);
-	horizon->next = horizon->xmax;
-}
-
-/*
- * IsOurs tells whether a transaction is the current one.
- */
-static bool
-IsOurs(uint64 txid)
-{
-	FullTransactionId mine = GetTopFullTransactionIdIfAny();
-
-	return FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid;
-}
-
-/*
  * OutboxHasEnded tells whether a transaction had ended when the snapshot was taken.  The
  * current one has not.
  */
 bool
-OutboxHasEnded(const OutboxHorizon *horizon, uint64 txid)
+OutboxHasEnded(Snapshot snapshot, uint64 txid)
 {
-	if (IsOurs(txid))
+	FullTransactionId mine = GetTopFullTransactionIdIfAny();
+	bool isMine = FullTransactionIdIsValid(mine) && U64FromFullTransactionId(mine) == txid;
+
+	if (isMine || txid >= FullXid(snapshot->xmax))
 		return false;
-	if (txid < horizon->xmin)
-		return true;
-	if (txid >= horizon->xmax)
-		return false;
-	return !XidInMVCCSnapshot((TransactionId) txid, horizon->snapshot);
+	return txid < FullXid(snapshot->xmin) || !XidInMVCCSnapshot((TransactionId) txid, snapshot);
 }
 
 /*
@@ -202,11 +177,11 @@ OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot)
  * replication does, by its number.
  */
 void
-CursorAddPending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq)
+CursorAddPending(OutboxCursor *cursor, Snapshot snapshot, uint64 txid, int64 seq)
 {
-	if (txid >= horizon->next)
-		horizon->next = U64FromFullTransactionId(ReadNextFullTransactionId());
-	if (txid < horizon->next && !OutboxHasEnded(horizon, txid))
+	bool begun = txid < U64FromFullTransactionId(ReadNextFullTransactionId());
+
+	if (begun && !OutboxHasEnded(snapshot, txid))
 		CursorAddRow(cursor, txid, seq);
 	else
 		CursorAddNumber(cursor, seq);

@@ -24,21 +24,11 @@ typedef enum OutboxRowState
 	ROW_GONE
 } OutboxRowState;
 
-/* Which transactions had ended when a snapshot was taken, by their 64-bit ids. */
-typedef struct OutboxHorizon
-{
-	Snapshot snapshot;
-	uint64 xmin;
-	uint64 xmax;
-	uint64 next; /* ids below have been assigned */
-} OutboxHorizon;
-
-extern void OutboxHorizonInit(OutboxHorizon *horizon, Snapshot snapshot);
-extern bool OutboxHasEnded(const OutboxHorizon *horizon, uint64 txid);
+extern bool OutboxHasEnded(Snapshot snapshot, uint64 txid);
 extern uint64 OutboxOldestPublisher(Relation table);
 extern bool OutboxAwaitPublishers(Relation table, int waitMs);
 extern OutboxRowState OutboxTupleState(HeapTuple tuple, Buffer buffer, Snapshot snapshot);
 extern OutboxRowState OutboxStateOf(TupleTableSlot *slot, Snapshot snapshot);
-extern void CursorAddPending(OutboxCursor *cursor, OutboxHorizon *horizon, uint64 txid, int64 seq);
+extern void CursorAddPending(OutboxCursor *cursor, Snapshot snapshot, uint64 txid, int64 seq);
 
 #endif /* IDEMPOTENCY_OUTBOX_VISIBILITY_H */

@@ -58,10 +58,10 @@
 /* What the subscriptions need. */
 typedef struct Need
 {
-	int64 upto;			 /* every position has passed these, and no row will be inserted */
-	int64 subscriptions; /* how many there are */
-	int count;			 /* of positions with events in flight */
-	CursorSweep *sweeps; /* one for each */
+	int64 upto;			   /* every position has passed these, and no row will be inserted */
+	int64 subscriptions;   /* how many there are */
+	int count;			   /* of positions with events in flight */
+	OutboxCursor *cursors; /* theirs, sorted */
 } Need;
 
 /* One batch. */
@@ -170,7 +170,6 @@ DrawnFrom(const OutboxCursor *cursor, uint64 oldestPublisher, int64 gone)
 static void
 AddPosition(Need *need, const text *subscription)
 {
-	OutboxCursor *start = palloc(sizeof(OutboxCursor));
 	Position position;
 
 	if (!PositionRead(subscription, &position))
@@ -178,10 +177,10 @@ AddPosition(Need *need, const text *subscription)
 		need->upto = 0;
 		return;
 	}
-	*start = position.start;
-	need->upto = Min(need->upto, start->passed);
-	if (start->count > 0)
-		CursorSweepBegin(&need->sweeps[need->count++], start);
+	need->upto = Min(need->upto, position.start.passed);
+	CursorSort(&position.start);
+	if (position.start.count > 0)
+		need->cursors[need->count++] = position.start;
 }
 
 /*
@@ -210,7 +209,7 @@ NeedRead(Relation table, int64 last, int64 gone, Need *need)
 	}
 	need->upto = last;
 	need->subscriptions = list_length(names);
-	need->sweeps = palloc(list_length(names) * sizeof(CursorSweep));
+	need->cursors = palloc(list_length(names) * sizeof(OutboxCursor));
 	foreach (cell, names)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -221,7 +220,7 @@ NeedRead(Relation table, int64 last, int64 gone, Need *need)
 	oldestPublisher = OutboxOldestPublisher(table);
 	for (int i = 0; i < need->count; i++)
 	{
-		int64 drawn = DrawnFrom(need->sweeps[i].cursor, oldestPublisher, gone);
+		int64 drawn = DrawnFrom(&need->cursors[i], oldestPublisher, gone);
 
 		need->upto = Min(need->upto, drawn - 1);
 	}
@@ -229,16 +228,14 @@ NeedRead(Relation table, int64 last, int64 gone, Need *need)
 
 /*
  * NeedHas tells whether a subscription needs an event up to need->upto that "txid"
- * published: one that was in flight when the position passed it.  The numbers must rise
- * from call to call.
+ * published: one that was in flight when the position passed it.
  */
 static bool
-NeedHas(Need *need, uint64 txid, int64 seq)
+NeedHas(const Need *need, uint64 txid, int64 seq)
 {
 	for (int i = 0; i < need->count; i++)
 	{
-		CursorSweepTo(&need->sweeps[i], seq);
-		if (CursorSweepHas(&need->sweeps[i], txid, seq))
+		if (CursorHas(&need->cursors[i], txid, seq))
 			return true;
 	}
 	return false;

@@ -98,6 +98,23 @@ ForgetFailure(void)
  */
 
 /*
+ * HasKilled tells whether one of the events has ended a worker in its last attempt.
+ */
+static bool
+HasKilled(const Subscription *subscription, const List *events)
+{
+	const text *killed = cstring_to_text(KILLED);
+	ListCell *cell;
+
+	foreach (cell, events)
+	{
+		if (ParkedHasError(subscription->name, lfirst(cell), killed))
+			return true;
+	}
+	return false;
+}
+
+/*
  * RelayBatchFetch fills "next" with the next batch.  If one of its events has ended a
  * worker before, each event becomes a batch of its own.
  */
@@ -108,8 +125,7 @@ RelayBatchFetch(const Subscription *subscription, bool last, Batch *next)
 	MemoryContext caller = MemoryContextSwitchTo(nextContext);
 
 	DeliveryFetch(subscription, &plan, next);
-	if (list_length(next->events) > 1 &&
-		ParkedHasError(subscription->name, next->events, cstring_to_text(KILLED)))
+	if (list_length(next->events) > 1 && HasKilled(subscription, next->events))
 	{
 		DeliveryGiveBack(subscription, next->number, true);
 		DeliveryFetch(subscription, &plan, next);

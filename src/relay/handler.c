@@ -65,6 +65,7 @@ void
 EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *handler)
 {
 	Oid function = EventHandlerOid(subscription->handler);
+	TupleDesc event;
 
 	if (!OidIsValid(function))
 		ereport(ERROR,
@@ -72,7 +73,8 @@ EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *hand
 				 errmsg("handler %s does not exist", subscription->handler),
 				 errhint("Create it again, or call idempotency.subscribe() with another one.")));
 	EventHandlerCheck(function, owner);
-	EventTypeCheck();
+	event = EventRowType();
+	ReleaseTupleDesc(event);
 	InvokeFunctionExecuteHook(function);
 	fmgr_info(function, &handler->function);
 	handler->owner = owner;
