@@ -192,7 +192,7 @@ BEGIN
 	-- Citus 13.2.1 and 13.2.2 cache the plan of a query on the node of the row once for each
 	-- execution, until the session ends.  They do not if the query calls a volatile function, or
 	-- if its text contains the tenant; each execution of the latter is also planned once only.
-	CREATE FUNCTION idempotency_internal.claim_first(p_scope text, p_key text, p_fingerprint bytea, name text, wait_ms text)
+	CREATE FUNCTION idempotency_internal.claim_first(p_scope text, p_key text, p_fingerprint bytea, name text, refuse boolean)
 		RETURNS idempotency.operation
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		DECLARE
@@ -205,7 +205,11 @@ BEGIN
 				RETURN NULL;
 			END IF;
 			BEGIN
-				EXECUTE pg_catalog.format('SET LOCAL lock_timeout = %L', wait_ms);
+				IF refuse THEN
+					SET LOCAL lock_timeout = 5000;
+				ELSE
+					SET LOCAL lock_timeout = 1;
+				END IF;
 				INSERT INTO idempotency.key (tenant, created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
 				VALUES (home, pg_catalog.clock_timestamp(), '-infinity', p_scope, p_key, p_fingerprint,
 					pg_catalog.pg_current_xact_id(), '24:00:00')
@@ -236,7 +240,7 @@ BEGIN
 			RETURN NULL;
 		END
 	$function$;
-	COMMENT ON FUNCTION idempotency_internal.claim_first(text, text, bytea, text, text) IS
+	COMMENT ON FUNCTION idempotency_internal.claim_first(text, text, bytea, text, boolean) IS
 		'the first claim of a transaction, without a lease: claimed, replayed, in_progress after a wait, or NULL';
 	-- The row exists, as claim_first() has written it, so this is an update: Citus plans an INSERT
 	-- faster than an UPDATE.  Without an open claim, it could wait for another transaction.
@@ -408,7 +412,7 @@ BEGIN
 			RETURN true;
 		END
 	$function$;
-	ALTER FUNCTION idempotency_internal.claim_first(text, text, bytea, text, text) SET citus.propagate_set_commands = 'local';
+	ALTER FUNCTION idempotency_internal.claim_first(text, text, bytea, text, boolean) SET citus.propagate_set_commands = 'local';
 
 	-- Each shard in a transaction of its own, on its node
 	CREATE OR REPLACE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000) RETURNS bigint

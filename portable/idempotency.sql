@@ -1721,8 +1721,8 @@ DECLARE
 	form record;
 BEGIN
 	FOR form IN VALUES
-		('claim', 'claim an operation, or replay its outcome; any other outcome is an error', 5000),
-		('try_claim', 'claim an operation, or return why that failed; check the outcome', 1)
+		('claim', 'claim an operation, or replay its outcome; any other outcome is an error', true),
+		('try_claim', 'claim an operation, or return why that failed; check the outcome', false)
 	LOOP
 		EXECUTE format($create$
 CREATE FUNCTION idempotency.%1$I(
