@@ -47,6 +47,11 @@ BEGIN
 	definition := regexp_replace(definition, E'[^\\n]*-- not distributed\\n', '', 'g');
 	definition := replace(definition, '-- distributed: ', '');
 
+	-- Citus 13.2.1 and 13.2.2 keep a plan of each execution of a generic one, see claim_first()
+	IF routine.provolatile = 'v' OR routine.proname = 'peek' THEN
+		definition := regexp_replace(definition, E'(\\n SET search_path TO [^\\n]*)', E'\\1\n SET plan_cache_mode TO ''force_custom_plan''');
+	END IF;
+
 	IF routine.proname IN ('require_outcome', 'refuse_commit') THEN
 		definition := replace(definition, 'idempotency.key AS k', 'idempotency_internal.open_claim AS k');
 	ELSIF definition ~ 'idempotency\.key AS|INTO idempotency\.key' THEN
@@ -54,7 +59,7 @@ BEGIN
 			(SELECT min(array_position('{p_scope,scope,new,written}', a.name)) FROM unnest(routine.proargnames) AS a (name))];
 		definition := regexp_replace(definition, E'\\mk\\.scope (=|OPERATOR\\(pg_catalog\\.=\\)) ', E'k.tenant \\1 home AND k.scope \\1 ', 'g');
 	END IF;
-	IF routine.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql') AND routine.proname !~ '^transaction_id' THEN
+	IF routine.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql') AND routine.proname !~ '^(transaction_id|note_)' THEN
 		IF definition ~ 'pg_current_xact_id\(\)' THEN
 			id := 'idempotency_internal.transaction_id()';
 		ELSIF definition ~ 'pg_current_xact_id_if_assigned\(\)' THEN
@@ -117,42 +122,55 @@ BEGIN
 	-- The commit guard.  A distributed table has no triggers, so each node has a table of its own
 	-- for the claims of transactions that run there.  The first claim on a node creates it, so
 	-- that a node can be added at any time.  It is empty unless a transaction is open.
-	CREATE FUNCTION idempotency_internal.note_open(p_scope text, p_key text) RETURNS boolean
-		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+	CREATE FUNCTION idempotency_internal.create_open_claim() RETURNS void
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $function$
 		BEGIN
+			PERFORM pg_advisory_xact_lock(hashtextextended('idempotency_internal.open_claim', 0));
 			IF to_regclass('idempotency_internal.open_claim') IS NULL THEN
-				PERFORM pg_advisory_xact_lock(hashtextextended('idempotency_internal.open_claim', 0));
-				IF to_regclass('idempotency_internal.open_claim') IS NULL THEN
-					CREATE UNLOGGED TABLE idempotency_internal.open_claim (
-						scope text COLLATE "C",
-						key text COLLATE "C",
-						claim_retention interval NOT NULL DEFAULT '0',
-						claimed_in xid8,
-						proven_in xid8,
-						PRIMARY KEY (scope, key)
-					);
-					CREATE CONSTRAINT TRIGGER require_outcome AFTER INSERT OR UPDATE ON idempotency_internal.open_claim
-						DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-						EXECUTE FUNCTION idempotency_internal.require_outcome();
-					PERFORM idempotency_internal.restrict_privileges('TABLE', 'idempotency_internal.open_claim', NULL);
-				END IF;
+				CREATE UNLOGGED TABLE idempotency_internal.open_claim (
+					scope text COLLATE "C",
+					key text COLLATE "C",
+					claim_retention interval NOT NULL DEFAULT '0',
+					claimed_in xid8,
+					proven_in xid8,
+					PRIMARY KEY (scope, key)
+				);
+				CREATE CONSTRAINT TRIGGER require_outcome AFTER INSERT OR UPDATE ON idempotency_internal.open_claim
+					DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+					EXECUTE FUNCTION idempotency_internal.require_outcome();
+				PERFORM idempotency_internal.restrict_privileges('TABLE', 'idempotency_internal.open_claim', NULL);
 			END IF;
-			INSERT INTO idempotency_internal.open_claim (scope, key) VALUES (p_scope, p_key);
-			RETURN true;
 		END
 	$function$;
-	COMMENT ON FUNCTION idempotency_internal.note_open(text, text) IS 'note a claim that must be completed';
-	CREATE FUNCTION idempotency_internal.note_closed(p_scope text, p_key text) RETURNS boolean
+	COMMENT ON FUNCTION idempotency_internal.create_open_claim() IS 'create the table of the open claims of this node';
+	-- claimed_in marks the claim of a key that had no row, by the number of the transaction on this
+	-- node.
+	CREATE FUNCTION idempotency_internal.note_open(p_scope text, p_key text, is_new boolean) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		BEGIN
-			IF pg_catalog.to_regclass('idempotency_internal.open_claim') IS NOT NULL THEN
-				DELETE FROM idempotency_internal.open_claim AS k
-				WHERE k.scope OPERATOR(pg_catalog.=) p_scope COLLATE pg_catalog."C" AND k.key OPERATOR(pg_catalog.=) p_key COLLATE pg_catalog."C";
+			IF pg_catalog.to_regclass('idempotency_internal.open_claim') IS NULL THEN
+				PERFORM idempotency_internal.create_open_claim();
 			END IF;
+			INSERT INTO idempotency_internal.open_claim (scope, key, claimed_in)
+			VALUES (p_scope, p_key, CASE WHEN is_new THEN pg_catalog.pg_current_xact_id() END);
 			RETURN true;
 		END
 	$function$;
-	COMMENT ON FUNCTION idempotency_internal.note_closed(text, text) IS 'note that a claim has been completed, failed or released';
+	COMMENT ON FUNCTION idempotency_internal.note_open(text, text, boolean) IS 'note a claim that must be completed';
+	CREATE FUNCTION idempotency_internal.note_closed(p_scope text, p_key text, is_new boolean) RETURNS boolean
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+		BEGIN
+			IF pg_catalog.to_regclass('idempotency_internal.open_claim') IS NULL THEN
+				RETURN false;
+			END IF;
+			DELETE FROM idempotency_internal.open_claim AS k
+			WHERE k.scope OPERATOR(pg_catalog.=) p_scope COLLATE pg_catalog."C" AND k.key OPERATOR(pg_catalog.=) p_key COLLATE pg_catalog."C"
+				AND (NOT is_new OR k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id());
+			RETURN FOUND;
+		END
+	$function$;
+	COMMENT ON FUNCTION idempotency_internal.note_closed(text, text, boolean) IS
+		'note that a claim has been completed, failed or released; false if none was open, or with is_new, none of a key without a row';
 
 	-- An advisory lock of this node would not meet those of others: every wait is bounded by
 	-- lock_timeout, also where the row lies.
@@ -162,11 +180,91 @@ BEGIN
 	CREATE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		BEGIN
-			PERFORM set_config('lock_timeout', value, true);
+			PERFORM pg_catalog.set_config('lock_timeout', value, true);
 			RETURN true;
 		END
 	$function$;
 	COMMENT ON FUNCTION idempotency_internal.set_lock_timeout(text) IS 'set lock_timeout until the end of the transaction';
+
+	-- The statements of a charge, and of a replay.  They are called under the search path of a
+	-- client, so every name in them is qualified.
+	--
+	-- Citus 13.2.1 and 13.2.2 cache the plan of a query on the node of the row once for each
+	-- execution, until the session ends.  They do not if the query calls a volatile function, or
+	-- if its text contains the tenant; each execution of the latter is also planned once only.
+	CREATE FUNCTION idempotency_internal.claim_first(p_scope text, p_key text, p_fingerprint bytea, name text, refuse boolean)
+		RETURNS idempotency.operation
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+		DECLARE
+			stored record;
+			result pg_catalog.text;
+			done pg_catalog.bool;
+		BEGIN
+			IF pg_catalog.current_setting('lock_timeout') OPERATOR(pg_catalog.<>) '0'
+				OR coalesce(pg_catalog.current_setting('idempotency.wait', true), '') OPERATOR(pg_catalog.<>) '' THEN
+				RETURN NULL;
+			END IF;
+			BEGIN
+				IF refuse THEN
+					SET LOCAL lock_timeout = 5000;
+				ELSE
+					SET LOCAL lock_timeout = 1;
+				END IF;
+				INSERT INTO idempotency.key (tenant, created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
+				VALUES (home, pg_catalog.clock_timestamp(), '-infinity', p_scope, p_key, p_fingerprint,
+					pg_catalog.pg_current_xact_id(), '24:00:00')
+				ON CONFLICT DO NOTHING;
+				done := FOUND;
+				SET LOCAL lock_timeout = 0;
+			EXCEPTION
+				WHEN lock_not_available THEN
+					RETURN '(in_progress,f,,,,,,,,f,,,)'::idempotency.operation;
+			END;
+			IF done THEN
+				done := idempotency_internal.note_open(p_scope, p_key, true);
+				result := idempotency_internal.set_first_result(name);
+				RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
+			END IF;
+
+			EXECUTE pg_catalog.format('SELECT expires_at, status, fingerprint, response, headers, token, claim_retention FROM idempotency.key'
+				' WHERE tenant OPERATOR(pg_catalog.=) %L AND scope OPERATOR(pg_catalog.=) %L AND key OPERATOR(pg_catalog.=) %L',
+				home, p_scope, p_key)
+			INTO stored;
+			IF stored.token IS NULL AND stored.claim_retention IS NULL
+				AND stored.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+				AND (stored.fingerprint OPERATOR(pg_catalog.=) p_fingerprint) IS NOT FALSE
+			THEN
+				result := idempotency_internal.set_first_result(p_scope OPERATOR(pg_catalog.||) E'\x1Fn');
+				RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
+			END IF;
+			RETURN NULL;
+		END
+	$function$;
+	COMMENT ON FUNCTION idempotency_internal.claim_first(text, text, bytea, text, boolean) IS
+		'the first claim of a transaction, without a lease: claimed, replayed, in_progress after a wait, or NULL';
+	-- The row exists, as claim_first() has written it, so this is an update: Citus plans an INSERT
+	-- faster than an UPDATE.  Without an open claim, it could wait for another transaction.
+	CREATE FUNCTION idempotency_internal.complete_first(p_scope text, p_key text, p_status integer, p_response json) RETURNS boolean
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+		DECLARE
+			now pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+		BEGIN
+			IF NOT idempotency_internal.note_closed(p_scope, p_key, true) THEN
+				RETURN false;
+			END IF;
+			INSERT INTO idempotency.key AS k (tenant, created_at, expires_at, status, scope, key, response)
+			VALUES (home, coalesce(now, pg_catalog.clock_timestamp()), now OPERATOR(pg_catalog.+) '24:00:00'::pg_catalog.interval, p_status, p_scope, p_key, p_response)
+			ON CONFLICT (tenant, scope, key) DO UPDATE SET
+				created_at = excluded.created_at,
+				expires_at = excluded.expires_at,
+				status = excluded.status,
+				response = excluded.response,
+				claim_retention = NULL;
+			RETURN true;
+		END
+	$function$;
+	COMMENT ON FUNCTION idempotency_internal.complete_first(text, text, integer, json) IS
+		'complete a claim of this transaction on a key that had no row';
 	CREATE OR REPLACE FUNCTION idempotency_internal.is_granted(scope text, mark text, key text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		BEGIN
@@ -310,10 +408,11 @@ BEGIN
 	CREATE OR REPLACE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.propagate_set_commands = 'local' AS $function$
 		BEGIN
-			EXECUTE format('SET LOCAL lock_timeout = %L', value);
+			EXECUTE pg_catalog.format('SET LOCAL lock_timeout = %L', value);
 			RETURN true;
 		END
 	$function$;
+	ALTER FUNCTION idempotency_internal.claim_first(text, text, bytea, text, boolean) SET citus.propagate_set_commands = 'local';
 
 	-- Each shard in a transaction of its own, on its node
 	CREATE OR REPLACE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000) RETURNS bigint

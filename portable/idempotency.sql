@@ -1579,7 +1579,7 @@ BEGIN
 
 	IF state IN ('absent', 'expired', 'abandoned') THEN
 		result := idempotency_internal.set_result(p_scope, 'k', p_key);
-		-- distributed: IF lease IS NULL AND NOT for_once THEN result := idempotency_internal.note_open(p_scope, p_key); END IF;
+		-- distributed: IF lease IS NULL AND NOT for_once THEN result := idempotency_internal.note_open(p_scope, p_key, false); END IF;
 		RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
 			CASE WHEN lease IS NOT NULL THEN new.token END,
 			CASE WHEN lease IS NOT NULL THEN new.attempt ELSE coalesce(new.attempt, 0) + 1 END,
@@ -1721,8 +1721,8 @@ DECLARE
 	form record;
 BEGIN
 	FOR form IN VALUES
-		('claim', 'claim an operation, or replay its outcome; any other outcome is an error'),
-		('try_claim', 'claim an operation, or return why that failed; check the outcome')
+		('claim', 'claim an operation, or replay its outcome; any other outcome is an error', true),
+		('try_claim', 'claim an operation, or return why that failed; check the outcome', false)
 	LOOP
 		EXECUTE format($create$
 CREATE FUNCTION idempotency.%1$I(
@@ -1737,8 +1737,8 @@ DECLARE
 	request_fingerprint pg_catalog.bytea;
 	stored record;
 	result pg_catalog.text;
+	-- distributed: operation idempotency.operation;
 BEGIN
-	-- not distributed:
 	IF lease IS NULL AND wait IS NULL AND retention IS NULL AND fingerprint IS NULL
 		AND idempotency_internal.is_plain(name)
 		AND (request IS NULL OR pg_catalog.pg_typeof(request) OPERATOR(pg_catalog.=) ANY
@@ -1747,6 +1747,7 @@ BEGIN
 		IF request IS NOT NULL THEN
 			request_fingerprint := idempotency_internal.fingerprint(request::pg_catalog.jsonb);
 		END IF;
+		-- not distributed:
 		SELECT k.expires_at, k.status, k.fingerprint, k.response, k.headers, k.token, k.claim_retention
 		INTO stored
 		FROM idempotency.key AS k
@@ -1769,12 +1770,15 @@ BEGIN
 			result := idempotency_internal.set_first_result(scope OPERATOR(pg_catalog.||) E'\x1Fn');
 			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 		END IF;
+		-- both layouts
+		-- distributed: operation := idempotency_internal.claim_first(scope, key, request_fingerprint, name, %3$L);
+		-- distributed: IF operation.outcome OPERATOR(pg_catalog.<>) 'in_progress' THEN RETURN operation; END IF;
+		-- distributed: IF operation.outcome IS NOT NULL THEN wait := '0'; END IF;
 	END IF;
-	-- both layouts
 	RETURN idempotency_internal.claim_any(%1$L, scope, key, idempotency_internal.document(request), lease, wait, retention, fingerprint);
 END
 $function$
-			$create$, form.column1);
+			$create$, form.column1, form.column2, form.column3);
 		EXECUTE format('COMMENT ON FUNCTION idempotency.%I(text, text, anycompatible, interval, interval, interval, bytea) IS %L',
 			form.column1, form.column2);
 	END LOOP;
@@ -2005,7 +2009,7 @@ BEGIN
 		PERFORM idempotency_internal.raise_no_claim(p_scope, p_key);
 	ELSIF p_token IS NOT NULL THEN
 		PERFORM idempotency_internal.set_result(p_scope, 'k', p_key);
-	-- distributed: ELSIF idempotency_internal.note_closed(p_scope, p_key) THEN NULL;
+	-- distributed: ELSIF idempotency_internal.note_closed(p_scope, p_key, false) THEN NULL;
 	END IF;
 	RETURN p_response;
 END
@@ -2032,13 +2036,13 @@ AS $$
 DECLARE
 	document pg_catalog.json := idempotency_internal.document(response);
 	now pg_catalog.timestamptz;
-	-- distributed: own_claim pg_catalog.bool;
 BEGIN
 	-- The claim of a key that had no row: the condition of the UPDATE is the test of ownership.
 	-- An open claim is never committed, so the transaction that sees one has written it, and
 	-- needs no is_written_here().  Every name is qualified, as in claim().
 	IF token IS NULL AND retention IS NULL AND headers IS NULL AND idempotency_internal.is_small(document, status) THEN
 		now := pg_catalog.clock_timestamp();
+		-- not distributed:
 		UPDATE idempotency.key AS k SET
 			created_at = now,
 			expires_at = idempotency_internal.retention_end(k.claim_retention, now),
@@ -2050,9 +2054,10 @@ BEGIN
 			AND k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()
 			AND k.claim_retention IS NOT NULL AND k.token IS NULL AND k.claim_fingerprint IS NULL;
 		IF FOUND THEN
-			-- distributed: own_claim := idempotency_internal.note_closed(scope, key);
 			RETURN document;
 		END IF;
+		-- both layouts
+		-- distributed: IF idempotency_internal.complete_first(scope, key, coalesce(status, 200), document) THEN RETURN document; END IF;
 	END IF;
 	RETURN idempotency_internal.finish('complete', scope, key, document,
 		coalesce(status, 200), idempotency_internal.document(headers), token, retention);
@@ -2088,7 +2093,7 @@ DECLARE
 	now timestamptz := clock_timestamp();
 BEGIN
 	IF own_token IS NULL THEN
-		-- distributed: PERFORM idempotency_internal.note_closed(scope, key);
+		-- distributed: PERFORM idempotency_internal.note_closed(scope, key, false);
 		UPDATE idempotency.key AS k SET claimed_in = NULL, claim_fingerprint = NULL, claim_retention = NULL
 		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C" AND k.expires_at > now;
 	ELSE
