@@ -28,6 +28,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "base/relation.h"
 #include "keys/expire.h"
@@ -125,13 +126,14 @@ ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot)
 }
 
 /*
- * ReapIfExpired deletes the row in "slot" if it has expired, and counts the result.
+ * ReapIfExpired deletes the row in "slot" if it had expired at "now", and counts the result.
  */
 static void
-ReapIfExpired(Relation table, TupleTableSlot *slot, Snapshot snapshot, ExpiryScan *result)
+ReapIfExpired(Relation table, TupleTableSlot *slot, Snapshot snapshot, TimestampTz now,
+			  ExpiryScan *result)
 {
 	result->seen++;
-	if (!KeyRowIsExpired(slot) || !ReapRow(table, slot, snapshot))
+	if (!KeyRowIsExpired(slot, now) || !ReapRow(table, slot, snapshot))
 		return;
 	result->reaped++;
 	if (KeyRowToken(slot) != 0)
@@ -149,6 +151,7 @@ ReapScanned(Relation table, TableScanDesc scan, int64 maxRows, ExpiryScan *resul
 	MemoryContext each =
 		AllocSetContextCreate(CurrentMemoryContext, "idempotency reaper", ALLOCSET_SMALL_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(each);
+	TimestampTz now = GetCurrentTimestamp(); /* once: the clock takes a tenth of a row's time */
 
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
@@ -158,7 +161,7 @@ ReapScanned(Relation table, TableScanDesc scan, int64 maxRows, ExpiryScan *resul
 			result->next = ItemPointerGetBlockNumber(&slot->tts_tid);
 			break;
 		}
-		ReapIfExpired(table, slot, scan->rs_snapshot, result);
+		ReapIfExpired(table, slot, scan->rs_snapshot, now, result);
 		MemoryContextReset(each);
 	}
 

@@ -72,8 +72,17 @@ GetVarlena(TupleTableSlot *slot, int column)
 }
 
 /*
- * Expiry returns when a row expires.  A row without a lease ends in that time, so that the
- * reaper need not walk over the columns before it.
+ * IsOutcome tells whether a row ends in expires_at: it never had a lease.  The reaper need
+ * not walk over the columns of such a row.
+ */
+static bool
+IsOutcome(HeapTuple tuple)
+{
+	return HeapTupleHeaderGetNatts(tuple->t_data) == OUTCOME_COLUMNS;
+}
+
+/*
+ * Expiry returns when a row expires.
  */
 static TimestampTz
 Expiry(TupleTableSlot *slot)
@@ -81,19 +90,19 @@ Expiry(TupleTableSlot *slot)
 	HeapTuple tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
 	TimestampTz time;
 
-	if (HeapTupleHeaderGetNatts(tuple->t_data) != OUTCOME_COLUMNS)
+	if (!IsOutcome(tuple))
 		return GetTime(slot, COL_EXPIRES_AT);
 	memcpy(&time, (char *) tuple->t_data + tuple->t_len - sizeof(time), sizeof(time));
 	return time;
 }
 
 /*
- * KeyRowIsExpired tells whether a row counts as absent now.
+ * KeyRowIsExpired tells whether a row counts as absent at a time.
  */
 bool
-KeyRowIsExpired(TupleTableSlot *slot)
+KeyRowIsExpired(TupleTableSlot *slot, TimestampTz now)
 {
-	return Expiry(slot) <= GetCurrentTimestamp();
+	return Expiry(slot) <= now;
 }
 
 /*
@@ -107,7 +116,7 @@ KeyRowState(TupleTableSlot *slot)
 	TimestampTz now;
 	bool isnull;
 
-	if (KeyRowIsExpired(slot))
+	if (KeyRowIsExpired(slot, GetCurrentTimestamp()))
 		return KEY_EXPIRED;
 	(void) slot_getattr(slot, COL_TOKEN, &isnull);
 	if (isnull)
@@ -144,6 +153,8 @@ KeyRowToken(TupleTableSlot *slot)
 {
 	bool isnull;
 
+	if (IsOutcome(ExecFetchSlotHeapTuple(slot, false, NULL)))
+		return 0;
 	return DatumGetInt64(slot_getattr(slot, COL_TOKEN, &isnull));
 }
 
