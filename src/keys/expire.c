@@ -102,17 +102,17 @@ IsClaimedHere(TupleTableSlot *slot)
 
 /*
  * ReapRow deletes the expired row in "slot" unless it is in use, and tells whether it did.
- * The key of a deleted lease stays locked.
+ * The key of a deleted lease stays locked.  Sets "*leased" if the row is one.
  */
 static bool
-ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot)
+ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot, bool *leased)
 {
-	bool leased = KeyRowToken(slot) != 0;
 	TM_FailureData failure;
 	KeyName name;
 
+	*leased = KeyRowToken(slot) != 0;
 	InjectionPoint("reap-lock");
-	if (IsClaimedHere(slot) || (leased && !LockLease(slot, &name)))
+	if (IsClaimedHere(slot) || (*leased && !LockLease(slot, &name)))
 		return false;
 
 	/* Delete the version that the scan has read */
@@ -120,7 +120,7 @@ ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot)
 	if (table_tuple_delete_compat(table, &slot->tts_tid, GetCurrentCommandId(true), snapshot, false,
 								  &failure) == TM_Ok)
 		return true;
-	if (leased)
+	if (*leased)
 		KeyLockRelease(&name);
 	return false;
 }
@@ -132,11 +132,13 @@ static void
 ReapIfExpired(Relation table, TupleTableSlot *slot, Snapshot snapshot, TimestampTz now,
 			  ExpiryScan *result)
 {
+	bool leased;
+
 	result->seen++;
-	if (!KeyRowIsExpired(slot, now) || !ReapRow(table, slot, snapshot))
+	if (!KeyRowIsExpired(slot, now) || !ReapRow(table, slot, snapshot, &leased))
 		return;
 	result->reaped++;
-	if (KeyRowToken(slot) != 0)
+	if (leased)
 		result->zombies++;
 }
 

@@ -72,13 +72,22 @@ GetVarlena(TupleTableSlot *slot, int column)
 }
 
 /*
- * IsOutcome tells whether a row ends in expires_at: it never had a lease.  The reaper need
- * not walk over the columns of such a row.
+ * EndsInExpiry tells whether expires_at is the last value in a row: it has no lease, and had
+ * none.  Such a row of the extension lacks the other columns, and in one of SQL or COPY they
+ * are NULL.  The reaper need not walk over its columns.
  */
 static bool
-IsOutcome(HeapTuple tuple)
+EndsInExpiry(HeapTuple tuple)
 {
-	return HeapTupleHeaderGetNatts(tuple->t_data) == OUTCOME_COLUMNS;
+	HeapTupleHeader row = tuple->t_data;
+	int columns = HeapTupleHeaderGetNatts(row);
+
+	for (int column = OUTCOME_COLUMNS; column < columns; column++)
+	{
+		if ((row->t_infomask & HEAP_HASNULL) == 0 || !att_isnull(column, row->t_bits))
+			return false;
+	}
+	return true;
 }
 
 /*
@@ -90,7 +99,7 @@ Expiry(TupleTableSlot *slot)
 	HeapTuple tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
 	TimestampTz time;
 
-	if (!IsOutcome(tuple))
+	if (!EndsInExpiry(tuple))
 		return GetTime(slot, COL_EXPIRES_AT);
 	memcpy(&time, (char *) tuple->t_data + tuple->t_len - sizeof(time), sizeof(time));
 	return time;
@@ -153,7 +162,7 @@ KeyRowToken(TupleTableSlot *slot)
 {
 	bool isnull;
 
-	if (IsOutcome(ExecFetchSlotHeapTuple(slot, false, NULL)))
+	if (EndsInExpiry(ExecFetchSlotHeapTuple(slot, false, NULL)))
 		return 0;
 	return DatumGetInt64(slot_getattr(slot, COL_TOKEN, &isnull));
 }
