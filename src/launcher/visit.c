@@ -8,8 +8,9 @@
  * nothing is reaped; delete expired keys (reaper/keys.c); move subscriptions that lag too
  * far behind (reaper/lag.c); delete events that all subscriptions have passed
  * (reaper/events.c).  Each task works in batches of one transaction, with a pause as long
- * as the last batch.  A visit ends after DURATION_MS: DROP DATABASE waits 5 seconds for it.
- * Commits are asynchronous, because a deletion that a crash undoes is repeated.
+ * as the last batch and a millisecond.  A visit ends after DURATION_MS: DROP DATABASE waits
+ * 5 seconds for it.  Commits are asynchronous, because a deletion that a crash undoes is
+ * repeated.
  *
  * A subscriber of logical replication is not reaped: a change that arrives later would
  * miss the deleted rows.  A locked table, a second reaper or a missing extension ends the
@@ -48,6 +49,12 @@ PG_FUNCTION_INFO_V1(idempotency_reap);
 
 /* How long a visit lasts, in milliseconds. */
 #define DURATION_MS 1000
+
+/*
+ * How many keys a batch removes, in about 0.1 ms: a claim waits for it if all processors are
+ * busy.  Commit and state cost as much as 30 rows.
+ */
+#define BATCH_KEYS 200
 
 /* The tasks of a visit, which alternates between them after each batch. */
 typedef enum Task
@@ -97,7 +104,8 @@ ReapEvents(int64 maxRows, int64 *reaped)
 Datum
 idempotency_reap(PG_FUNCTION_ARGS)
 {
-	ReaperRun run = {.plan = {.maxRows = ReaperRunMaxRows(), .wholeTable = true}};
+	ReaperRun run = {
+		.plan = {.maxRows = ReaperRunMaxRows(), .batchRows = PG_INT64_MAX, .wholeTable = true}};
 	LagRun lag = {0};
 	int64 events = 0;
 	instr_time began;
@@ -312,7 +320,8 @@ NextTask(const Visit *visit, Task task)
 static VisitResult
 DoVisit(void)
 {
-	Visit visit = {.keys = {.plan = {.maxRows = PG_INT64_MAX, .dontWait = true}}};
+	Visit visit = {
+		.keys = {.plan = {.maxRows = PG_INT64_MAX, .batchRows = BATCH_KEYS, .dontWait = true}}};
 	uint32 event = WaitEventExtensionNew("IdempotencyReaperRest");
 	Task task = TASK_SURVEY;
 	instr_time visitBegan;
@@ -342,7 +351,7 @@ DoVisit(void)
 		if (last && NextTask(&visit, task) != TASKS)
 			return visit.refused ? VISIT_REFUSED : VISIT_UNFINISHED;
 
-		/* Rest as long as the batch took, but not beyond the end of the visit */
+		/* Rest as long as the batch took and 1 ms, but not beyond the end of the visit */
 		if (!ShutdownRequestPending)
 		{
 			long left = DURATION_MS - MillisecondsSince(visitBegan);

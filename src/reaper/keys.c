@@ -5,7 +5,7 @@
  *	  and when it ends.
  *
  * README.md describes the two positions of a run.  A batch is what a worker does in one
- * transaction: small, so that a claim that meets it waits for milliseconds.
+ * transaction: small, so that a claim that meets it waits for less than a millisecond.
  *
  * Locks: those of keys/expire.c and reaper/state.c, to the end of the transaction.
  *
@@ -23,9 +23,8 @@
 #include "keys/expire.h"
 #include "reaper/reaper.h"
 
-/* The limits of a batch. */
+/* The most pages that a batch reads. */
 #define BATCH_PAGES 64
-#define BATCH_ROWS 1000
 
 /* The number of runs that scan the whole table, and the fewest pages that a run scans. */
 #define SCAN_RUNS 256
@@ -112,7 +111,7 @@ RunState
 ReaperRunBatch(ReaperRun *run)
 {
 	Oid keyTable = LockKeyTable(run->plan.dontWait);
-	int64 rows = Min(run->plan.maxRows - run->reaped.rowsOfRun, BATCH_ROWS);
+	int64 rows = Min(run->plan.maxRows - run->reaped.rowsOfRun, run->plan.batchRows);
 	BlockNumber pages = BATCH_PAGES;
 	ExpiryScan stretch;
 

@@ -39,6 +39,7 @@ extern void ReaperStateSave(Oid keyTable, const ReaperState *state, const Reaped
 typedef struct ReaperRunPlan
 {
 	int64 maxRows;	 /* it ends when it has removed that many */
+	int64 batchRows; /* a batch ends when it has */
 	bool wholeTable; /* it reads the whole table, whatever it finds */
 	bool dontWait;	 /* for the table, or for another reaper */
 } ReaperRunPlan;

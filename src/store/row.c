@@ -72,8 +72,26 @@ GetVarlena(TupleTableSlot *slot, int column)
 }
 
 /*
- * Expiry returns when a row expires.  A row without a lease ends in that time, so that the
- * reaper need not walk over the columns before it.
+ * EndsInExpiry tells whether expires_at is the last value in a row: it has no lease, and had
+ * none.  Such a row of the extension lacks the other columns, and in one of SQL or COPY they
+ * are NULL.  The reaper need not walk over its columns.
+ */
+static bool
+EndsInExpiry(HeapTuple tuple)
+{
+	HeapTupleHeader row = tuple->t_data;
+	int columns = HeapTupleHeaderGetNatts(row);
+
+	for (int column = OUTCOME_COLUMNS; column < columns; column++)
+	{
+		if ((row->t_infomask & HEAP_HASNULL) == 0 || !att_isnull(column, row->t_bits))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Expiry returns when a row expires.
  */
 static TimestampTz
 Expiry(TupleTableSlot *slot)
@@ -81,19 +99,19 @@ Expiry(TupleTableSlot *slot)
 	HeapTuple tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
 	TimestampTz time;
 
-	if (HeapTupleHeaderGetNatts(tuple->t_data) != OUTCOME_COLUMNS)
+	if (!EndsInExpiry(tuple))
 		return GetTime(slot, COL_EXPIRES_AT);
 	memcpy(&time, (char *) tuple->t_data + tuple->t_len - sizeof(time), sizeof(time));
 	return time;
 }
 
 /*
- * KeyRowIsExpired tells whether a row counts as absent now.
+ * KeyRowIsExpired tells whether a row counts as absent at a time.
  */
 bool
-KeyRowIsExpired(TupleTableSlot *slot)
+KeyRowIsExpired(TupleTableSlot *slot, TimestampTz now)
 {
-	return Expiry(slot) <= GetCurrentTimestamp();
+	return Expiry(slot) <= now;
 }
 
 /*
@@ -107,7 +125,7 @@ KeyRowState(TupleTableSlot *slot)
 	TimestampTz now;
 	bool isnull;
 
-	if (KeyRowIsExpired(slot))
+	if (KeyRowIsExpired(slot, GetCurrentTimestamp()))
 		return KEY_EXPIRED;
 	(void) slot_getattr(slot, COL_TOKEN, &isnull);
 	if (isnull)
@@ -144,6 +162,8 @@ KeyRowToken(TupleTableSlot *slot)
 {
 	bool isnull;
 
+	if (EndsInExpiry(ExecFetchSlotHeapTuple(slot, false, NULL)))
+		return 0;
 	return DatumGetInt64(slot_getattr(slot, COL_TOKEN, &isnull));
 }
 

@@ -56,7 +56,7 @@ KeyRowXmin(TupleTableSlot *slot)
 extern void KeyRowPrepare(TupleDesc desc);
 
 extern KeyState KeyRowState(TupleTableSlot *slot);
-extern bool KeyRowIsExpired(TupleTableSlot *slot);
+extern bool KeyRowIsExpired(TupleTableSlot *slot, TimestampTz now);
 extern TimestampTz KeyRowLeaseEnd(TupleTableSlot *slot);
 extern TimestampTz KeyRowCreated(TupleTableSlot *slot);
 extern int64 KeyRowToken(TupleTableSlot *slot);
