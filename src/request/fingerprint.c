@@ -17,7 +17,6 @@
 
 #include "fmgr.h"
 #include "port/pg_bswap.h"
-#include "utils/memutils.h"
 
 #include "base/compat.h"
 #include "base/digest.h"
@@ -103,27 +102,19 @@ PartsDigest(StringInfo parts)
 
 /*
  * FingerprintOfDocument returns the fingerprint of a document, 32 bytes palloc'ed in the
- * current context, without scratch memory.  Throws what CanonicalAppend() throws.
+ * current context.  Throws what CanonicalAppend() throws.
  */
 bytea *
 FingerprintOfDocument(Document *document)
 {
-	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
-												  ALLOCSET_DEFAULT_SIZES);
-	MemoryContext caller = MemoryContextSwitchTo(scratch);
 	StringInfoData canonical;
 	const char *utf8;
 	int length;
-	bytea *digest;
 
 	initStringInfo(&canonical);
 	CanonicalAppend(&canonical, document);
 	utf8 = Utf8OfServerText(canonical.data, canonical.len, &length);
-
-	MemoryContextSwitchTo(caller);
-	digest = Digest(utf8, length);
-	MemoryContextDelete(scratch);
-	return digest;
+	return Digest(utf8, length);
 }
 
 /*
@@ -143,23 +134,13 @@ Datum
 idempotency_fingerprint_request(PG_FUNCTION_ARGS)
 {
 	StringInfoData parts;
-	MemoryContext scratch;
-	MemoryContext caller;
-	bytea *digest;
 
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		PG_RETURN_NULL();
 
-	scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
-									ALLOCSET_DEFAULT_SIZES);
-	caller = MemoryContextSwitchTo(scratch);
 	PartsBegin(&parts, REQUEST_LABEL);
 	PartsAdd(&parts, PG_GETARG_TEXT_PP(0));
 	PartsAdd(&parts, PG_GETARG_TEXT_PP(1));
 	PartsAdd(&parts, PG_ARGISNULL(2) ? NULL : CanonicalOfDocument(DocumentFromArg(fcinfo, 2)));
-
-	MemoryContextSwitchTo(caller);
-	digest = PartsDigest(&parts);
-	MemoryContextDelete(scratch);
-	PG_RETURN_BYTEA_P(digest);
+	PG_RETURN_BYTEA_P(PartsDigest(&parts));
 }
