@@ -167,7 +167,7 @@ NextTick(void)
 pg_uuid_t *
 NewUuidV7(void)
 {
-	pg_uuid_t *uuid = palloc(sizeof(pg_uuid_t));
+	pg_uuid_t *uuid = DatumGetUUIDP(gen_random_uuid(NULL));
 	uint64 tick = NextTick();
 	uint64 milliseconds = tick >> 12;
 
@@ -175,10 +175,6 @@ NewUuidV7(void)
 		uuid->data[i] = (unsigned char) (milliseconds >> (40 - 8 * i));
 	uuid->data[6] = (unsigned char) ((tick >> 8) & 0x0F);
 	uuid->data[7] = (unsigned char) tick;
-	if (!pg_strong_random(uuid->data + 8, UUID_LEN - 8))
-		ereport(ERROR,
-				(errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
-
 	UuidMark(uuid, 7);
 	return uuid;
 }
