@@ -68,12 +68,12 @@ RequireSetting(const Setting *setting)
 }
 
 /*
- * SettingAcceptInvalid tells whether an invalid value must be accepted, because the server
+ * AcceptInvalid tells whether an invalid value must be accepted, because the server
  * would use the default instead, and warns of it.  A parallel worker accepts what
  * its leader has accepted.
  */
-bool
-SettingAcceptInvalid(const Setting *setting, const char *text, GucSource source)
+static bool
+AcceptInvalid(const Setting *setting, const char *text, GucSource source)
 {
 	bool stored = source >= PGC_S_GLOBAL && source <= PGC_S_DATABASE_USER;
 	bool warned = setting->state == SETTING_INVALID && strcmp(setting->text, text) == 0;
@@ -98,7 +98,7 @@ SettingAccept(const Setting *setting, const char *text, void **extra, GucSource 
 {
 	SettingValue *copy;
 
-	if (!value->valid && !SettingAcceptInvalid(setting, text, source))
+	if (!value->valid && !AcceptInvalid(setting, text, source))
 		return false;
 	copy = guc_malloc(LOG, sizeof(SettingValue));
 	if (copy == NULL)

@@ -46,7 +46,6 @@ typedef struct SettingValue
 /* Hooks of a duration or size, and parts of other hooks. */
 extern bool SettingCheck(const Setting *setting, const char *text, void **extra, GucSource source);
 extern const SettingValue *SettingAssign(Setting *setting, const void *extra);
-extern bool SettingAcceptInvalid(const Setting *setting, const char *text, GucSource source);
 extern bool SettingAccept(const Setting *setting, const char *text, void **extra, GucSource source,
 						  const SettingValue *value);
 
