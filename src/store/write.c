@@ -426,7 +426,7 @@ ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, const Retention *rete
 	KeyRowCheckSnapshot(writer->table, name, batch->scratch);
 	state = KeyRowState(batch->scratch);
 	if (state == KEY_LEASED)
-		ErrorLeased(name, KeyRowLeaseEnd(batch->scratch));
+		ErrorInProgress(name, KeyRowLeaseEnd(batch->scratch));
 	*vacant = state != KEY_STORED;
 	if (*vacant)
 		Fill(writer, name, retention, state == KEY_ABANDONED ? KeyRowCreated(batch->scratch) : 0);
