@@ -18,6 +18,7 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
+#include "utils/fmgrprotos.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
@@ -197,24 +198,14 @@ OperationOutcome(HeapTupleHeader operation)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(operation),
 											HeapTupleHeaderGetTypMod(operation));
-	HeapTuple label;
 	Datum outcome;
-	char *name;
 	bool isnull;
 
 	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
 	(void) OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, OUTCOME_CLAIMED);
 	ReleaseTupleDesc(desc);
 	outcome = GetAttributeByNum(operation, OP_OUTCOME + 1, &isnull);
-	if (isnull)
-		return NULL;
-
-	label = SearchSysCache1(ENUMOID, outcome);
-	if (!HeapTupleIsValid(label))
-		ErrorRowType("operation");
-	name = pstrdup(NameStr(((Form_pg_enum) GETSTRUCT(label))->enumlabel));
-	ReleaseSysCache(label);
-	return name;
+	return isnull ? NULL : DatumGetCString(DirectFunctionCall1(enum_out, outcome));
 }
 
 /*
