@@ -75,7 +75,7 @@ static Setting HandlerTimeoutSetting = {
 	.number = &HandlerTimeout,
 	.fallback = HANDLER_TIMEOUT_MS,
 };
-Setting PrefixSetting = {.name = PREFIX_SETTING};
+Setting PrefixSetting = {.name = "idempotency.scope_prefix"};
 Setting FinalErrorsSetting = {.name = "idempotency.final_errors"};
 static Setting DocumentationSetting = {.name = "idempotency.documentation"};
 

@@ -243,14 +243,17 @@ void
 SettingDefine(Setting *setting, const char *description, const char *more, const char *boot,
 			  GucContext context, GucStringCheckHook check, GucStringAssignHook assign)
 {
-	struct config_generic *given = FindSetting(setting->name);
-	bool wasGiven = given != NULL && given->source != PGC_S_DEFAULT;
+	const struct config_generic *found = FindSetting(setting->name);
+	bool wasSet = found != NULL && found->source != PGC_S_DEFAULT;
+	bool wasSetAtLogin = found != NULL && found->reset_source != PGC_S_DEFAULT;
 
 	defining = true;
 	DefineCustomStringVariable(setting->name, description, more, &setting->text, boot, context, 0,
 							   check, assign, NULL);
 	defining = false;
-	if (!wasGiven || FindSetting(setting->name)->source != PGC_S_DEFAULT)
+	found = FindSetting(setting->name);
+	setting->hidden = wasSetAtLogin && found->reset_source == PGC_S_DEFAULT;
+	if (!wasSet || found->source != PGC_S_DEFAULT)
 		return;
 	setting->state = SETTING_DENIED;
 	if (setting->number != NULL)
