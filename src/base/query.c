@@ -66,21 +66,9 @@ OwnerOf(const char *table)
 static void
 CheckUnaltered(ExtensionQuery *query)
 {
-	Oid relid = ExtensionRelationOid(query->table);
-	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	bool mayBe = HeapTupleIsValid(tuple) && (((Form_pg_class) GETSTRUCT(tuple))->relhasrules ||
-											 ((Form_pg_class) GETSTRUCT(tuple))->relhastriggers);
-	const TriggerDesc *triggers;
-	Relation table;
+	Relation table = table_open(ExtensionRelationOid(query->table), AccessShareLock);
+	const TriggerDesc *triggers = table->trigdesc;
 
-	if (HeapTupleIsValid(tuple))
-		ReleaseSysCache(tuple);
-	if (!mayBe)
-		return;
-
-	/* relhasrules and relhastriggers can outlive the last rule and trigger */
-	table = table_open(relid, AccessShareLock);
-	triggers = table->trigdesc;
 	if (table->rd_rules != NULL || (triggers != NULL && (triggers->trig_insert_before_row ||
 														 triggers->trig_update_before_row ||
 														 triggers->trig_delete_before_row)))

@@ -39,24 +39,18 @@
 #include "base/relation.h"
 #include "base/visits.h"
 
-#define TABLES_MOST 4
-
-static ExtensionTable *tables[TABLES_MOST];
-static int tableCount = 0;
-
 /*
  * ForgetTable invalidates the check after a change of the table's definition.
  */
 static void
-ForgetTable(Datum arg, Oid relid)
+ForgetTable(Datum table, Oid relid)
 {
-	for (int i = 0; i < tableCount; i++)
+	ExtensionTable *own = (ExtensionTable *) DatumGetPointer(table);
+
+	if (relid == InvalidOid || relid == own->relid)
 	{
-		if (relid == InvalidOid || relid == tables[i]->relid)
-		{
-			tables[i]->relid = InvalidOid;
-			tables[i]->checked = false;
-		}
+		own->relid = InvalidOid;
+		own->checked = false;
 	}
 }
 
@@ -67,10 +61,7 @@ ForgetTable(Datum arg, Oid relid)
 void
 ExtensionTableRegister(ExtensionTable *table)
 {
-	Assert(tableCount < TABLES_MOST);
-	if (tableCount == 0)
-		CacheRegisterRelcacheCallback(ForgetTable, (Datum) 0);
-	tables[tableCount++] = table;
+	CacheRegisterRelcacheCallback(ForgetTable, PointerGetDatum(table));
 }
 
 /*
