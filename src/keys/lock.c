@@ -84,30 +84,15 @@ KeyLockTag(const KeyName *name)
 }
 
 /*
- * TryOrWait acquires the lock, and counts a wait.
+ * CountWait counts a wait, if there was one.
  */
-static bool
-TryOrWait(const LOCKTAG *tag, int waitMs)
+static void
+CountWait(instr_time began)
 {
-	volatile bool acquired = LockWithin(tag, ExclusiveLock, 0);
-
-	if (!acquired && waitMs > 0)
-	{
-		instr_time began;
-
-		INSTR_TIME_SET_CURRENT(began);
-		PG_TRY();
-		{
-			acquired = LockWithin(tag, ExclusiveLock, waitMs);
-		}
-		PG_FINALLY();
-		{
-			CountEvent(COUNT_WAITS);
-			CountWaitTime(began);
-		}
-		PG_END_TRY();
-	}
-	return acquired;
+	if (INSTR_TIME_IS_ZERO(began))
+		return;
+	CountEvent(COUNT_WAITS);
+	CountWaitTime(began);
 }
 
 /*
@@ -122,13 +107,24 @@ KeyLockAcquire(const KeyName *name, int waitMs)
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
 	volatile bool acquired = false;
+	volatile instr_time began;
 
+	INSTR_TIME_SET_ZERO(began);
 	PG_TRY();
 	{
-		acquired = TryOrWait(&tag, waitMs);
+		acquired = LockWithin(&tag, ExclusiveLock, 0);
+		if (!acquired && waitMs > 0)
+		{
+			instr_time now;
+
+			INSTR_TIME_SET_CURRENT(now);
+			began = now;
+			acquired = LockWithin(&tag, ExclusiveLock, waitMs);
+		}
 	}
 	PG_CATCH();
 	{
+		CountWait(began);
 		/* Replace the server's hint, which does not mention once_many() */
 		CurrentResourceOwner = owner;
 		if (geterrcode() != ERRCODE_OUT_OF_MEMORY)
@@ -144,6 +140,7 @@ KeyLockAcquire(const KeyName *name, int waitMs)
 					 "max_locks_per_transaction.")));
 	}
 	PG_END_TRY();
+	CountWait(began);
 	return acquired;
 }
 
