@@ -51,8 +51,11 @@ KeyRowPrepare(TupleDesc desc)
  * ----------------------------------------------------------------
  */
 
-static TimestampTz
-GetTime(TupleTableSlot *slot, int column)
+/*
+ * KeyRowTime returns a time, of a column that is not NULL.
+ */
+TimestampTz
+KeyRowTime(TupleTableSlot *slot, int column)
 {
 	bool isnull;
 
@@ -82,7 +85,7 @@ Expiry(TupleTableSlot *slot)
 	TimestampTz time;
 
 	if (HeapTupleHeaderGetNatts(tuple->t_data) != OUTCOME_COLUMNS)
-		return GetTime(slot, COL_EXPIRES_AT);
+		return KeyRowTime(slot, COL_EXPIRES_AT);
 	memcpy(&time, (char *) tuple->t_data + tuple->t_len - sizeof(time), sizeof(time));
 	return time;
 }
@@ -113,27 +116,9 @@ KeyRowState(TupleTableSlot *slot)
 	if (isnull)
 		return KEY_STORED;
 	now = GetCurrentTimestamp();
-	if (now > GetTime(slot, COL_LEASED_UNTIL) || now < GetTime(slot, COL_LEASED_AT))
+	if (now > KeyRowTime(slot, COL_LEASED_UNTIL) || now < KeyRowTime(slot, COL_LEASED_AT))
 		return KEY_ABANDONED;
 	return KEY_LEASED;
-}
-
-/*
- * KeyRowCreated returns when the operation in a row was first stored or leased.
- */
-TimestampTz
-KeyRowCreated(TupleTableSlot *slot)
-{
-	return GetTime(slot, COL_CREATED_AT);
-}
-
-/*
- * KeyRowLeaseEnd returns when the lease in a row ends.
- */
-TimestampTz
-KeyRowLeaseEnd(TupleTableSlot *slot)
-{
-	return GetTime(slot, COL_LEASED_UNTIL);
 }
 
 /*
@@ -179,8 +164,8 @@ ReadLease(TupleTableSlot *slot, Lease *lease)
 		return;
 	lease->token = DatumGetInt64(value);
 	lease->attempt = DatumGetInt32(slot_getattr(slot, COL_ATTEMPT, &isnull));
-	lease->from = GetTime(slot, COL_LEASED_AT);
-	lease->until = GetTime(slot, COL_LEASED_UNTIL);
+	lease->from = KeyRowTime(slot, COL_LEASED_AT);
+	lease->until = KeyRowTime(slot, COL_LEASED_UNTIL);
 	lease->recoveryPoint = GetVarlena(slot, COL_RECOVERY_POINT);
 	lease->state = GetVarlena(slot, COL_RECOVERY_STATE);
 	lease->request = GetVarlena(slot, COL_REQUEST);
@@ -199,7 +184,7 @@ KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
 	bool isnull;
 	int16 status = DatumGetInt16(slot_getattr(slot, COL_STATUS, &isnull));
 
-	outcome->expiresAt = GetTime(slot, COL_EXPIRES_AT);
+	outcome->expiresAt = KeyRowTime(slot, COL_EXPIRES_AT);
 	outcome->hasStatus = !isnull;
 	outcome->failed = status < 0;
 	outcome->status = abs(status);

@@ -57,8 +57,7 @@ extern void KeyRowPrepare(TupleDesc desc);
 
 extern KeyState KeyRowState(TupleTableSlot *slot);
 extern bool KeyRowIsExpired(TupleTableSlot *slot);
-extern TimestampTz KeyRowLeaseEnd(TupleTableSlot *slot);
-extern TimestampTz KeyRowCreated(TupleTableSlot *slot);
+extern TimestampTz KeyRowTime(TupleTableSlot *slot, int column);
 extern int64 KeyRowToken(TupleTableSlot *slot);
 extern void KeyRowName(TupleTableSlot *slot, KeyName *name);
 extern void KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome);

@@ -426,10 +426,11 @@ ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, const Retention *rete
 	KeyRowCheckSnapshot(writer->table, name, batch->scratch);
 	state = KeyRowState(batch->scratch);
 	if (state == KEY_LEASED)
-		ErrorInProgress(name, KeyRowLeaseEnd(batch->scratch));
+		ErrorInProgress(name, KeyRowTime(batch->scratch, COL_LEASED_UNTIL));
 	*vacant = state != KEY_STORED;
 	if (*vacant)
-		Fill(writer, name, retention, state == KEY_ABANDONED ? KeyRowCreated(batch->scratch) : 0);
+		Fill(writer, name, retention,
+			 state == KEY_ABANDONED ? KeyRowTime(batch->scratch, COL_CREATED_AT) : 0);
 	settled = !*vacant || OverwriteVersion(writer, name, tid);
 	ExecClearTuple(batch->scratch);
 	return settled;
