@@ -203,7 +203,7 @@ bool
 KeyStoreAbandoned(const text *scope, int64 *token, KeyName *name)
 {
 	Relation table = KeyTableOpen(RowExclusiveLock);
-	Relation index = KeyTableOpenAbandonedIndex(table);
+	Relation index = KeyTableOpenAbandonedIndex();
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
 	IndexScanDesc scan = index_beginscan_compat(table, index, snapshot, 2);
 	TupleTableSlot *slot = table_slot_create(table, NULL);

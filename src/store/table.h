@@ -23,7 +23,7 @@ extern ExtensionTable KeyTable;
 extern Relation KeyTableOpen(LOCKMODE lockmode);
 extern bool KeyTableIsKeyIndex(Relation index);
 
-extern Relation KeyTableOpenAbandonedIndex(Relation table);
-extern const KeyIndexes *KeyTableIndexes(Relation table);
+extern Relation KeyTableOpenAbandonedIndex(void);
+extern const KeyIndexes *KeyTableIndexes(void);
 
 #endif /* IDEMPOTENCY_STORE_TABLE_H */

@@ -141,7 +141,7 @@ InsertOwnEntries(Writer *writer, const KeyIndexes *own, bool update)
 static void
 InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySummarizing)
 {
-	const KeyIndexes *own = KeyTableIndexes(writer->table);
+	const KeyIndexes *own = KeyTableIndexes();
 	MemoryContext context = CurrentMemoryContext;
 	Indexes *open = writer->indexes;
 	Indexes all;
