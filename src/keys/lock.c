@@ -17,6 +17,7 @@
 
 #include "access/xlog.h"
 #include "catalog/pg_control.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/resowner.h"
 
@@ -39,25 +40,20 @@ static uint64
 ComputeNumber(const KeyName *name)
 {
 	int32 scopeBytes = VARSIZE_ANY_EXHDR(name->scope);
-	int32 keyBytes = VARSIZE_ANY_EXHDR(name->key);
-	Size size = MOCK_AUTH_NONCE_LEN + sizeof(Oid) + sizeof(int32) + scopeBytes + keyBytes;
-	char *message = palloc(size);
-	char *at = message;
+	StringInfoData message;
 	uint8 digest[PG_SHA256_DIGEST_LENGTH];
 	uint64 number;
 
-	memcpy(at, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
-	at += MOCK_AUTH_NONCE_LEN;
-	memcpy(at, &MyDatabaseId, sizeof(Oid));
-	at += sizeof(Oid);
-	memcpy(at, &scopeBytes, sizeof(int32));
-	at += sizeof(int32);
-	memcpy(at, VARDATA_ANY(name->scope), scopeBytes);
-	memcpy(at + scopeBytes, VARDATA_ANY(name->key), keyBytes);
+	initStringInfo(&message);
+	appendBinaryStringInfo(&message, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
+	appendBinaryStringInfo(&message, (char *) &MyDatabaseId, sizeof(Oid));
+	appendBinaryStringInfo(&message, (char *) &scopeBytes, sizeof(int32));
+	appendBinaryStringInfo(&message, VARDATA_ANY(name->scope), scopeBytes);
+	appendBinaryStringInfo(&message, VARDATA_ANY(name->key), VARSIZE_ANY_EXHDR(name->key));
 
-	DigestCompute(message, size, digest);
+	DigestCompute(message.data, message.len, digest);
 	memcpy(&number, digest, sizeof(number));
-	pfree(message);
+	pfree(message.data);
 	return number;
 }
 

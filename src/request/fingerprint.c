@@ -16,7 +16,7 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "port/pg_bswap.h"
+#include "libpq/pqformat.h"
 
 #include "base/compat.h"
 #include "base/digest.h"
@@ -42,24 +42,13 @@ Digest(const char *bytes, int length)
 }
 
 /*
- * AddLength appends a length in network byte order.
- */
-static void
-AddLength(StringInfo parts, int32 length)
-{
-	uint32 bytes = pg_hton32((uint32) length);
-
-	appendBinaryStringInfo(parts, (char *) &bytes, sizeof(bytes));
-}
-
-/*
  * PartsBegin begins the digest of a list of texts, in the current context.
  */
 void
 PartsBegin(StringInfo parts, const char *label)
 {
 	initStringInfo(parts);
-	AddLength(parts, strlen(label));
+	pq_sendint32(parts, strlen(label));
 	appendStringInfoString(parts, label);
 }
 
@@ -75,13 +64,13 @@ PartsAdd(StringInfo parts, const text *part)
 
 	if (part == NULL)
 	{
-		AddLength(parts, -1);
+		pq_sendint32(parts, -1);
 		return;
 	}
 
 	bytes = VARDATA_ANY(part);
 	utf8 = Utf8OfServerText(bytes, VARSIZE_ANY_EXHDR(part), &length);
-	AddLength(parts, length);
+	pq_sendint32(parts, length);
 	appendBinaryStringInfo(parts, utf8, length);
 	if (utf8 != bytes)
 		pfree((char *) utf8);

@@ -74,16 +74,6 @@ idempotency_derive_key(PG_FUNCTION_ARGS)
 }
 
 /*
- * ErrorNoKeyParts reports a natural key without parts.
- */
-pg_noreturn static void
-ErrorNoKeyParts(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("natural key has no parts"),
-					errhint("Pass the values that identify the operation, each as an argument.")));
-}
-
-/*
  * idempotency_natural_key is natural_key(VARIADIC identifier[]): the digest of all parts, in
  * lower-case hexadecimal digits.  Throws IK400 if there are none or one is an array
  * or an object, and 22023 for an array of several dimensions.
@@ -92,24 +82,24 @@ Datum
 idempotency_natural_key(PG_FUNCTION_ARGS)
 {
 	text *key = palloc(VARHDRSZ + 2 * PG_SHA256_DIGEST_LENGTH);
+	ArrayType *array = PG_ARGISNULL(0) ? NULL : PG_GETARG_ARRAYTYPE_P(0);
 	StringInfoData parts;
-	ArrayType *array;
 	Datum *elements;
 	bool *nulls;
-	int count;
+	int count = 0;
 	bytea *digest;
 
-	if (PG_ARGISNULL(0))
-		ErrorNoKeyParts();
-	array = PG_GETARG_ARRAYTYPE_P(0);
-	if (ARR_NDIM(array) > 1)
+	if (array != NULL && ARR_NDIM(array) > 1)
 		ErrorBadArgument("parts of a natural key have more than one dimension",
 						 "Pass an array of one dimension.");
 	/* idempotency.identifier, which is stored as text */
-	deconstruct_array(array, ARR_ELEMTYPE(array), -1, false, TYPALIGN_INT, &elements, &nulls,
-					  &count);
+	if (array != NULL)
+		deconstruct_array(array, ARR_ELEMTYPE(array), -1, false, TYPALIGN_INT, &elements, &nulls,
+						  &count);
 	if (count == 0)
-		ErrorNoKeyParts();
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("natural key has no parts"),
+				 errhint("Pass the values that identify the operation, each as an argument.")));
 
 	PartsBegin(&parts, NATURAL_LABEL);
 	for (int i = 0; i < count; i++)
