@@ -55,16 +55,6 @@ ForgetTable(Datum table, Oid relid)
 }
 
 /*
- * ExtensionTableRegister registers a table for ExtensionTableOpen(); called once per backend, from
- * _PG_init().
- */
-void
-ExtensionTableRegister(ExtensionTable *table)
-{
-	CacheRegisterRelcacheCallback(ForgetTable, PointerGetDatum(table));
-}
-
-/*
  * IsDistributed tells whether Citus manages the table: distributed, reference or local.
  * Citus records that in a table of pg_catalog; only on the node where the command ran
  * does the table itself show it, by a trigger.  Citus invalidates the relation when it
@@ -318,6 +308,9 @@ ExtensionTableOpen(ExtensionTable *own, LOCKMODE lockmode)
 	}
 
 	/* An invalidation during the check must find the table. */
+	if (!own->registered)
+		CacheRegisterRelcacheCallback(ForgetTable, PointerGetDatum(own));
+	own->registered = true;
 	own->relid = RelationGetRelid(table);
 	CheckTable(own, table);
 	own->checked = (own->relid == RelationGetRelid(table));

@@ -122,7 +122,7 @@ CheckKeyTable(Relation table)
 	KeyRowPrepare(RelationGetDescr(table));
 }
 
-ExtensionTable KeyTable = {.name = "key", .check = CheckKeyTable};
+static ExtensionTable KeyTable = {.name = "key", .check = CheckKeyTable};
 
 /*
  * KeyTableOpen opens the key table as ExtensionTableOpen() does.

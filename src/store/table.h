@@ -18,8 +18,6 @@ typedef struct KeyIndexes
 	bool others;   /* more indexes, or not those of the extension */
 } KeyIndexes;
 
-extern ExtensionTable KeyTable;
-
 extern Relation KeyTableOpen(LOCKMODE lockmode);
 extern bool KeyTableIsKeyIndex(Relation index);
 
