@@ -84,13 +84,10 @@ FindRemembered(Relation table, const KeyName *name, Snapshot snapshot, TupleTabl
 		ItemPointerGetBlockNumber(&tid) >= RelationGetNumberOfBlocks(table))
 		return false;
 
-	/* Prune as an index scan of a heap does, so that updates find space */
-	if (table->rd_tableam == GetHeapamTableAmRoutine())
-	{
-		buffer = ReadBuffer(table, ItemPointerGetBlockNumber(&tid));
-		heap_page_prune_opt_compat(table, buffer);
-		ReleaseBuffer(buffer);
-	}
+	/* Prune as an index scan does, so that updates find space */
+	buffer = ReadBuffer(table, ItemPointerGetBlockNumber(&tid));
+	heap_page_prune_opt_compat(table, buffer);
+	ReleaseBuffer(buffer);
 
 	if (!table_tuple_fetch_row_version(table, &tid, SnapshotAny, slot) ||
 		!table_tuple_satisfies_snapshot(table, slot, snapshot))

@@ -210,17 +210,6 @@ KeyRowIsOwn(TupleTableSlot *slot)
 }
 
 /*
- * KeyRowIsVersion tells whether the row in "slot" is the version that was seen.
- */
-bool
-KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen)
-{
-	ItemPointerData tid = seen->tid;
-
-	return ItemPointerEquals(&slot->tts_tid, &tid) && KeyRowXmin(slot) == seen->xmin;
-}
-
-/*
  * KeyRowCheckSnapshot throws 40001 if the transaction's snapshot is fixed and does
  * not show the row version in "slot", unless this transaction wrote it.
  */
@@ -282,17 +271,6 @@ SetLease(TupleTableSlot *slot, const StoredOutcome *record, int parts)
 }
 
 /*
- * StoreShort makes the slot a row of its first columns only.
- */
-static void
-StoreShort(TupleTableSlot *slot)
-{
-	HeapTuple tuple = heap_form_tuple(outcomeDesc, slot->tts_values, slot->tts_isnull);
-
-	ExecForceStoreHeapTuple(tuple, slot, true);
-}
-
-/*
  * KeyRowFill makes the slot a row that stores "record" under "name": an outcome, with
  * or without the token that finished it, or a lease in progress.  "createdAt" is 0 for a
  * new operation.
@@ -320,7 +298,9 @@ KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *recor
 		Set(slot, COL_FINISHED_BY, Int64GetDatum(record->finishedBy));
 	else
 	{
-		StoreShort(slot);
+		/* a row of the first columns only */
+		ExecForceStoreHeapTuple(heap_form_tuple(outcomeDesc, slot->tts_values, slot->tts_isnull),
+								slot, true);
 		return;
 	}
 	ExecStoreVirtualTuple(slot);

@@ -68,7 +68,6 @@ extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const Stored
 
 extern bool KeyRowIsOf(TupleTableSlot *slot, const KeyName *name);
 extern bool KeyRowIsOwn(TupleTableSlot *slot);
-extern bool KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen);
 extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);
 
 extern void KeyStoreRemember(const ItemPointerData *tid);

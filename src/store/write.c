@@ -122,18 +122,6 @@ InsertEntry(Writer *writer, Oid indexOid, IndexUniqueCheck check, bool unchanged
 }
 
 /*
- * InsertOwnEntries adds the row in the slot to the extension's indexes: without an
- * executor, and without opening the index on leases for a row that has none.
- */
-static void
-InsertOwnEntries(Writer *writer, const KeyIndexes *own, bool update)
-{
-	InsertEntry(writer, own->primaryKey, UNIQUE_CHECK_YES, update);
-	if (KeyRowToken(writer->slot) != 0)
-		InsertEntry(writer, own->abandoned, UNIQUE_CHECK_NO, false);
-}
-
-/*
  * InsertIndexEntries adds the row in the slot to the indexes of the table.  A duplicate of
  * (key, scope) was written without the key's lock; it is reported as 40001, so that
  * clients retry.  Other errors pass unchanged.
@@ -155,7 +143,12 @@ InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySu
 	PG_TRY();
 	{
 		if (open == NULL)
-			InsertOwnEntries(writer, own, update);
+		{
+			/* without an executor, and without opening the index on leases for other rows */
+			InsertEntry(writer, own->primaryKey, UNIQUE_CHECK_YES, update);
+			if (KeyRowToken(writer->slot) != 0)
+				InsertEntry(writer, own->abandoned, UNIQUE_CHECK_NO, false);
+		}
 		else
 			ExecInsertIndexTuplesCompat(open->relinfo, writer->slot, open->estate, update, false,
 										NULL, NIL, onlySummarizing);
@@ -210,7 +203,7 @@ FetchSeen(Writer *writer, const KeyName *name, const KeyVersion *seen, TupleTabl
 
 	return ItemPointerGetBlockNumber(&tid) < RelationGetNumberOfBlocks(writer->table) &&
 		   table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) &&
-		   KeyRowIsVersion(slot, seen) && KeyRowIsOf(slot, name);
+		   KeyRowXmin(slot) == seen->xmin && KeyRowIsOf(slot, name);
 }
 
 /*
