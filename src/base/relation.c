@@ -155,17 +155,6 @@ CheckTable(const ExtensionTable *own, Relation table)
 }
 
 /*
- * IsColumn tells whether an attribute is the given column.
- */
-static bool
-IsColumn(Form_pg_attribute attribute, const TableColumn *column)
-{
-	return !attribute->attisdropped && attribute->atttypid == column->type &&
-		   attribute->attnotnull == column->notNull &&
-		   strcmp(NameStr(attribute->attname), column->name) == 0;
-}
-
-/*
  * TableCheckColumns throws 55000 unless the table has these columns and no others.
  */
 void
@@ -175,7 +164,13 @@ TableCheckColumns(Relation table, const TableColumn *columns, int count)
 	bool fits = desc->natts >= count;
 
 	for (int i = 0; fits && i < count; i++)
-		fits = IsColumn(TupleDescAttr(desc, i), &columns[i]);
+	{
+		Form_pg_attribute column = TupleDescAttr(desc, i);
+
+		fits = !column->attisdropped && column->atttypid == columns[i].type &&
+			   column->attnotnull == columns[i].notNull &&
+			   strcmp(NameStr(column->attname), columns[i].name) == 0;
+	}
 
 	/* A column that was added and dropped again leaves an attribute */
 	for (int i = count; fits && i < desc->natts; i++)
