@@ -238,7 +238,7 @@ SELECT idempotency.canonical('{' || string_agg(format('"%s": %s', lpad(i::text, 
 	= '{' || string_agg(format('"%s":%s', lpad(i::text, 6, '0'), i), ',' ORDER BY i) || '}' AS right
 FROM generate_series(0, 99999) AS i;
 
--- More open levels than the first stack allocation holds, several times over.
+-- Many levels, opened and closed again.
 SELECT idempotency.canonical('[' || string_agg(repeat('[', 40) || i || repeat(']', 40), ' , ' ORDER BY i) || ']')
 	= '[' || string_agg(repeat('[', 40) || i || repeat(']', 40), ',' ORDER BY i) || ']' AS right
 FROM generate_series(1, 100) AS i;

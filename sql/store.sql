@@ -139,7 +139,7 @@ COMMIT;
 SELECT count(*) FROM idempotency.once_many('store', ARRAY['Indexed once', 'Indexed once 2']);
 SELECT idempotency.once('store', 'Indexed 3');
 SET enable_seqscan = off;
-SELECT count(*) FROM idempotency.key WHERE upper(key) LIKE 'INDEXED%' AND upper(key) >= 'INDEXED' AND upper(key) < 'INDEXEE';
+SELECT count(*) FROM idempotency.key WHERE scope = 'store' AND upper(key) LIKE 'INDEXED%' AND upper(key) >= 'INDEXED' AND upper(key) < 'INDEXEE';
 SELECT key FROM idempotency.key WHERE status = -418;
 SELECT pg_sleep(0.01);
 -- After overwriting, the indexes find the row by its new values and not by the old
@@ -149,7 +149,7 @@ SELECT key FROM idempotency.key WHERE status = -418;
 SELECT key FROM idempotency.key WHERE upper(key) = 'INDEXED FAILURE' AND status > 0;
 SELECT key FROM idempotency.key WHERE expires_at > now() AND key = 'Indexed failure';
 SELECT idempotency.forget('store', 'Indexed');
-SELECT count(*) FROM idempotency.key WHERE upper(key) = 'INDEXED';
+SELECT count(*) FROM idempotency.key WHERE scope = 'store' AND upper(key) = 'INDEXED';
 RESET enable_seqscan;
 -- A violation of an administrator's unique index raises the server's error, and does
 -- not count as a duplicate key.

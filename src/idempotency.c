@@ -11,16 +11,13 @@
 #include "fmgr.h"
 
 #include "base/guc.h"
-#include "base/relation.h"
 #include "base/shmem.h"
 #include "base/stats.h"
 #include "base/visits.h"
 #include "base/wakeup.h"
 #include "keys/transaction.h"
 #include "launcher/launcher.h"
-#include "outbox/table.h"
 #include "relay/registry.h"
-#include "store/table.h"
 
 PG_MODULE_MAGIC;
 
@@ -36,8 +33,6 @@ _PG_init(void)
 	VisitRequestsInit();
 	RegistryInit();
 	LauncherInit();
-	ExtensionTableRegister(&KeyTable);
-	ExtensionTableRegister(&OutboxTable);
 	TransactionStateInit();
 	RelayWakeupInit();
 }

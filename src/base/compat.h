@@ -20,22 +20,18 @@
 #include "varatt.h"
 #endif
 
-/* 16: settings have functions to allocate memory. */
+/* 16: settings have a function to allocate memory. */
 #if PG_VERSION_NUM < 160000
 #define guc_malloc(elevel, size) malloc(size)
-#define guc_free(ptr) free(ptr)
 #endif
 
 /* 16: one function checks the rights on every kind of object. */
 #if PG_VERSION_NUM < 160000
 #define object_aclcheck(classid, objectid, roleid, mode) pg_proc_aclcheck(objectid, roleid, mode)
 #define database_aclcheck(database, role, mode) pg_database_aclcheck(database, role, mode)
-#define namespace_aclcheck(schema, role, mode) pg_namespace_aclcheck(schema, role, mode)
 #else
 #define database_aclcheck(database, role, mode)                                                    \
 	object_aclcheck(DatabaseRelationId, database, role, mode)
-#define namespace_aclcheck(schema, role, mode)                                                     \
-	object_aclcheck(NamespaceRelationId, schema, role, mode)
 #endif
 
 /* 16: stringToQualifiedNameList() takes an error context. */

@@ -20,29 +20,20 @@
 #include "base/guc.h"
 
 /*
- * WantedDatabases returns the names in idempotency.databases, or NIL for all.
- */
-List *
-WantedDatabases(void)
-{
-	List *names;
-
-	if (!SplitIdentifierString(pstrdup(ReaperDatabases), ',', &names))
-		return NIL; /* the check hook has refused such a value */
-	return names;
-}
-
-/*
- * DatabaseMayBeVisited tells whether workers are started for a database.
+ * DatabaseMayBeVisited tells whether workers are started for a database: one that
+ * idempotency.databases names, or any if that is empty.
  */
 bool
-DatabaseMayBeVisited(Form_pg_database form, const List *wanted)
+DatabaseMayBeVisited(Form_pg_database form)
 {
+	List *wanted;
 	ListCell *cell;
 
 	if (form->datistemplate || !form->datallowconn || form->datconnlimit == DATCONNLIMIT_INVALID_DB)
 		return false;
 
+	/* the check hook has refused a value that is no list */
+	(void) SplitIdentifierString(pstrdup(ReaperDatabases), ',', &wanted);
 	foreach (cell, wanted)
 	{
 		if (strcmp(lfirst(cell), NameStr(form->datname)) == 0)
@@ -58,8 +49,8 @@ bool
 DatabaseIsWanted(Oid database)
 {
 	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
-	bool wanted = HeapTupleIsValid(tuple) &&
-				  DatabaseMayBeVisited((Form_pg_database) GETSTRUCT(tuple), WantedDatabases());
+	bool wanted =
+		HeapTupleIsValid(tuple) && DatabaseMayBeVisited((Form_pg_database) GETSTRUCT(tuple));
 
 	if (HeapTupleIsValid(tuple))
 		ReleaseSysCache(tuple);

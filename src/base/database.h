@@ -9,10 +9,8 @@
 #define IDEMPOTENCY_BASE_DATABASE_H
 
 #include "catalog/pg_database.h"
-#include "nodes/pg_list.h"
 
-extern List *WantedDatabases(void);
-extern bool DatabaseMayBeVisited(Form_pg_database form, const List *wanted);
+extern bool DatabaseMayBeVisited(Form_pg_database form);
 extern bool DatabaseIsWanted(Oid database);
 extern bool DatabaseIsOpen(Oid database);
 extern bool DatabaseProbe(Oid database);

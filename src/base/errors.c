@@ -51,30 +51,21 @@ ErrorNameTooLong(const char *what, int chars)
 }
 
 /*
- * ErrorInProgress reports that another transaction holds the key.
+ * ErrorInProgress reports that another transaction holds the key, or, if "until" is not 0,
+ * that another owner's lease runs until then.
  */
 void
-ErrorInProgress(const KeyName *name)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
-					errmsg("an operation with this idempotency key is in progress"),
-					DetailName(name), errhint("Retry later with the same key.")));
-}
-
-/*
- * ErrorLeased reports that another owner's lease runs until "until".
- */
-void
-ErrorLeased(const KeyName *name, TimestampTz until)
+ErrorInProgress(const KeyName *name, TimestampTz until)
 {
 	long ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
 
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
 			 errmsg("an operation with this idempotency key is in progress"), DetailName(name),
-			 errhint("Retry later with the same key. Unless it is renewed, the lease of its "
-					 "owner ends in %ld s.",
-					 (ms + 999) / 1000)));
+			 until == 0 ? errhint("Retry later with the same key.")
+						: errhint("Retry later with the same key. Unless it is renewed, the lease "
+								  "of its owner ends in %ld s.",
+								  (ms + 999) / 1000)));
 }
 
 /*

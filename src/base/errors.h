@@ -31,8 +31,7 @@ pg_noreturn extern void ErrorNameMissing(const char *what);
 pg_noreturn extern void ErrorNameTooLong(const char *what, int chars);
 
 /* IK409 */
-pg_noreturn extern void ErrorInProgress(const KeyName *name);
-pg_noreturn extern void ErrorLeased(const KeyName *name, TimestampTz until);
+pg_noreturn extern void ErrorInProgress(const KeyName *name, TimestampTz until);
 pg_noreturn extern void ErrorClaimedHere(const KeyName *name);
 
 /* 22023 */

@@ -75,19 +75,9 @@ static Setting HandlerTimeoutSetting = {
 	.number = &HandlerTimeout,
 	.fallback = HANDLER_TIMEOUT_MS,
 };
-Setting PrefixSetting = {.name = PREFIX_SETTING};
+Setting PrefixSetting = {.name = "idempotency.scope_prefix"};
 Setting FinalErrorsSetting = {.name = "idempotency.final_errors"};
 static Setting DocumentationSetting = {.name = "idempotency.documentation"};
-
-/* The parsed idempotency.final_errors. */
-typedef struct FinalErrors
-{
-	bool valid;
-	int count;
-	int sqlstates[FLEXIBLE_ARRAY_MEMBER];
-} FinalErrors;
-
-static const FinalErrors *finalErrors = NULL;
 
 /*
  * Classes of SQLSTATE that depend on the server or the network and not on the request.
@@ -123,6 +113,7 @@ ASSIGN_HOOK(ResponseSize)
 ASSIGN_HOOK(OutboxRetention)
 ASSIGN_HOOK(HandlerTimeout)
 ASSIGN_HOOK(Prefix)
+ASSIGN_HOOK(FinalErrors)
 ASSIGN_HOOK(Documentation)
 
 static void
@@ -242,16 +233,16 @@ TrimSpaces(char *s)
 }
 
 /*
- * ParseSqlState returns the SQLSTATE in five characters, or 0, with the reason in the
+ * CanBeFinal tells whether "token" is an SQLSTATE that can be final; if not, it sets the
  * check's detail.
  */
-static int
-ParseSqlState(const char *token)
+static bool
+CanBeFinal(const char *token)
 {
 	if (strlen(token) != 5 || strspn(token, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") != 5)
 	{
 		GUC_check_errdetail("\"%s\" is not an SQLSTATE of five digits and capital letters.", token);
-		return 0;
+		return false;
 	}
 	for (int i = 0; transientClasses[i] != NULL; i++)
 	{
@@ -259,60 +250,28 @@ ParseSqlState(const char *token)
 		if (strncmp(token, transientClasses[i], 2) == 0 && strcmp(token, "IKFIN") != 0)
 		{
 			GUC_check_errdetail("\"%s\" is a transient failure, which cannot be final.", token);
-			return 0;
+			return false;
 		}
 	}
-	return MAKE_SQLSTATE(token[0], token[1], token[2], token[3], token[4]);
-}
-
-/*
- * ParseFinalErrors fills "parsed", which is large enough, from a comma-separated list of
- * SQLSTATEs.  With an empty list no error is final.
- */
-static void
-ParseFinalErrors(const char *text, FinalErrors *parsed)
-{
-	char *list = pstrdup(text);
-	char *rest = list;
-	char *token;
-
-	parsed->valid = true;
-	parsed->count = 0;
-	if (list[strspn(list, " ")] == '\0')
-		rest = NULL;
-	while (parsed->valid && (token = strsep(&rest, ",")) != NULL)
-	{
-		int sqlstate = ParseSqlState(TrimSpaces(token));
-
-		parsed->sqlstates[parsed->count++] = sqlstate;
-		parsed->valid = sqlstate != 0;
-	}
-	pfree(list);
-}
-
-static bool
-CheckFinalErrors(char **newval, void **extra, GucSource source)
-{
-	Size places = strlen(*newval) / 2 + 1; /* a comma after every SQLSTATE */
-	FinalErrors *parsed = guc_malloc(LOG, offsetof(FinalErrors, sqlstates) + places * sizeof(int));
-
-	if (parsed == NULL)
-		return false;
-	ParseFinalErrors(*newval, parsed);
-	if (!parsed->valid && !SettingAcceptInvalid(&FinalErrorsSetting, *newval, source))
-	{
-		guc_free(parsed);
-		return false;
-	}
-	*extra = parsed;
 	return true;
 }
 
-static void
-AssignFinalErrors(const char *newval, void *extra)
+/*
+ * CheckFinalErrors accepts a comma-separated list of SQLSTATEs.  With an empty list no
+ * error is final.
+ */
+static bool
+CheckFinalErrors(char **newval, void **extra, GucSource source)
 {
-	finalErrors = extra;
-	FinalErrorsSetting.state = finalErrors->valid ? SETTING_VALID : SETTING_INVALID;
+	SettingValue value = {.valid = true};
+	char *list = pstrdup(*newval);
+	char *rest = list[strspn(list, " ")] == '\0' ? NULL : list;
+	char *token;
+
+	while (value.valid && (token = strsep(&rest, ",")) != NULL)
+		value.valid = CanBeFinal(TrimSpaces(token));
+	pfree(list);
+	return SettingAccept(&FinalErrorsSetting, *newval, extra, source, &value);
 }
 
 /*
@@ -322,12 +281,7 @@ AssignFinalErrors(const char *newval, void *extra)
 bool
 IsFinalError(int sqlstate)
 {
-	for (int i = 0; i < finalErrors->count; i++)
-	{
-		if (finalErrors->sqlstates[i] == sqlstate)
-			return true;
-	}
-	return false;
+	return strstr(FinalErrorsSetting.text, unpack_sql_state(sqlstate)) != NULL;
 }
 
 /* ----------------------------------------------------------------

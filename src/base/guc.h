@@ -10,8 +10,6 @@
 
 #include "base/setting.h"
 
-#define PREFIX_SETTING "idempotency.scope_prefix"
-
 /*
  * Call RequireSetting() where one of these is needed.  The value of the prefix is its
  * text, empty for none.

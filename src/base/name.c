@@ -10,8 +10,6 @@
  */
 #include "postgres.h"
 
-#include <ctype.h>
-
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
@@ -20,33 +18,16 @@
 #include "base/name.h"
 
 /*
- * HasC1Bytes tells whether the bytes 80 to 9F are C1 controls in a single-byte encoding:
+ * HasC1Bytes tells whether the bytes 80 to 9F are C1 controls in the database's encoding:
  * they are in the ISO 8859 family, whose text becomes U+0080 to U+009F in UTF-8.
  * Other encodings have printable characters there.
  */
 static bool
-HasC1Bytes(int encoding)
+HasC1Bytes(void)
 {
-	switch (encoding)
-	{
-		case PG_LATIN1:
-		case PG_LATIN2:
-		case PG_LATIN3:
-		case PG_LATIN4:
-		case PG_LATIN5:
-		case PG_LATIN6:
-		case PG_LATIN7:
-		case PG_LATIN8:
-		case PG_LATIN9:
-		case PG_LATIN10:
-		case PG_ISO_8859_5:
-		case PG_ISO_8859_6:
-		case PG_ISO_8859_7:
-		case PG_ISO_8859_8:
-			return true;
-		default:
-			return false;
-	}
+	const char *encoding = GetDatabaseEncodingName();
+
+	return strncmp(encoding, "LATIN", 5) == 0 || strncmp(encoding, "ISO_8859_", 9) == 0;
 }
 
 /*
@@ -57,7 +38,7 @@ static int
 ControlCharacterAt(const char *s, int bytes)
 {
 	bool utf8 = GetDatabaseEncoding() == PG_UTF8;
-	bool c1Bytes = HasC1Bytes(GetDatabaseEncoding());
+	bool c1Bytes = !utf8 && HasC1Bytes();
 
 	for (int i = 0; i < bytes; i++)
 	{
@@ -72,22 +53,13 @@ ControlCharacterAt(const char *s, int bytes)
 }
 
 /*
- * IsUuidInBraces tells whether "value" is a UUID as some systems print it, such as
- * {8e03978e-40d5-43dd-bc93-6894a57f9324}.
+ * IsUuidInBraces tells whether "value", which begins with a brace, is a UUID as some systems
+ * print it, such as {8e03978e-40d5-43dd-bc93-6894a57f9324}.
  */
 static bool
 IsUuidInBraces(const char *value, int bytes)
 {
-	static const char form[] = "{xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx}";
-
-	if (bytes != lengthof(form) - 1)
-		return false;
-	for (int i = 0; i < bytes; i++)
-	{
-		if (form[i] == 'x' ? !isxdigit((unsigned char) value[i]) : value[i] != form[i])
-			return false;
-	}
-	return true;
+	return bytes == 38 && value[9] == '-' && strspn(value + 1, "0123456789abcdefABCDEF-") == 36;
 }
 
 /*
@@ -252,17 +224,6 @@ text *
 TextCopy(const text *t)
 {
 	return t == NULL ? NULL : memcpy(palloc(VARSIZE_ANY(t)), t, VARSIZE_ANY(t));
-}
-
-/*
- * KeyNameCopy copies a name into the current memory context.
- */
-void
-KeyNameCopy(const KeyName *from, KeyName *to)
-{
-	to->scope = TextCopy(from->scope);
-	to->key = TextCopy(from->key);
-	to->lock = from->lock;
 }
 
 /*

@@ -28,7 +28,6 @@ extern void CheckScalar(const text *value, const char *what);
 extern void CheckName(const text *value, const char *what);
 extern text *NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what);
 extern text *ScopeFromArg(FunctionCallInfo fcinfo);
-extern void KeyNameCopy(const KeyName *from, KeyName *to);
 extern bool KeyNameEquals(const KeyName *a, const KeyName *b);
 extern text *TextCopy(const text *t);
 extern bool TextEquals(const text *a, const text *b);

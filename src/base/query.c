@@ -22,7 +22,6 @@
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/rel.h"
-#include "utils/syscache.h"
 
 #include "base/errors.h"
 #include "base/query.h"
@@ -41,56 +40,24 @@ static const struct
 };
 
 /*
- * OwnerOf returns the owner of a table of the extension.  Throws 55000 if it is missing.
- */
-static Oid
-OwnerOf(const char *table)
-{
-	Oid relid = ExtensionRelationOid(table);
-	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	Oid owner;
-
-	if (!HeapTupleIsValid(tuple))
-		ErrorStoreAltered(table, "It is missing.", "Use ALTER EXTENSION idempotency UPDATE.");
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	ReleaseSysCache(tuple);
-	return owner;
-}
-
-/*
  * CheckUnaltered throws 55000 if the table has rules or BEFORE ROW triggers, which could
  * change or suppress a write.  It runs after the write, whose lock prevents new ones.
  * The plan is dropped: if a rule has left nothing of the query, it depends on no table,
  * and would never be replanned.
  */
 static void
-CheckUnaltered(ExtensionQuery *query)
+CheckUnaltered(ExtensionQuery *query, Relation table)
 {
-	Oid relid = ExtensionRelationOid(query->table);
-	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	bool mayBe = HeapTupleIsValid(tuple) && (((Form_pg_class) GETSTRUCT(tuple))->relhasrules ||
-											 ((Form_pg_class) GETSTRUCT(tuple))->relhastriggers);
-	const TriggerDesc *triggers;
-	Relation table;
+	const TriggerDesc *triggers = table->trigdesc;
 
-	if (HeapTupleIsValid(tuple))
-		ReleaseSysCache(tuple);
-	if (!mayBe)
+	if (table->rd_rules == NULL && (triggers == NULL || !(triggers->trig_insert_before_row ||
+														  triggers->trig_update_before_row ||
+														  triggers->trig_delete_before_row)))
 		return;
-
-	/* relhasrules and relhastriggers can outlive the last rule and trigger */
-	table = table_open(relid, AccessShareLock);
-	triggers = table->trigdesc;
-	if (table->rd_rules != NULL || (triggers != NULL && (triggers->trig_insert_before_row ||
-														 triggers->trig_update_before_row ||
-														 triggers->trig_delete_before_row)))
-	{
-		SPI_freeplan(query->plan);
-		query->plan = NULL;
-		ErrorStoreAltered(query->table, "It has rules or BEFORE ROW triggers.",
-						  "Drop them; AFTER triggers are allowed.");
-	}
-	table_close(table, NoLock);
+	SPI_freeplan(query->plan);
+	query->plan = NULL;
+	ErrorStoreAltered(query->table, "It has rules or BEFORE ROW triggers.",
+					  "Drop them; AFTER triggers are allowed.");
 }
 
 /*
@@ -148,12 +115,16 @@ PreparePlan(ExtensionQuery *query)
 uint64
 ExtensionQueryRun(ExtensionQuery *query, Datum *values, const bool *isnull)
 {
-	Oid owner = OwnerOf(query->table);
+	Relation table = try_table_open(ExtensionRelationOid(query->table), AccessShareLock);
 	char nulls[EXTENSION_QUERY_PARAMETERS + 1];
 	int nest = NewGUCNestLevel();
 	Oid caller;
 	int context;
 	int result;
+
+	if (table == NULL)
+		ErrorStoreAltered(query->table, "It is missing.",
+						  "Use ALTER EXTENSION idempotency UPDATE.");
 
 	/* Set parameters, settings and role */
 	for (int i = 0; i < query->parameters; i++)
@@ -164,8 +135,9 @@ ExtensionQueryRun(ExtensionQuery *query, Datum *values, const bool *isnull)
 		(void) set_config_option(settings[i].name, settings[i].value, PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_SAVE, true, 0, false);
 	GetUserIdAndSecContext(&caller, &context);
-	SetUserIdAndSecContext(owner, context | SECURITY_LOCAL_USERID_CHANGE |
-									  SECURITY_RESTRICTED_OPERATION | SECURITY_NOFORCE_RLS);
+	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE |
+														SECURITY_RESTRICTED_OPERATION |
+														SECURITY_NOFORCE_RLS);
 
 	/* Run the query */
 	SPI_connect();
@@ -176,8 +148,9 @@ ExtensionQueryRun(ExtensionQuery *query, Datum *values, const bool *isnull)
 
 	/* Check table and result */
 	if (result != SPI_OK_SELECT)
-		CheckUnaltered(query);
+		CheckUnaltered(query, table);
 	CheckResult(query);
+	table_close(table, NoLock);
 	SetUserIdAndSecContext(caller, context);
 	AtEOXact_GUC(false, nest);
 	return SPI_processed;

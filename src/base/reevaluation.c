@@ -19,7 +19,6 @@
 #include "nodes/pathnodes.h"
 #include "nodes/supportnodes.h"
 #include "optimizer/optimizer.h"
-#include "parser/parsetree.h"
 #include "utils/lsyscache.h"
 
 #include "base/compat.h"
@@ -131,31 +130,21 @@ ConditionsCallAgain(const FromExpr *jointree, Wanted *wanted)
 
 /*
  * MemberCalls tells whether a member of a UNION ALL that is, or will be, part of the
- * query calls the function.
+ * query calls the function.  A UNION ALL that the planner has pulled up is marked "inh".
  */
 static bool
-MemberCalls(List *members, const Query *query, Wanted *wanted)
+MemberCalls(const Query *query, Wanted *wanted)
 {
 	ListCell *cell;
 
-	foreach (cell, members)
-	{
-		AppendRelInfo *member = lfirst_node(AppendRelInfo, cell);
-		RangeTblEntry *rte = rt_fetch(member->child_relid, query->rtable);
-
-		if (Calls((Node *) rte, wanted) ||
-			range_table_entry_walker(rte, TreeWalker(Calls), wanted, QTW_EXAMINE_RTES_BEFORE))
-			return true;
-	}
-	if (wanted->planning)
-		return false;
 	foreach (cell, query->rtable)
 	{
 		const RangeTblEntry *rte = lfirst_node(RangeTblEntry, cell);
-		const SetOperationStmt *set =
-			rte->rtekind == RTE_SUBQUERY ? (SetOperationStmt *) rte->subquery->setOperations : NULL;
+		const SetOperationStmt *set = rte->rtekind == RTE_SUBQUERY && rte->subquery != NULL
+										  ? (SetOperationStmt *) rte->subquery->setOperations
+										  : NULL;
 
-		if (set != NULL && set->op == SETOP_UNION && set->all &&
+		if (set != NULL && set->op == SETOP_UNION && set->all && (rte->inh || !wanted->planning) &&
 			Calls((Node *) rte->subquery, wanted))
 			return true;
 	}
@@ -226,7 +215,7 @@ ErrorEvaluatedTwice(Oid function, const char *command)
  * queries, twice for one row.
  */
 static void
-CheckQuery(const Query *query, List *members, Wanted *wanted)
+CheckQuery(const Query *query, Wanted *wanted)
 {
 	const char *command = RepeatingCommand(query);
 
@@ -236,7 +225,7 @@ CheckQuery(const Query *query, List *members, Wanted *wanted)
 		CallsAgain((Node *) query->targetList, wanted) ||
 		CallsAgain((Node *) query->mergeActionList, wanted) ||
 		CallsAgain(MergeJoinCondition(query), wanted) || PolicyCalls(query, wanted) ||
-		MemberCalls(members, query, wanted))
+		MemberCalls(query, wanted))
 		ErrorEvaluatedTwice(wanted->called, command);
 }
 
@@ -280,7 +269,7 @@ CheckReaders(Node *node, void *wanted)
 		return false;
 	if (!IsA(node, Query))
 		return expression_tree_walker(node, TreeWalker(CheckReaders), wanted);
-	CheckQuery((Query *) node, NIL, wanted);
+	CheckQuery((Query *) node, wanted);
 	return query_tree_walker((Query *) node, TreeWalker(CheckReaders), wanted, 0);
 }
 
@@ -369,7 +358,7 @@ CheckCall(PlannerInfo *root, Oid function)
 	{
 		Wanted wanted = {.called = function, .function = function, .planning = true};
 
-		CheckQuery(root->parse, root->append_rel_list, &wanted);
+		CheckQuery(root->parse, &wanted);
 		CheckCtes(root->parse, function);
 	}
 }

@@ -39,57 +39,19 @@
 #include "base/relation.h"
 #include "base/visits.h"
 
-#define TABLES_MOST 4
-
-static ExtensionTable *tables[TABLES_MOST];
-static int tableCount = 0;
-
 /*
  * ForgetTable invalidates the check after a change of the table's definition.
  */
 static void
-ForgetTable(Datum arg, Oid relid)
+ForgetTable(Datum table, Oid relid)
 {
-	for (int i = 0; i < tableCount; i++)
+	ExtensionTable *own = (ExtensionTable *) DatumGetPointer(table);
+
+	if (relid == InvalidOid || relid == own->relid)
 	{
-		if (relid == InvalidOid || relid == tables[i]->relid)
-		{
-			tables[i]->relid = InvalidOid;
-			tables[i]->checked = false;
-		}
+		own->relid = InvalidOid;
+		own->checked = false;
 	}
-}
-
-/*
- * ExtensionTableRegister registers a table for ExtensionTableOpen(); called once per backend, from
- * _PG_init().
- */
-void
-ExtensionTableRegister(ExtensionTable *table)
-{
-	Assert(tableCount < TABLES_MOST);
-	if (tableCount == 0)
-		CacheRegisterRelcacheCallback(ForgetTable, (Datum) 0);
-	tables[tableCount++] = table;
-}
-
-/*
- * CatalogNames tells whether a catalog has a row with the relation in "column".
- */
-static bool
-CatalogNames(Oid catalog, AttrNumber column, Oid relid)
-{
-	Relation table = table_open(catalog, AccessShareLock);
-	ScanKeyData key;
-	SysScanDesc scan;
-	bool found;
-
-	ScanKeyInit(&key, column, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
-	scan = systable_beginscan(table, InvalidOid, false, NULL, 1, &key);
-	found = HeapTupleIsValid(systable_getnext(scan));
-	systable_endscan(scan);
-	table_close(table, AccessShareLock);
-	return found;
 }
 
 /*
@@ -104,39 +66,44 @@ IsDistributed(Oid relid)
 	Oid catalog = get_relname_relid("pg_dist_partition", PG_CATALOG_NAMESPACE);
 	AttrNumber column =
 		OidIsValid(catalog) ? get_attnum(catalog, "logicalrelid") : InvalidAttrNumber;
+	ScanKeyData key;
+	SysScanDesc scan;
+	Relation table;
+	bool found;
 
-	return column != InvalidAttrNumber && CatalogNames(catalog, column, relid);
-}
-
-/*
- * OwnTrigger returns the trigger that the extension created, or NULL.  Rows are written
- * without it: it refuses UPDATE, and the library never updates the table.
- */
-static const Trigger *
-OwnTrigger(const ExtensionTable *own, const TriggerDesc *triggers)
-{
-	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
-	{
-		const Trigger *trigger = &triggers->triggers[i];
-
-		if (strcmp(trigger->tgname, own->trigger) == 0 &&
-			trigger->tgtype == (TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE))
-			return trigger;
-	}
-	return NULL;
+	if (column == InvalidAttrNumber)
+		return false;
+	table = table_open(catalog, AccessShareLock);
+	ScanKeyInit(&key, column, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(table, InvalidOid, false, NULL, 1, &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	table_close(table, AccessShareLock);
+	return found;
 }
 
 /*
  * CheckTriggers throws 55000 if the table has rules, lacks the extension's trigger, has it
- * disabled, or has any other trigger.
+ * disabled, or has any other trigger.  Rows are written without the extension's trigger: it
+ * refuses UPDATE, and the library never updates the table.
  */
 static void
 CheckTriggers(const ExtensionTable *own, Relation table)
 {
 	const TriggerDesc *triggers = table->trigdesc;
-	const Trigger *trigger = own->trigger != NULL ? OwnTrigger(own, triggers) : NULL;
-	int expected = own->trigger != NULL ? 1 : 0;
+	const Trigger *trigger = NULL;
+	int others = 0;
 
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		const Trigger *next = &triggers->triggers[i];
+
+		if (own->trigger != NULL && strcmp(next->tgname, own->trigger) == 0 &&
+			next->tgtype == (TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE))
+			trigger = next;
+		else
+			others++;
+	}
 	if (own->trigger != NULL && trigger == NULL)
 		ErrorStoreAltered(own->name, psprintf("Its trigger %s is missing.", own->trigger),
 						  psprintf("Use CREATE TRIGGER %s BEFORE UPDATE ON idempotency.%s "
@@ -147,7 +114,7 @@ CheckTriggers(const ExtensionTable *own, Relation table)
 		ErrorStoreAltered(
 			own->name, psprintf("Its trigger %s is disabled.", own->trigger),
 			psprintf("Use ALTER TABLE idempotency.%s ENABLE TRIGGER %s.", own->name, own->trigger));
-	if (table->rd_rules != NULL || (triggers != NULL ? triggers->numtriggers : 0) > expected)
+	if (table->rd_rules != NULL || others > 0)
 		ErrorStoreAltered(own->name, "It has added triggers, rules or foreign keys.",
 						  "Drop them; put triggers on your own tables.");
 }
@@ -188,17 +155,6 @@ CheckTable(const ExtensionTable *own, Relation table)
 }
 
 /*
- * IsColumn tells whether an attribute is the given column.
- */
-static bool
-IsColumn(Form_pg_attribute attribute, const TableColumn *column)
-{
-	return !attribute->attisdropped && attribute->atttypid == column->type &&
-		   attribute->attnotnull == column->notNull &&
-		   strcmp(NameStr(attribute->attname), column->name) == 0;
-}
-
-/*
  * TableCheckColumns throws 55000 unless the table has these columns and no others.
  */
 void
@@ -208,7 +164,13 @@ TableCheckColumns(Relation table, const TableColumn *columns, int count)
 	bool fits = desc->natts >= count;
 
 	for (int i = 0; fits && i < count; i++)
-		fits = IsColumn(TupleDescAttr(desc, i), &columns[i]);
+	{
+		Form_pg_attribute column = TupleDescAttr(desc, i);
+
+		fits = !column->attisdropped && column->atttypid == columns[i].type &&
+			   column->attnotnull == columns[i].notNull &&
+			   strcmp(NameStr(column->attname), columns[i].name) == 0;
+	}
 
 	/* A column that was added and dropped again leaves an attribute */
 	for (int i = count; fits && i < desc->natts; i++)
@@ -323,31 +285,14 @@ ExtensionTableOpen(ExtensionTable *own, LOCKMODE lockmode)
 	}
 
 	/* An invalidation during the check must find the table. */
+	if (!own->registered)
+		CacheRegisterRelcacheCallback(ForgetTable, PointerGetDatum(own));
+	own->registered = true;
 	own->relid = RelationGetRelid(table);
 	CheckTable(own, table);
 	own->checked = (own->relid == RelationGetRelid(table));
 	RequestVisit();
 	return table;
-}
-
-/*
- * CountsOneByOne tells whether a sequence returns consecutive values across sessions and
- * crashes: no session caches one, and none is returned twice.
- */
-static bool
-CountsOneByOne(Relation sequence)
-{
-	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(RelationGetRelid(sequence)));
-	Form_pg_sequence form;
-	bool oneByOne;
-
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	form = (Form_pg_sequence) GETSTRUCT(tuple);
-	oneByOne = form->seqcache == 1 && form->seqincrement == 1 && !form->seqcycle &&
-			   sequence->rd_rel->relpersistence == RELPERSISTENCE_PERMANENT;
-	ReleaseSysCache(tuple);
-	return oneByOne;
 }
 
 /*
@@ -374,14 +319,18 @@ OpenSequence(const char *name, LOCKMODE lockmode)
  * ExtensionSequenceOpen opens a sequence of the extension for nextval(), under the lock of
  * that, which the caller keeps until the transaction ends: the sequence cannot be
  * altered.  Throws 55000, which names the "purpose" of the values, unless they are
- * consecutive.
+ * consecutive across sessions and crashes: no session caches one, and none is returned
+ * twice.
  */
 Relation
 ExtensionSequenceOpen(const char *name, const char *purpose)
 {
 	Relation sequence = OpenSequence(name, RowExclusiveLock);
+	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(RelationGetRelid(sequence)));
+	Form_pg_sequence form = HeapTupleIsValid(tuple) ? (Form_pg_sequence) GETSTRUCT(tuple) : NULL;
 
-	if (!CountsOneByOne(sequence))
+	if (form == NULL || form->seqcache != 1 || form->seqincrement != 1 || form->seqcycle ||
+		sequence->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 		ereport(
 			ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -390,6 +339,7 @@ ExtensionSequenceOpen(const char *name, const char *purpose)
 			 errhint("Use ALTER SEQUENCE idempotency.%s INCREMENT 1 CACHE 1 NO CYCLE, and SET "
 					 "LOGGED.",
 					 name)));
+	ReleaseSysCache(tuple);
 	return sequence;
 }
 

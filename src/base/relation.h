@@ -17,6 +17,7 @@ typedef struct ExtensionTable
 	const char *name;
 	const char *trigger;		   /* its statement-level BEFORE UPDATE trigger, or NULL */
 	void (*check)(Relation table); /* throws 55000 if it was altered */
+	bool registered;			   /* for invalidations */
 	Oid relid;					   /* of the latest lookup */
 	bool checked;				   /* since its last change */
 } ExtensionTable;
@@ -38,7 +39,6 @@ typedef enum RelationsLockResult
 
 extern RelationsLockResult ExtensionRelationsLock(const char *const *names, int count);
 extern bool ExtensionRelationLock(const char *name, LOCKMODE lockmode, bool dontWait);
-extern void ExtensionTableRegister(ExtensionTable *table);
 extern bool ExtensionIsSubscriber(void);
 extern void TableCheckColumns(Relation table, const TableColumn *columns, int count);
 extern void CompositeCheck(TupleDesc desc, const char *type, const Oid *attributes, int count);

@@ -68,12 +68,12 @@ RequireSetting(const Setting *setting)
 }
 
 /*
- * SettingAcceptInvalid tells whether an invalid value must be accepted, because the server
+ * AcceptInvalid tells whether an invalid value must be accepted, because the server
  * would use the default instead, and warns of it.  A parallel worker accepts what
  * its leader has accepted.
  */
-bool
-SettingAcceptInvalid(const Setting *setting, const char *text, GucSource source)
+static bool
+AcceptInvalid(const Setting *setting, const char *text, GucSource source)
 {
 	bool stored = source >= PGC_S_GLOBAL && source <= PGC_S_DATABASE_USER;
 	bool warned = setting->state == SETTING_INVALID && strcmp(setting->text, text) == 0;
@@ -98,7 +98,7 @@ SettingAccept(const Setting *setting, const char *text, void **extra, GucSource 
 {
 	SettingValue *copy;
 
-	if (!value->valid && !SettingAcceptInvalid(setting, text, source))
+	if (!value->valid && !AcceptInvalid(setting, text, source))
 		return false;
 	copy = guc_malloc(LOG, sizeof(SettingValue));
 	if (copy == NULL)
@@ -243,14 +243,17 @@ void
 SettingDefine(Setting *setting, const char *description, const char *more, const char *boot,
 			  GucContext context, GucStringCheckHook check, GucStringAssignHook assign)
 {
-	struct config_generic *given = FindSetting(setting->name);
-	bool wasGiven = given != NULL && given->source != PGC_S_DEFAULT;
+	const struct config_generic *found = FindSetting(setting->name);
+	bool wasSet = found != NULL && found->source != PGC_S_DEFAULT;
+	bool wasSetAtLogin = found != NULL && found->reset_source != PGC_S_DEFAULT;
 
 	defining = true;
 	DefineCustomStringVariable(setting->name, description, more, &setting->text, boot, context, 0,
 							   check, assign, NULL);
 	defining = false;
-	if (!wasGiven || FindSetting(setting->name)->source != PGC_S_DEFAULT)
+	found = FindSetting(setting->name);
+	setting->hidden = wasSetAtLogin && found->reset_source == PGC_S_DEFAULT;
+	if (!wasSet || found->source != PGC_S_DEFAULT)
 		return;
 	setting->state = SETTING_DENIED;
 	if (setting->number != NULL)

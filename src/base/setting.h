@@ -33,6 +33,7 @@ typedef struct Setting
 
 	char *text; /* as it was set; never NULL once it is defined */
 	SettingState state;
+	bool hidden; /* the value of the login, by one that the session had no right to set */
 } Setting;
 
 /* What a check hook passes to its assign hook. */
@@ -46,7 +47,6 @@ typedef struct SettingValue
 /* Hooks of a duration or size, and parts of other hooks. */
 extern bool SettingCheck(const Setting *setting, const char *text, void **extra, GucSource source);
 extern const SettingValue *SettingAssign(Setting *setting, const void *extra);
-extern bool SettingAcceptInvalid(const Setting *setting, const char *text, GucSource source);
 extern bool SettingAccept(const Setting *setting, const char *text, void **extra, GucSource source,
 						  const SettingValue *value);
 

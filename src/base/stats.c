@@ -9,16 +9,13 @@
  *
  * Each database with counters has one of STATS_DATABASES slots.  A backend looks its
  * slot up at its first event; counting is one atomic addition without a lock.  A slot is
- * freed by the launcher once its database is gone, and when a database is created, which
- * can have the OID of a dropped one.  The LWLock is exclusive to assign and free slots,
- * and shared to look one up.
+ * freed by the launcher once its database is gone.  The LWLock protects the assignment of
+ * slots.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "catalog/objectaccess.h"
-#include "catalog/pg_database.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -56,8 +53,6 @@ typedef struct StatsState
 /* NULL unless the library is preloaded. */
 static StatsState *stats = NULL;
 
-static object_access_hook_type previousAccessHook = NULL;
-
 /* ----------------------------------------------------------------
  * Slots
  * ----------------------------------------------------------------
@@ -94,31 +89,21 @@ static int
 FindOrAssignSlot(Oid database)
 {
 	int slot;
-	bool full;
 
-	LWLockAcquire(stats->lock, LW_SHARED);
+	LWLockAcquire(stats->lock, LW_EXCLUSIVE);
 	slot = FindSlot(database);
-	full = slot < 0 && FindSlot(InvalidOid) < 0;
+	if (slot < 0)
+	{
+		slot = FindSlot(InvalidOid);
+		if (slot >= 0)
+		{
+			ResetCounters(&stats->counters[slot]);
+			pg_atomic_write_u32(&stats->database[slot], database);
+		}
+	}
 	LWLockRelease(stats->lock);
 
-	if (slot < 0 && !full)
-	{
-		LWLockAcquire(stats->lock, LW_EXCLUSIVE);
-		slot = FindSlot(database);
-		if (slot < 0)
-		{
-			slot = FindSlot(InvalidOid);
-			full = slot < 0;
-			if (!full)
-			{
-				ResetCounters(&stats->counters[slot]);
-				pg_atomic_write_u32(&stats->database[slot], database);
-			}
-		}
-		LWLockRelease(stats->lock);
-	}
-
-	if (full && pg_atomic_test_set_flag(&stats->fullReported))
+	if (slot < 0 && pg_atomic_test_set_flag(&stats->fullReported))
 		ereport(LOG_SERVER_ONLY,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("idempotency cannot count the events of more databases"),
@@ -175,7 +160,7 @@ StatsForgetDatabase(Oid database)
 {
 	int slot;
 
-	if (stats == NULL || !OidIsValid(database))
+	if (stats == NULL)
 		return;
 
 	LWLockAcquire(stats->lock, LW_EXCLUSIVE);
@@ -186,20 +171,6 @@ StatsForgetDatabase(Oid database)
 		pg_atomic_clear_flag(&stats->fullReported);
 	}
 	LWLockRelease(stats->lock);
-}
-
-/*
- * ForgetAtCreation runs for every object that is created: a new database must not begin
- * with the counters of a dropped one that had its OID.
- */
-static void
-ForgetAtCreation(ObjectAccessType access, Oid classId, Oid objectId, int subId, void *arg)
-{
-	if (previousAccessHook != NULL)
-		previousAccessHook(access, classId, objectId, subId, arg);
-
-	if (access == OAT_POST_CREATE && classId == DatabaseRelationId)
-		StatsForgetDatabase(objectId);
 }
 
 /* ----------------------------------------------------------------
@@ -336,16 +307,10 @@ InitializeStats(void *memory, LWLock *lock)
 }
 
 /*
- * StatsInit registers the shared memory and the hook for new databases; called once per
- * process, from _PG_init().
+ * StatsInit registers the shared memory; called once per process, from _PG_init().
  */
 void
 StatsInit(void)
 {
-	if (!process_shared_preload_libraries_in_progress)
-		return;
-
 	SharedMemoryRegister(&(SharedPart){(void **) &stats, sizeof(StatsState), InitializeStats});
-	previousAccessHook = object_access_hook;
-	object_access_hook = ForgetAtCreation;
 }

@@ -74,13 +74,13 @@ PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const Lease *lease)
 static void
 TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
 {
-	AbandonedScan *scan = KeyStoreAbandonedBegin(scope);
 	MemoryContext each =
 		AllocSetContextCreate(CurrentMemoryContext, "idempotency takeover", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(each);
 	ClaimRequest request = {.lease = lease};
+	int64 token = 0;
 
-	while (max > 0 && KeyStoreAbandonedNext(scan, &request.name))
+	while (max > 0 && KeyStoreAbandoned(scope, &token, &request.name))
 	{
 		StoredOutcome stored;
 
@@ -94,7 +94,6 @@ TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
 
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(each);
-	KeyStoreAbandonedEnd(scan);
 }
 
 /*

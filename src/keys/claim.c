@@ -258,11 +258,11 @@ ThrowIfRefused(const KeyName *name, Outcome outcome, const StoredOutcome *stored
 							 "unchanged.")));
 			break;
 		case OUTCOME_LEASED:
-			ErrorLeased(name, stored->lease.until);
+			ErrorInProgress(name, stored->lease.until);
 		case OUTCOME_CLAIMED_HERE:
 			ErrorClaimedHere(name);
 		case OUTCOME_LOCKED:
-			ErrorInProgress(name);
+			ErrorInProgress(name, 0);
 	}
 }
 

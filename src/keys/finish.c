@@ -8,6 +8,8 @@
 #include "postgres.h"
 
 #include "fmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
 
 #include "base/errors.h"
@@ -47,16 +49,12 @@ CheckOutcome(const KeyName *name, const StoredOutcome *outcome)
 
 	if (outcome->headers != NULL)
 	{
-		const char *s = VARDATA_ANY(outcome->headers);
-		Size length = VARSIZE_ANY_EXHDR(outcome->headers);
-		Size i = 0;
+		Datum type = DirectFunctionCall1(json_typeof, PointerGetDatum(outcome->headers));
 
-		while (i < length && strchr(" \t\r\n", s[i]) != NULL)
-			i++;
-		if (i == length || s[i] != '{')
+		if (strcmp(TextDatumGetCString(type), "object") != 0)
 			ErrorBadOutcome(name, "headers must be a JSON object",
 							"Pass an object of header names and values.");
-		bytes += length;
+		bytes += VARSIZE_ANY_EXHDR(outcome->headers);
 	}
 	if (outcome->response != NULL)
 		bytes += VARSIZE_ANY_EXHDR(outcome->response);

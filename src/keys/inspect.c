@@ -68,7 +68,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	state = KeyStoreProbe(&name, &stored, &seen);
 	InjectionPoint("forget-lock");
 	if (!KeyLockAcquire(&name, DefaultWait))
-		ErrorInProgress(&name);
+		ErrorInProgress(&name, 0);
 	InjectionPoint("forget-probe");
 	if (!KeyStoreUnchanged(&seen))
 		state = KeyStoreProbe(&name, &stored, &seen);

@@ -129,7 +129,7 @@ OwnByToken(const KeyName *name, int64 token, Ownership *own)
 	/* Lock the key */
 	InjectionPoint("owner-lock");
 	if (!KeyLockAcquire(name, DefaultWait))
-		ErrorInProgress(name);
+		ErrorInProgress(name, 0);
 
 	/* Compare the token of the locked row */
 	InjectionPoint("owner-probe");

@@ -17,6 +17,7 @@
 
 #include "access/xlog.h"
 #include "catalog/pg_control.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/resowner.h"
 
@@ -39,25 +40,20 @@ static uint64
 ComputeNumber(const KeyName *name)
 {
 	int32 scopeBytes = VARSIZE_ANY_EXHDR(name->scope);
-	int32 keyBytes = VARSIZE_ANY_EXHDR(name->key);
-	Size size = MOCK_AUTH_NONCE_LEN + sizeof(Oid) + sizeof(int32) + scopeBytes + keyBytes;
-	char *message = palloc(size);
-	char *at = message;
+	StringInfoData message;
 	uint8 digest[PG_SHA256_DIGEST_LENGTH];
 	uint64 number;
 
-	memcpy(at, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
-	at += MOCK_AUTH_NONCE_LEN;
-	memcpy(at, &MyDatabaseId, sizeof(Oid));
-	at += sizeof(Oid);
-	memcpy(at, &scopeBytes, sizeof(int32));
-	at += sizeof(int32);
-	memcpy(at, VARDATA_ANY(name->scope), scopeBytes);
-	memcpy(at + scopeBytes, VARDATA_ANY(name->key), keyBytes);
+	initStringInfo(&message);
+	appendBinaryStringInfo(&message, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
+	appendBinaryStringInfo(&message, (char *) &MyDatabaseId, sizeof(Oid));
+	appendBinaryStringInfo(&message, (char *) &scopeBytes, sizeof(int32));
+	appendBinaryStringInfo(&message, VARDATA_ANY(name->scope), scopeBytes);
+	appendBinaryStringInfo(&message, VARDATA_ANY(name->key), VARSIZE_ANY_EXHDR(name->key));
 
-	DigestCompute(message, size, digest);
+	DigestCompute(message.data, message.len, digest);
 	memcpy(&number, digest, sizeof(number));
-	pfree(message);
+	pfree(message.data);
 	return number;
 }
 
@@ -84,30 +80,15 @@ KeyLockTag(const KeyName *name)
 }
 
 /*
- * TryOrWait acquires the lock, and counts a wait.
+ * CountWait counts a wait, if there was one.
  */
-static bool
-TryOrWait(const LOCKTAG *tag, int waitMs)
+static void
+CountWait(instr_time began)
 {
-	volatile bool acquired = LockWithin(tag, ExclusiveLock, 0);
-
-	if (!acquired && waitMs > 0)
-	{
-		instr_time began;
-
-		INSTR_TIME_SET_CURRENT(began);
-		PG_TRY();
-		{
-			acquired = LockWithin(tag, ExclusiveLock, waitMs);
-		}
-		PG_FINALLY();
-		{
-			CountEvent(COUNT_WAITS);
-			CountWaitTime(began);
-		}
-		PG_END_TRY();
-	}
-	return acquired;
+	if (INSTR_TIME_IS_ZERO(began))
+		return;
+	CountEvent(COUNT_WAITS);
+	CountWaitTime(began);
 }
 
 /*
@@ -122,13 +103,24 @@ KeyLockAcquire(const KeyName *name, int waitMs)
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
 	volatile bool acquired = false;
+	volatile instr_time began;
 
+	INSTR_TIME_SET_ZERO(began);
 	PG_TRY();
 	{
-		acquired = TryOrWait(&tag, waitMs);
+		acquired = LockWithin(&tag, ExclusiveLock, 0);
+		if (!acquired && waitMs > 0)
+		{
+			instr_time now;
+
+			INSTR_TIME_SET_CURRENT(now);
+			began = now;
+			acquired = LockWithin(&tag, ExclusiveLock, waitMs);
+		}
 	}
 	PG_CATCH();
 	{
+		CountWait(began);
 		/* Replace the server's hint, which does not mention once_many() */
 		CurrentResourceOwner = owner;
 		if (geterrcode() != ERRCODE_OUT_OF_MEMORY)
@@ -144,6 +136,7 @@ KeyLockAcquire(const KeyName *name, int waitMs)
 					 "max_locks_per_transaction.")));
 	}
 	PG_END_TRY();
+	CountWait(began);
 	return acquired;
 }
 

@@ -15,6 +15,7 @@
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "lib/qunique.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -104,12 +105,7 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 	}
 	qsort(names, given, sizeof(KeyName), CompareKeys);
 
-	*count = 0;
-	for (int i = 0; i < given; i++)
-	{
-		if (i == 0 || CompareKeys(&names[i], &names[i - 1]) != 0)
-			names[(*count)++] = names[i];
-	}
+	*count = qunique(names, given, sizeof(KeyName), CompareKeys);
 	return names;
 }
 

@@ -18,6 +18,7 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
+#include "utils/fmgrprotos.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
@@ -190,34 +191,6 @@ OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
 }
 
 /*
- * OperationOutcome returns the outcome in a composite, or NULL.
- */
-static const char *
-OperationOutcome(HeapTupleHeader operation)
-{
-	TupleDesc desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(operation),
-											HeapTupleHeaderGetTypMod(operation));
-	HeapTuple label;
-	Datum outcome;
-	char *name;
-	bool isnull;
-
-	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
-	(void) OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, OUTCOME_CLAIMED);
-	ReleaseTupleDesc(desc);
-	outcome = GetAttributeByNum(operation, OP_OUTCOME + 1, &isnull);
-	if (isnull)
-		return NULL;
-
-	label = SearchSysCache1(ENUMOID, outcome);
-	if (!HeapTupleIsValid(label))
-		ErrorRowType("operation");
-	name = pstrdup(NameStr(((Form_pg_enum) GETSTRUCT(label))->enumlabel));
-	ReleaseSysCache(label);
-	return name;
-}
-
-/*
  * OperationType returns the type that the calling SQL function is declared to
  * return.  Throws 55000 if the function was dropped since it was called.
  */
@@ -236,18 +209,25 @@ OperationType(FunctionCallInfo fcinfo)
 
 /*
  * ProblemOfOperation returns the SQLSTATE that claim() has for the outcome in a composite,
- * or NULL if it has none.
+ * or NULL if it has none.  Throws 42804 if the type was altered.
  */
 static const char *
 ProblemOfOperation(HeapTupleHeader operation)
 {
-	const char *outcome = OperationOutcome(operation);
+	TupleDesc desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(operation),
+											HeapTupleHeaderGetTypMod(operation));
+	const char *outcome;
+	Datum value;
+	bool isnull;
 
-	if (outcome != NULL && strcmp(outcome, "in_progress") == 0)
+	CompositeCheck(desc, "operation", attributeType, OPERATION_COLUMNS);
+	(void) OutcomeDatum(TupleDescAttr(desc, OP_OUTCOME)->atttypid, OUTCOME_CLAIMED);
+	ReleaseTupleDesc(desc);
+	value = GetAttributeByNum(operation, OP_OUTCOME + 1, &isnull);
+	outcome = isnull ? "" : DatumGetCString(DirectFunctionCall1(enum_out, value));
+	if (strcmp(outcome, "in_progress") == 0)
 		return PROBLEM_IN_PROGRESS;
-	if (outcome != NULL && strcmp(outcome, "mismatched") == 0)
-		return PROBLEM_MISMATCHED;
-	return NULL;
+	return strcmp(outcome, "mismatched") == 0 ? PROBLEM_MISMATCHED : NULL;
 }
 
 /*

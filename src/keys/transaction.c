@@ -59,6 +59,20 @@ IsOpen(const OpenClaim *claim)
 }
 
 /*
+ * KeepName copies a name, to the end of the transaction.
+ */
+static void
+KeepName(const KeyName *name, KeyName *kept)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+
+	kept->scope = TextCopy(name->scope);
+	kept->key = TextCopy(name->key);
+	kept->lock = name->lock;
+	MemoryContextSwitchTo(caller);
+}
+
+/*
  * OpenClaimFind returns the open claim of this transaction on "name", or NULL.
  */
 OpenClaim *
@@ -97,7 +111,7 @@ OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Retention *ret
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
 	OpenClaim *claim = palloc0(sizeof(OpenClaim));
 
-	KeyNameCopy(name, &claim->name);
+	KeepName(name, &claim->name);
 	claim->fingerprint = TextCopy(fingerprint);
 	claim->retention = *retention;
 	claim->seen = *seen;
@@ -186,40 +200,39 @@ ScopeSetResult(const text *scope, const text *key, bool granted)
 }
 
 /*
- * MatchesScope tells whether "scope" matches "pattern", which may end in "*".
+ * LatestResult returns the result of the latest call about the scope of these bytes, or
+ * about one that begins with them; NULL if there was none.
  */
-static bool
-MatchesScope(const char *pattern, const text *scope)
-{
-	size_t length = strlen(pattern);
-	size_t bytes = VARSIZE_ANY_EXHDR(scope);
-
-	if (length > 0 && pattern[length - 1] == '*')
-		return bytes >= length - 1 && memcmp(pattern, VARDATA_ANY(scope), length - 1) == 0;
-	return bytes == length && memcmp(pattern, VARDATA_ANY(scope), length) == 0;
-}
-
-/*
- * ScopeGranted tells whether the latest call about a scope that matches "pattern"
- * granted a claim.  "asked" is set to whether there was such a call.
- */
-bool
-ScopeGranted(const char *pattern, bool *asked)
+static const ScopeResult *
+LatestResult(const char *scope, size_t bytes, bool prefix)
 {
 	dlist_iter iter;
 
 	dlist_foreach (iter, &results)
 	{
 		const ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
+		size_t length = VARSIZE_ANY_EXHDR(result->scope);
 
-		if (MatchesScope(pattern, result->scope))
-		{
-			*asked = true;
-			return result->granted;
-		}
+		if ((prefix ? length >= bytes : length == bytes) &&
+			memcmp(VARDATA_ANY(result->scope), scope, bytes) == 0)
+			return result;
 	}
-	*asked = false;
-	return false;
+	return NULL;
+}
+
+/*
+ * ScopeGranted tells whether the latest call about a scope that matches "pattern", which
+ * may end in "*", granted a claim.  "asked" is set to whether there was such a call.
+ */
+bool
+ScopeGranted(const char *pattern, bool *asked)
+{
+	size_t length = strlen(pattern);
+	bool prefix = length > 0 && pattern[length - 1] == '*';
+	const ScopeResult *latest = LatestResult(pattern, prefix ? length - 1 : length, prefix);
+
+	*asked = latest != NULL;
+	return latest != NULL && latest->granted;
 }
 
 /*
@@ -229,16 +242,9 @@ ScopeGranted(const char *pattern, bool *asked)
 const text *
 ScopeCurrentKey(const text *scope)
 {
-	dlist_iter iter;
+	const ScopeResult *latest = LatestResult(VARDATA_ANY(scope), VARSIZE_ANY_EXHDR(scope), false);
 
-	dlist_foreach (iter, &results)
-	{
-		const ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
-
-		if (TextEquals(result->scope, scope))
-			return result->key;
-	}
-	return NULL;
+	return latest == NULL ? NULL : latest->key;
 }
 
 /*
@@ -331,12 +337,7 @@ TokenPassed(int64 token, const KeyName *name)
 	if (passed == NULL)
 		passed = TokenAdd(token);
 	if (name != NULL && passed->name.scope == NULL)
-	{
-		MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
-
-		KeyNameCopy(name, &passed->name);
-		MemoryContextSwitchTo(caller);
-	}
+		KeepName(name, &passed->name);
 }
 
 /*
@@ -421,38 +422,24 @@ EndClaims(SubTransactionId child, SubTransactionId parent)
 }
 
 /*
- * AbortResults and PromoteResults visit the newest results only: those of the
- * subtransaction that ends precede all others.
+ * EndResults does the same with results.  Those of the subtransaction precede all others.
  */
 static void
-AbortResults(SubTransactionId aborted)
+EndResults(SubTransactionId child, SubTransactionId parent)
 {
-	dlist_mutable_iter iter;
-
-	dlist_foreach_modify (iter, &results)
+	for (dlist_node *node = results.head.next, *next; node != &results.head; node = next)
 	{
-		ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
-
-		if (result->setIn != aborted)
-			break;
-		DeleteResult(result);
-	}
-}
-
-static void
-PromoteResults(SubTransactionId child, SubTransactionId parent)
-{
-	dlist_iter iter;
-
-	dlist_foreach (iter, &results)
-	{
-		ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
+		ScopeResult *result = dlist_container(ScopeResult, node, node);
 
 		if (result->setIn != child)
 			break;
 		/* no rollback can uncover the parent's own result any more */
-		DeleteResultOf(result->scope, parent, iter.cur->next);
+		if (parent != InvalidSubTransactionId)
+			DeleteResultOf(result->scope, parent, node->next);
 		result->setIn = parent;
+		next = node->next;
+		if (parent == InvalidSubTransactionId)
+			DeleteResult(result);
 	}
 }
 
@@ -486,17 +473,12 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 					   void *arg)
 {
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-	{
-		EndClaims(child, InvalidSubTransactionId);
-		AbortResults(child);
-		EndTokens(child, InvalidSubTransactionId);
-	}
-	else if (event == SUBXACT_EVENT_COMMIT_SUB)
-	{
-		EndClaims(child, parent);
-		PromoteResults(child, parent);
-		EndTokens(child, parent);
-	}
+		parent = InvalidSubTransactionId;
+	else if (event != SUBXACT_EVENT_COMMIT_SUB)
+		return;
+	EndClaims(child, parent);
+	EndResults(child, parent);
+	EndTokens(child, parent);
 }
 
 /* ----------------------------------------------------------------
@@ -511,14 +493,10 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 void
 PreventCommit(const KeyName *name, int sqlstate)
 {
-	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
-
-	if (notOwned.scope == NULL)
-	{
-		KeyNameCopy(name, &notOwned);
-		notOwnedError = sqlstate;
-	}
-	MemoryContextSwitchTo(caller);
+	if (notOwned.scope != NULL)
+		return;
+	KeepName(name, &notOwned);
+	notOwnedError = sqlstate;
 }
 
 /*

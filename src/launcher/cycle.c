@@ -142,7 +142,6 @@ static List *
 ReadDatabases(List *known)
 {
 	List *requested = TakeVisitRequests();
-	List *wanted = WantedDatabases();
 	Relation table = table_open(DatabaseRelationId, AccessShareLock);
 	TableScanDesc scan = table_beginscan_catalog(table, 0, NULL);
 	HeapTuple tuple;
@@ -152,7 +151,7 @@ ReadDatabases(List *known)
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 
 		known = list_delete_oid(known, form->oid);
-		if (DatabaseMayBeVisited(form, wanted))
+		if (DatabaseMayBeVisited(form))
 			ListDatabase(form->oid, list_member_oid(requested, form->oid));
 	}
 	table_endscan(scan);

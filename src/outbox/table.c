@@ -71,7 +71,8 @@ CheckOutbox(Relation table)
 						  "Add PRIMARY KEY (seq) again.");
 }
 
-ExtensionTable OutboxTable = {.name = "outbox", .trigger = "refuse_update", .check = CheckOutbox};
+static ExtensionTable OutboxTable = {
+	.name = "outbox", .trigger = "refuse_update", .check = CheckOutbox};
 
 /*
  * OutboxTableOpen opens the outbox as ExtensionTableOpen() does.

@@ -28,8 +28,6 @@ enum
 	OUTBOX_COLUMNS = OUT_HEADERS
 };
 
-extern ExtensionTable OutboxTable;
-
 extern Relation OutboxTableOpen(LOCKMODE lockmode);
 extern uint64 OutboxChannel(void);
 extern int64 OutboxLastNumber(void);

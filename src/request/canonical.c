@@ -4,8 +4,7 @@
  *	  The canonical text of a JSON document: RFC 8785, with exact numbers.
  *
  * The server's jsonb parses the document, and decides what is JSON and which of two
- * members with the same name counts (the last).  A stack on the heap replaces recursion:
- * the server's parser limits the depth of a document.
+ * members with the same name counts (the last).
  *
  *-------------------------------------------------------------------------
  */
@@ -15,7 +14,6 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/jsonb.h"
-#include "utils/memutils.h"
 
 #include "base/compat.h"
 #include "request/request.h"
@@ -31,23 +29,6 @@ typedef struct Member
 	int nameLength;
 	int utf8Length;
 } Member;
-
-/* An array or object whose end is not written yet. */
-typedef struct Level
-{
-	JsonbIterator *elements; /* of an array; NULL for an object */
-	Member *members;		 /* of an object, sorted */
-	int count;
-	int next; /* the number of elements or members written */
-} Level;
-
-typedef struct Writer
-{
-	StringInfo out;
-	Level *levels;
-	int depth;
-	int allocated;
-} Writer;
 
 /*
  * Utf8OfServerText returns "length" bytes in the server's encoding as UTF-8, and the new
@@ -143,32 +124,19 @@ WriteString(StringInfo out, const char *string, int length)
 	appendStringInfoChar(out, '"');
 }
 
-/*
- * PushLevel returns a new top level.  Pointers to other levels become invalid.
- */
-static Level *
-PushLevel(Writer *writer)
-{
-	if (writer->depth == writer->allocated)
-	{
-		writer->allocated *= 2;
-		writer->levels = repalloc(writer->levels, sizeof(Level) * writer->allocated);
-	}
-	return &writer->levels[writer->depth++];
-}
+static void WriteValue(StringInfo out, const JsonbValue *value);
 
 /*
- * SortMembers fills "level" with the sorted members of the object that "iterator" has
- * just entered, and consumes the iterator.
+ * WriteObject appends the object that "iterator" has just entered, and consumes the
+ * iterator.
  */
 static void
-SortMembers(Level *level, JsonbIterator *iterator, int count)
+WriteObject(StringInfo out, JsonbIterator *iterator, int count)
 {
-	Member *member = palloc(sizeof(Member) * count);
+	Member *members = palloc(sizeof(Member) * count);
+	Member *member = members;
 	JsonbValue name;
 
-	level->members = member;
-	level->count = count;
 	while (JsonbIteratorNext(&iterator, &name, true) == WJB_KEY)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -178,58 +146,73 @@ SortMembers(Level *level, JsonbIterator *iterator, int count)
 		(void) JsonbIteratorNext(&iterator, &member->value, true);
 		member++;
 	}
-	Assert(member == level->members + count);
-	qsort(level->members, count, sizeof(Member), CompareMembers);
+	Assert(member == members + count);
+	qsort(members, count, sizeof(Member), CompareMembers);
+
+	appendStringInfoChar(out, '{');
+	for (member = members; member < members + count; member++)
+	{
+		if (member > members)
+			appendStringInfoChar(out, ',');
+		WriteString(out, member->name, member->nameLength);
+		appendStringInfoChar(out, ':');
+		WriteValue(out, &member->value);
+	}
+	appendStringInfoChar(out, '}');
+	pfree(members);
 }
 
 /*
- * OpenContainer appends the beginning of an array or object, and pushes a level for the
- * rest.
+ * WriteContainer appends an array or object.  It needs less of the stack than the server's
+ * parser, but the parser's limit can have been another one.
  */
 static void
-OpenContainer(Writer *writer, JsonbContainer *container)
+WriteContainer(StringInfo out, JsonbContainer *container)
 {
-	Level *level = PushLevel(writer);
 	JsonbIterator *iterator = JsonbIteratorInit(container);
 	JsonbValue value;
 
-	level->elements = NULL;
-	level->members = NULL;
-	level->next = 0;
-	if (JsonbIteratorNext(&iterator, &value, true) == WJB_BEGIN_ARRAY)
+	check_stack_depth();
+	if (JsonbIteratorNext(&iterator, &value, true) == WJB_BEGIN_OBJECT)
 	{
-		appendStringInfoChar(writer->out, '[');
-		level->elements = iterator;
+		WriteObject(out, iterator, value.val.object.nPairs);
+		return;
 	}
-	else
+
+	/* at the end, the iterator frees itself */
+	appendStringInfoChar(out, '[');
+	for (bool first = true; JsonbIteratorNext(&iterator, &value, true) == WJB_ELEM; first = false)
 	{
-		appendStringInfoChar(writer->out, '{');
-		SortMembers(level, iterator, value.val.object.nPairs);
+		if (!first)
+			appendStringInfoChar(out, ',');
+		WriteValue(out, &value);
 	}
+	appendStringInfoChar(out, ']');
 }
 
 /*
- * WriteValue appends a scalar, or the beginning of a container.
+ * WriteValue appends a scalar, an array or an object.
  */
 static void
-WriteValue(Writer *writer, const JsonbValue *value)
+WriteValue(StringInfo out, const JsonbValue *value)
 {
+	CHECK_FOR_INTERRUPTS();
 	switch (value->type)
 	{
 		case jbvNull:
-			appendBinaryStringInfo(writer->out, "null", 4);
+			appendBinaryStringInfo(out, "null", 4);
 			break;
 		case jbvBool:
-			appendStringInfoString(writer->out, value->val.boolean ? "true" : "false");
+			appendStringInfoString(out, value->val.boolean ? "true" : "false");
 			break;
 		case jbvNumeric:
-			NumberAppend(writer->out, value->val.numeric);
+			NumberAppend(out, value->val.numeric);
 			break;
 		case jbvString:
-			WriteString(writer->out, value->val.string.val, value->val.string.len);
+			WriteString(out, value->val.string.val, value->val.string.len);
 			break;
 		case jbvBinary:
-			OpenContainer(writer, value->val.binary.data);
+			WriteContainer(out, value->val.binary.data);
 			break;
 		default:
 			ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR),
@@ -238,93 +221,33 @@ WriteValue(Writer *writer, const JsonbValue *value)
 }
 
 /*
- * WriteNext appends the next element or member of the top level, or its end, which pops
- * the level.
- */
-static void
-WriteNext(Writer *writer)
-{
-	Level *level = &writer->levels[writer->depth - 1];
-	JsonbValue element;
-	const JsonbValue *value = &element;
-
-	if (level->elements != NULL)
-	{
-		/* at the end, the iterator frees itself */
-		if (JsonbIteratorNext(&level->elements, &element, true) != WJB_ELEM)
-		{
-			appendStringInfoChar(writer->out, ']');
-			writer->depth--;
-			return;
-		}
-		if (level->next++ > 0)
-			appendStringInfoChar(writer->out, ',');
-	}
-	else
-	{
-		const Member *member = &level->members[level->next];
-
-		if (level->next == level->count)
-		{
-			appendStringInfoChar(writer->out, '}');
-			pfree(level->members);
-			writer->depth--;
-			return;
-		}
-		if (level->next++ > 0)
-			appendStringInfoChar(writer->out, ',');
-		WriteString(writer->out, member->name, member->nameLength);
-		appendStringInfoChar(writer->out, ':');
-		value = &member->value;
-	}
-	WriteValue(writer, value);
-}
-
-/*
- * CanonicalAppend appends the canonical form of a document, in the server's encoding.  It
- * leaves scratch memory in the current context.  Throws what DocumentRoot() throws.
+ * CanonicalAppend appends the canonical form of a document, in the server's encoding.
+ * Throws what DocumentRoot() throws, and 54001 if the document is too deep.
  */
 void
 CanonicalAppend(StringInfo out, Document *document)
 {
 	JsonbContainer *root = DocumentRoot(document);
-	Writer writer = {.out = out, .allocated = 16};
 	JsonbValue scalar;
 
-	writer.levels = palloc(sizeof(Level) * writer.allocated);
 	if (JsonContainerIsScalar(root) && JsonbExtractScalar(root, &scalar))
-		WriteValue(&writer, &scalar);
+		WriteValue(out, &scalar);
 	else
-		OpenContainer(&writer, root);
-
-	while (writer.depth > 0)
-	{
-		CHECK_FOR_INTERRUPTS();
-		WriteNext(&writer);
-	}
+		WriteContainer(out, root);
 }
 
 /*
  * CanonicalOfDocument returns the canonical form of a document, palloc'ed in the current
- * context, without scratch memory.  Throws what CanonicalAppend() throws.
+ * context.  Throws what CanonicalAppend() throws.
  */
 text *
 CanonicalOfDocument(Document *document)
 {
-	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency canonical",
-												  ALLOCSET_DEFAULT_SIZES);
 	StringInfoData out;
-	MemoryContext caller;
 
-	/* the buffer becomes the result, so it belongs to the caller's context */
 	initStringInfo(&out);
 	appendStringInfoSpaces(&out, VARHDRSZ);
-
-	caller = MemoryContextSwitchTo(scratch);
 	CanonicalAppend(&out, document);
-	MemoryContextSwitchTo(caller);
-	MemoryContextDelete(scratch);
-
 	SET_VARSIZE(out.data, out.len);
 	return (text *) out.data;
 }

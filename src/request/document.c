@@ -12,7 +12,6 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "libpq/pqformat.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 
@@ -132,10 +131,5 @@ idempotency_document_out(PG_FUNCTION_ARGS)
 Datum
 idempotency_document_send(PG_FUNCTION_ARGS)
 {
-	text *json = DocumentText(PG_GETARG_VARLENA_PP(0));
-	StringInfoData message;
-
-	pq_begintypsend(&message);
-	pq_sendtext(&message, VARDATA_ANY(json), VARSIZE_ANY_EXHDR(json));
-	PG_RETURN_BYTEA_P(pq_endtypsend(&message));
+	return DirectFunctionCall1(textsend, PointerGetDatum(DocumentText(PG_GETARG_VARLENA_PP(0))));
 }

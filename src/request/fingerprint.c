@@ -16,8 +16,7 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "port/pg_bswap.h"
-#include "utils/memutils.h"
+#include "libpq/pqformat.h"
 
 #include "base/compat.h"
 #include "base/digest.h"
@@ -43,24 +42,13 @@ Digest(const char *bytes, int length)
 }
 
 /*
- * AddLength appends a length in network byte order.
- */
-static void
-AddLength(StringInfo parts, int32 length)
-{
-	uint32 bytes = pg_hton32((uint32) length);
-
-	appendBinaryStringInfo(parts, (char *) &bytes, sizeof(bytes));
-}
-
-/*
  * PartsBegin begins the digest of a list of texts, in the current context.
  */
 void
 PartsBegin(StringInfo parts, const char *label)
 {
 	initStringInfo(parts);
-	AddLength(parts, strlen(label));
+	pq_sendint32(parts, strlen(label));
 	appendStringInfoString(parts, label);
 }
 
@@ -76,13 +64,13 @@ PartsAdd(StringInfo parts, const text *part)
 
 	if (part == NULL)
 	{
-		AddLength(parts, -1);
+		pq_sendint32(parts, -1);
 		return;
 	}
 
 	bytes = VARDATA_ANY(part);
 	utf8 = Utf8OfServerText(bytes, VARSIZE_ANY_EXHDR(part), &length);
-	AddLength(parts, length);
+	pq_sendint32(parts, length);
 	appendBinaryStringInfo(parts, utf8, length);
 	if (utf8 != bytes)
 		pfree((char *) utf8);
@@ -103,27 +91,19 @@ PartsDigest(StringInfo parts)
 
 /*
  * FingerprintOfDocument returns the fingerprint of a document, 32 bytes palloc'ed in the
- * current context, without scratch memory.  Throws what CanonicalAppend() throws.
+ * current context.  Throws what CanonicalAppend() throws.
  */
 bytea *
 FingerprintOfDocument(Document *document)
 {
-	MemoryContext scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
-												  ALLOCSET_DEFAULT_SIZES);
-	MemoryContext caller = MemoryContextSwitchTo(scratch);
 	StringInfoData canonical;
 	const char *utf8;
 	int length;
-	bytea *digest;
 
 	initStringInfo(&canonical);
 	CanonicalAppend(&canonical, document);
 	utf8 = Utf8OfServerText(canonical.data, canonical.len, &length);
-
-	MemoryContextSwitchTo(caller);
-	digest = Digest(utf8, length);
-	MemoryContextDelete(scratch);
-	return digest;
+	return Digest(utf8, length);
 }
 
 /*
@@ -143,23 +123,13 @@ Datum
 idempotency_fingerprint_request(PG_FUNCTION_ARGS)
 {
 	StringInfoData parts;
-	MemoryContext scratch;
-	MemoryContext caller;
-	bytea *digest;
 
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		PG_RETURN_NULL();
 
-	scratch = AllocSetContextCreate(CurrentMemoryContext, "idempotency fingerprint",
-									ALLOCSET_DEFAULT_SIZES);
-	caller = MemoryContextSwitchTo(scratch);
 	PartsBegin(&parts, REQUEST_LABEL);
 	PartsAdd(&parts, PG_GETARG_TEXT_PP(0));
 	PartsAdd(&parts, PG_GETARG_TEXT_PP(1));
 	PartsAdd(&parts, PG_ARGISNULL(2) ? NULL : CanonicalOfDocument(DocumentFromArg(fcinfo, 2)));
-
-	MemoryContextSwitchTo(caller);
-	digest = PartsDigest(&parts);
-	MemoryContextDelete(scratch);
-	PG_RETURN_BYTEA_P(digest);
+	PG_RETURN_BYTEA_P(PartsDigest(&parts));
 }

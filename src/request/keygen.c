@@ -74,16 +74,6 @@ idempotency_derive_key(PG_FUNCTION_ARGS)
 }
 
 /*
- * ErrorNoKeyParts reports a natural key without parts.
- */
-pg_noreturn static void
-ErrorNoKeyParts(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("natural key has no parts"),
-					errhint("Pass the values that identify the operation, each as an argument.")));
-}
-
-/*
  * idempotency_natural_key is natural_key(VARIADIC identifier[]): the digest of all parts, in
  * lower-case hexadecimal digits.  Throws IK400 if there are none or one is an array
  * or an object, and 22023 for an array of several dimensions.
@@ -92,24 +82,24 @@ Datum
 idempotency_natural_key(PG_FUNCTION_ARGS)
 {
 	text *key = palloc(VARHDRSZ + 2 * PG_SHA256_DIGEST_LENGTH);
+	ArrayType *array = PG_ARGISNULL(0) ? NULL : PG_GETARG_ARRAYTYPE_P(0);
 	StringInfoData parts;
-	ArrayType *array;
 	Datum *elements;
 	bool *nulls;
-	int count;
+	int count = 0;
 	bytea *digest;
 
-	if (PG_ARGISNULL(0))
-		ErrorNoKeyParts();
-	array = PG_GETARG_ARRAYTYPE_P(0);
-	if (ARR_NDIM(array) > 1)
+	if (array != NULL && ARR_NDIM(array) > 1)
 		ErrorBadArgument("parts of a natural key have more than one dimension",
 						 "Pass an array of one dimension.");
 	/* idempotency.identifier, which is stored as text */
-	deconstruct_array(array, ARR_ELEMTYPE(array), -1, false, TYPALIGN_INT, &elements, &nulls,
-					  &count);
+	if (array != NULL)
+		deconstruct_array(array, ARR_ELEMTYPE(array), -1, false, TYPALIGN_INT, &elements, &nulls,
+						  &count);
 	if (count == 0)
-		ErrorNoKeyParts();
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("natural key has no parts"),
+				 errhint("Pass the values that identify the operation, each as an argument.")));
 
 	PartsBegin(&parts, NATURAL_LABEL);
 	for (int i = 0; i < count; i++)
@@ -167,7 +157,7 @@ NextTick(void)
 pg_uuid_t *
 NewUuidV7(void)
 {
-	pg_uuid_t *uuid = palloc(sizeof(pg_uuid_t));
+	pg_uuid_t *uuid = DatumGetUUIDP(gen_random_uuid(NULL));
 	uint64 tick = NextTick();
 	uint64 milliseconds = tick >> 12;
 
@@ -175,10 +165,6 @@ NewUuidV7(void)
 		uuid->data[i] = (unsigned char) (milliseconds >> (40 - 8 * i));
 	uuid->data[6] = (unsigned char) ((tick >> 8) & 0x0F);
 	uuid->data[7] = (unsigned char) tick;
-	if (!pg_strong_random(uuid->data + 8, UUID_LEN - 8))
-		ereport(ERROR,
-				(errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
-
 	UuidMark(uuid, 7);
 	return uuid;
 }

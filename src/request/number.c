@@ -15,7 +15,6 @@
 
 #include <math.h>
 
-#include "common/shortest_dec.h"
 #include "fmgr.h"
 #include "port/pg_bswap.h"
 #include "utils/fmgrprotos.h"
@@ -56,66 +55,6 @@ typedef struct Number
 #define MAX_PLAIN_POINT 21
 
 /*
- * A decimal number without its sign: mantissa times ten to the exponent, where
- * the mantissa has "count" digits and does not end in zero.
- */
-typedef struct Decimal
-{
-	uint64 mantissa;
-	int count;
-	int exponent;
-} Decimal;
-
-/* The decimal exponent of the value as 0.DIGITS. */
-#define DecimalPoint(decimal) ((decimal)->count + (decimal)->exponent)
-
-/*
- * DecimalFromText reads the digits of a number from the server's shortest output of a
- * double, and ignores its sign.  Returns false if there are more digits than a double
- * needs.  Zero has no digits.
- */
-static bool
-DecimalFromText(const char *number, Decimal *decimal)
-{
-	bool fraction = false;
-	int zeros = 0; /* read, but not yet known not to be trailing */
-
-	decimal->mantissa = 0;
-	decimal->count = 0;
-	decimal->exponent = 0;
-
-	if (*number == '-')
-		number++;
-	for (; *number != '\0' && *number != 'e'; number++)
-	{
-		if (*number == '.')
-		{
-			fraction = true;
-			continue;
-		}
-		if (fraction)
-			decimal->exponent--;
-		if (*number == '0')
-		{
-			if (decimal->count > 0)
-				zeros++;
-			continue;
-		}
-		if (decimal->count + zeros >= MAX_SHORTEST_DIGITS)
-			return false;
-		decimal->count += zeros + 1;
-		for (; zeros > 0; zeros--)
-			decimal->mantissa *= 10;
-		decimal->mantissa = decimal->mantissa * 10 + (*number - '0');
-	}
-
-	decimal->exponent += zeros;
-	if (*number == 'e')
-		decimal->exponent += atoi(number + 1);
-	return true;
-}
-
-/*
  * ReadDecimal returns the double nearest to mantissa times ten to the
  * exponent; infinity above and zero below the range of doubles.
  */
@@ -130,59 +69,44 @@ ReadDecimal(uint64 mantissa, int exponent)
 }
 
 /*
- * DecimalIsShortest returns whether ECMAScript prints exactly this decimal for the double
- * nearest to it: no decimal with fewer digits reads as the same double, and none with as
- * many is nearer to it.
+ * IsShortest returns whether ECMAScript prints exactly the digits of this nonzero number
+ * for the double nearest to it: no decimal with fewer digits reads as the same double, and
+ * none that does with as many is nearer to it.
  *
  * The decimals that read as one double are an interval, so of those with fewer digits
  * only the two neighbours with one digit less are compared.  The server's shortest output
- * gives the nearest one; alone it does not suffice, since it never prints a decimal
- * half-way between two doubles, as ECMAScript does with 1e+23.
- */
-static bool
-DecimalIsShortest(const Decimal *decimal)
-{
-	char buffer[DOUBLE_SHORTEST_DECIMAL_LEN];
-	Decimal nearest;
-	double value;
-
-	if (decimal->count <= SAFE_DIGITS && DecimalPoint(decimal) >= MIN_NORMAL_POINT &&
-		DecimalPoint(decimal) <= MAX_NORMAL_POINT)
-		return true;
-
-	value = ReadDecimal(decimal->mantissa, decimal->exponent);
-	if (value == 0 || isinf(value))
-		return false;
-
-	if (decimal->count > 1)
-	{
-		uint64 shorter = decimal->mantissa / 10;
-
-		if (ReadDecimal(shorter, decimal->exponent + 1) == value ||
-			ReadDecimal(shorter + 1, decimal->exponent + 1) == value)
-			return false;
-	}
-
-	double_to_shortest_decimal_buf(value, buffer);
-	if (!DecimalFromText(buffer, &nearest) || nearest.count > decimal->count)
-		return true;
-	return nearest.mantissa == decimal->mantissa && nearest.exponent == decimal->exponent;
-}
-
-/*
- * IsShortest returns whether ECMAScript prints exactly the digits of this nonzero number
- * for the double nearest to it.
+ * of the double does not suffice, since it never prints a decimal half-way between two
+ * doubles, as ECMAScript does with 1e+23.
  */
 static bool
 IsShortest(const Number *number)
 {
-	Decimal decimal = {.count = number->count, .exponent = number->point - number->count};
+	int exponent = number->point - number->count;
+	char nearest[64];
+	uint64 mantissa = 0;
+	double value;
 
 	if (number->count > MAX_SHORTEST_DIGITS)
 		return false;
+	if (number->count <= SAFE_DIGITS && number->point >= MIN_NORMAL_POINT &&
+		number->point <= MAX_NORMAL_POINT)
+		return true;
+
 	for (int i = 0; i < number->count; i++)
-		decimal.mantissa = decimal.mantissa * 10 + (number->digits[i] - '0');
-	return DecimalIsShortest(&decimal);
+		mantissa = mantissa * 10 + (number->digits[i] - '0');
+	value = ReadDecimal(mantissa, exponent);
+	if (value == 0 || isinf(value))
+		return false;
+	if (number->count > 1 && (ReadDecimal(mantissa / 10, exponent + 1) == value ||
+							  ReadDecimal(mantissa / 10 + 1, exponent + 1) == value))
+		return false;
+
+	/* At a power of two, the nearest decimal with as many digits can read as another double */
+	snprintf(nearest, sizeof(nearest), "%.*e", number->count - 1, value);
+	if (strtod(nearest, NULL) != value)
+		return true;
+	return nearest[0] == number->digits[0] &&
+		   strncmp(nearest + 2, number->digits + 1, number->count - 1) == 0;
 }
 
 /*

@@ -13,8 +13,8 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "libpq/pqformat.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/uuid.h"
 
 #include "base/compat.h"
@@ -138,11 +138,7 @@ idempotency_keytext_out(PG_FUNCTION_ARGS)
 Datum
 idempotency_keytext_recv(PG_FUNCTION_ARGS)
 {
-	StringInfo message = (StringInfo) PG_GETARG_POINTER(0);
-	int bytes;
-	char *s = pq_getmsgtext(message, message->len - message->cursor, &bytes);
-
-	return PointerGetDatum(KeyTextPack(cstring_to_text_with_len(s, bytes)));
+	return PointerGetDatum(KeyTextPack(DatumGetTextPP(textrecv(fcinfo))));
 }
 
 /*
@@ -151,10 +147,5 @@ idempotency_keytext_recv(PG_FUNCTION_ARGS)
 Datum
 idempotency_keytext_send(PG_FUNCTION_ARGS)
 {
-	text *key = KeyTextUnpack(PG_GETARG_BYTEA_PP(0));
-	StringInfoData message;
-
-	pq_begintypsend(&message);
-	pq_sendtext(&message, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
-	PG_RETURN_BYTEA_P(pq_endtypsend(&message));
+	return DirectFunctionCall1(textsend, PointerGetDatum(KeyTextUnpack(PG_GETARG_BYTEA_PP(0))));
 }

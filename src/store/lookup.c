@@ -84,13 +84,10 @@ FindRemembered(Relation table, const KeyName *name, Snapshot snapshot, TupleTabl
 		ItemPointerGetBlockNumber(&tid) >= RelationGetNumberOfBlocks(table))
 		return false;
 
-	/* Prune as an index scan of a heap does, so that updates find space */
-	if (table->rd_tableam == GetHeapamTableAmRoutine())
-	{
-		buffer = ReadBuffer(table, ItemPointerGetBlockNumber(&tid));
-		heap_page_prune_opt_compat(table, buffer);
-		ReleaseBuffer(buffer);
-	}
+	/* Prune as an index scan does, so that updates find space */
+	buffer = ReadBuffer(table, ItemPointerGetBlockNumber(&tid));
+	heap_page_prune_opt_compat(table, buffer);
+	ReleaseBuffer(buffer);
 
 	if (!table_tuple_fetch_row_version(table, &tid, SnapshotAny, slot) ||
 		!table_tuple_satisfies_snapshot(table, slot, snapshot))
@@ -131,7 +128,7 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 			outcome->lease.token = KeyRowToken(slot);
 		else
 		{
-			version->createdAt = KeyRowCreated(slot);
+			version->createdAt = KeyRowTime(slot, COL_CREATED_AT);
 			KeyRowRead(slot, outcome);
 		}
 	}
@@ -193,72 +190,43 @@ KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
 	return state;
 }
 
-struct AbandonedScan
-{
-	MemoryContext context; /* of the index scan */
-	Relation table;
-	Relation index;
-	Snapshot snapshot;
-	IndexScanDesc scan;
-	TupleTableSlot *slot;
-};
-
 /*
- * KeyStoreAbandonedBegin begins a scan of the abandoned operations of a scope, in the
- * order of their tokens, as of now.  It does not show what the transaction writes
- * meanwhile.
- */
-AbandonedScan *
-KeyStoreAbandonedBegin(const text *scope)
-{
-	AbandonedScan *scan = palloc(sizeof(AbandonedScan));
-	ScanKeyData key;
-
-	scan->context = CurrentMemoryContext;
-	scan->table = KeyTableOpen(RowExclusiveLock);
-	scan->index = KeyTableOpenAbandonedIndex(scan->table);
-	scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	scan->slot = table_slot_create(scan->table, NULL);
-	scan->scan = index_beginscan_compat(scan->table, scan->index, scan->snapshot, 1);
-	ScanKeyEntryInitialize(&key, 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID, F_TEXTEQ,
-						   PointerGetDatum(scope));
-	index_rescan(scan->scan, &key, 1, NULL, 0);
-	return scan;
-}
-
-/*
- * KeyStoreAbandonedNext copies the name of the next abandoned operation into the
- * current memory context.  Returns false at the end.  The caller must lock the key
+ * KeyStoreAbandoned looks for the first abandoned operation of a scope, in the order of
+ * tokens, as of now, whose token is above "token".  If there is one, it copies the name into
+ * the current memory context, sets "token", and returns true.  The caller must lock the key
  * and probe again: another session can have claimed it.
  */
 bool
-KeyStoreAbandonedNext(AbandonedScan *scan, KeyName *name)
+KeyStoreAbandoned(const text *scope, int64 *token, KeyName *name)
 {
-	MemoryContext caller = MemoryContextSwitchTo(scan->context);
+	Relation table = KeyTableOpen(RowExclusiveLock);
+	Relation index = KeyTableOpenAbandonedIndex();
+	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+	IndexScanDesc scan = index_beginscan_compat(table, index, snapshot, 2);
+	TupleTableSlot *slot = table_slot_create(table, NULL);
+	ScanKeyData keys[2];
 	bool found = false;
 
-	while (!found && index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
+						   F_TEXTEQ, PointerGetDatum(scope));
+	ScanKeyEntryInitialize(&keys[1], 0, 2, BTGreaterStrategyNumber, InvalidOid, InvalidOid,
+						   F_INT8GT, Int64GetDatum(*token));
+	index_rescan(scan, keys, 2, NULL, 0);
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))
 	{
 		CHECK_FOR_INTERRUPTS();
-		found = KeyRowState(scan->slot) == KEY_ABANDONED;
+		found = KeyRowState(slot) == KEY_ABANDONED;
 	}
-	MemoryContextSwitchTo(caller);
-
 	if (found)
-		KeyRowName(scan->slot, name);
-	return found;
-}
+	{
+		KeyRowName(slot, name);
+		*token = KeyRowToken(slot);
+	}
 
-/*
- * KeyStoreAbandonedEnd ends the scan.
- */
-void
-KeyStoreAbandonedEnd(AbandonedScan *scan)
-{
-	index_endscan(scan->scan);
-	ExecDropSingleTupleTableSlot(scan->slot);
-	UnregisterSnapshot(scan->snapshot);
-	index_close(scan->index, AccessShareLock);
-	table_close(scan->table, NoLock);
-	pfree(scan);
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	index_close(index, AccessShareLock);
+	table_close(table, NoLock);
+	return found;
 }

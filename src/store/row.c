@@ -51,8 +51,11 @@ KeyRowPrepare(TupleDesc desc)
  * ----------------------------------------------------------------
  */
 
-static TimestampTz
-GetTime(TupleTableSlot *slot, int column)
+/*
+ * KeyRowTime returns a time, of a column that is not NULL.
+ */
+TimestampTz
+KeyRowTime(TupleTableSlot *slot, int column)
 {
 	bool isnull;
 
@@ -100,7 +103,7 @@ Expiry(TupleTableSlot *slot)
 	TimestampTz time;
 
 	if (!EndsInExpiry(tuple))
-		return GetTime(slot, COL_EXPIRES_AT);
+		return KeyRowTime(slot, COL_EXPIRES_AT);
 	memcpy(&time, (char *) tuple->t_data + tuple->t_len - sizeof(time), sizeof(time));
 	return time;
 }
@@ -131,27 +134,9 @@ KeyRowState(TupleTableSlot *slot)
 	if (isnull)
 		return KEY_STORED;
 	now = GetCurrentTimestamp();
-	if (now > GetTime(slot, COL_LEASED_UNTIL) || now < GetTime(slot, COL_LEASED_AT))
+	if (now > KeyRowTime(slot, COL_LEASED_UNTIL) || now < KeyRowTime(slot, COL_LEASED_AT))
 		return KEY_ABANDONED;
 	return KEY_LEASED;
-}
-
-/*
- * KeyRowCreated returns when the operation in a row was first stored or leased.
- */
-TimestampTz
-KeyRowCreated(TupleTableSlot *slot)
-{
-	return GetTime(slot, COL_CREATED_AT);
-}
-
-/*
- * KeyRowLeaseEnd returns when the lease in a row ends.
- */
-TimestampTz
-KeyRowLeaseEnd(TupleTableSlot *slot)
-{
-	return GetTime(slot, COL_LEASED_UNTIL);
 }
 
 /*
@@ -199,8 +184,8 @@ ReadLease(TupleTableSlot *slot, Lease *lease)
 		return;
 	lease->token = DatumGetInt64(value);
 	lease->attempt = DatumGetInt32(slot_getattr(slot, COL_ATTEMPT, &isnull));
-	lease->from = GetTime(slot, COL_LEASED_AT);
-	lease->until = GetTime(slot, COL_LEASED_UNTIL);
+	lease->from = KeyRowTime(slot, COL_LEASED_AT);
+	lease->until = KeyRowTime(slot, COL_LEASED_UNTIL);
 	lease->recoveryPoint = GetVarlena(slot, COL_RECOVERY_POINT);
 	lease->state = GetVarlena(slot, COL_RECOVERY_STATE);
 	lease->request = GetVarlena(slot, COL_REQUEST);
@@ -219,7 +204,7 @@ KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
 	bool isnull;
 	int16 status = DatumGetInt16(slot_getattr(slot, COL_STATUS, &isnull));
 
-	outcome->expiresAt = GetTime(slot, COL_EXPIRES_AT);
+	outcome->expiresAt = KeyRowTime(slot, COL_EXPIRES_AT);
 	outcome->hasStatus = !isnull;
 	outcome->failed = status < 0;
 	outcome->status = abs(status);
@@ -242,17 +227,6 @@ bool
 KeyRowIsOwn(TupleTableSlot *slot)
 {
 	return TransactionIdIsCurrentTransactionId(KeyRowXmin(slot));
-}
-
-/*
- * KeyRowIsVersion tells whether the row in "slot" is the version that was seen.
- */
-bool
-KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen)
-{
-	ItemPointerData tid = seen->tid;
-
-	return ItemPointerEquals(&slot->tts_tid, &tid) && KeyRowXmin(slot) == seen->xmin;
 }
 
 /*
@@ -317,17 +291,6 @@ SetLease(TupleTableSlot *slot, const StoredOutcome *record, int parts)
 }
 
 /*
- * StoreShort makes the slot a row of its first columns only.
- */
-static void
-StoreShort(TupleTableSlot *slot)
-{
-	HeapTuple tuple = heap_form_tuple(outcomeDesc, slot->tts_values, slot->tts_isnull);
-
-	ExecForceStoreHeapTuple(tuple, slot, true);
-}
-
-/*
  * KeyRowFill makes the slot a row that stores "record" under "name": an outcome, with
  * or without the token that finished it, or a lease in progress.  "createdAt" is 0 for a
  * new operation.
@@ -355,7 +318,9 @@ KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *recor
 		Set(slot, COL_FINISHED_BY, Int64GetDatum(record->finishedBy));
 	else
 	{
-		StoreShort(slot);
+		/* a row of the first columns only */
+		ExecForceStoreHeapTuple(heap_form_tuple(outcomeDesc, slot->tts_values, slot->tts_isnull),
+								slot, true);
 		return;
 	}
 	ExecStoreVirtualTuple(slot);

@@ -57,8 +57,7 @@ extern void KeyRowPrepare(TupleDesc desc);
 
 extern KeyState KeyRowState(TupleTableSlot *slot);
 extern bool KeyRowIsExpired(TupleTableSlot *slot, TimestampTz now);
-extern TimestampTz KeyRowLeaseEnd(TupleTableSlot *slot);
-extern TimestampTz KeyRowCreated(TupleTableSlot *slot);
+extern TimestampTz KeyRowTime(TupleTableSlot *slot, int column);
 extern int64 KeyRowToken(TupleTableSlot *slot);
 extern void KeyRowName(TupleTableSlot *slot, KeyName *name);
 extern void KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome);
@@ -69,7 +68,6 @@ extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const Stored
 
 extern bool KeyRowIsOf(TupleTableSlot *slot, const KeyName *name);
 extern bool KeyRowIsOwn(TupleTableSlot *slot);
-extern bool KeyRowIsVersion(TupleTableSlot *slot, const KeyVersion *seen);
 extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);
 
 extern void KeyStoreRemember(const ItemPointerData *tid);

@@ -80,7 +80,6 @@ typedef enum LeasePart
 } LeasePart;
 
 typedef struct KeyStoreBatch KeyStoreBatch;
-typedef struct AbandonedScan AbandonedScan;
 
 extern KeyState KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version);
 extern bool KeyStoreUnchanged(const KeyVersion *seen);
@@ -93,9 +92,7 @@ extern void KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen,
 								const StoredOutcome *changed, int parts);
 extern void KeyStoreDelete(const KeyName *name, const KeyVersion *seen);
 
-extern AbandonedScan *KeyStoreAbandonedBegin(const text *scope);
-extern bool KeyStoreAbandonedNext(AbandonedScan *scan, KeyName *name);
-extern void KeyStoreAbandonedEnd(AbandonedScan *scan);
+extern bool KeyStoreAbandoned(const text *scope, int64 *token, KeyName *name);
 
 extern KeyStoreBatch *KeyStoreBatchBegin(void);
 extern bool KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name,

@@ -56,56 +56,6 @@ KeyTableIsKeyIndex(Relation index)
 }
 
 /*
- * HasKeyIndex tells whether the primary key is the index that lookups scan.
- */
-static bool
-HasKeyIndex(Relation table)
-{
-	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
-	Relation index;
-	bool fits;
-
-	if (!OidIsValid(primaryKey))
-		return false;
-	index = index_open(primaryKey, AccessShareLock);
-	fits = KeyTableIsKeyIndex(index);
-	index_close(index, AccessShareLock);
-	return fits;
-}
-
-static KeyIndexes indexes;
-static bool indexesFound; /* since the last check of the table */
-
-/*
- * CheckKeyTable throws 55000 unless the columns and the primary key are those of the
- * extension.
- */
-static void
-CheckKeyTable(Relation table)
-{
-	columns[COL_KEY - 1].type =
-		GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("keytext"),
-						ObjectIdGetDatum(RelationGetNamespace(table)));
-	TableCheckColumns(table, columns, KEY_COLUMNS);
-	if (!HasKeyIndex(table))
-		ErrorStoreAltered("key", "Its primary key is not (key, scope COLLATE \"C\").",
-						  "Add PRIMARY KEY (key, scope) again.");
-	KeyRowPrepare(RelationGetDescr(table));
-	indexesFound = false;
-}
-
-ExtensionTable KeyTable = {.name = "key", .check = CheckKeyTable};
-
-/*
- * KeyTableOpen opens the key table as ExtensionTableOpen() does.
- */
-Relation
-KeyTableOpen(LOCKMODE lockmode)
-{
-	return ExtensionTableOpen(&KeyTable, lockmode);
-}
-
-/*
  * IsAbandonedIndex tells whether an open index of the table is the one on leases in
  * progress: (scope, token) WHERE token IS NOT NULL.
  */
@@ -126,47 +76,72 @@ IsAbandonedIndex(Relation index)
 		   ((Var *) test->arg)->varattno == COL_TOKEN;
 }
 
-/*
- * FindAbandonedIndex returns the OID of the index on leases in progress, or InvalidOid.
- * It looks twice: meanwhile REINDEX CONCURRENTLY can make one index valid and the other
- * invalid.
- */
-static Oid
-FindAbandonedIndex(const List *oids)
-{
-	Oid found = InvalidOid;
+static KeyIndexes indexes;
 
-	for (int i = 0; i < 2 * list_length(oids) && !OidIsValid(found); i++)
+/*
+ * FindIndexes sets "indexes".  It looks at each twice: meanwhile REINDEX CONCURRENTLY can
+ * make one index valid and the other invalid.
+ */
+static void
+FindIndexes(Relation table)
+{
+	List *oids = RelationGetIndexList(table);
+	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
+
+	memset(&indexes, 0, sizeof(indexes));
+	for (int i = 0; i < 2 * list_length(oids); i++)
 	{
 		Oid relid = list_nth_oid(oids, i % list_length(oids));
 		Relation index = index_open(relid, AccessShareLock);
 
-		if (IsAbandonedIndex(index))
-			found = relid;
+		if (relid == primaryKey && KeyTableIsKeyIndex(index))
+			indexes.primaryKey = relid;
+		else if (IsAbandonedIndex(index))
+			indexes.abandoned = relid;
 		index_close(index, AccessShareLock);
 	}
-	return found;
+	indexes.others = list_length(oids) != 2 || !OidIsValid(indexes.abandoned);
+	list_free(oids);
 }
 
 /*
- * KeyTableIndexes tells which indexes the table has, for a caller that has ROW EXCLUSIVE
- * on it.  Each change of the list of indexes invalidates the table, so that the next
- * KeyTableOpen() checks it again, and the result is found again.  An index that the result
- * names cannot be dropped before the caller releases the table, not even concurrently.
+ * CheckKeyTable throws 55000 unless the columns and the primary key are those of the
+ * extension.
+ */
+static void
+CheckKeyTable(Relation table)
+{
+	columns[COL_KEY - 1].type =
+		GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("keytext"),
+						ObjectIdGetDatum(RelationGetNamespace(table)));
+	TableCheckColumns(table, columns, KEY_COLUMNS);
+	FindIndexes(table);
+	if (!OidIsValid(indexes.primaryKey))
+		ErrorStoreAltered("key", "Its primary key is not (key, scope COLLATE \"C\").",
+						  "Add PRIMARY KEY (key, scope) again.");
+	KeyRowPrepare(RelationGetDescr(table));
+}
+
+static ExtensionTable KeyTable = {.name = "key", .check = CheckKeyTable};
+
+/*
+ * KeyTableOpen opens the key table as ExtensionTableOpen() does.
+ */
+Relation
+KeyTableOpen(LOCKMODE lockmode)
+{
+	return ExtensionTableOpen(&KeyTable, lockmode);
+}
+
+/*
+ * KeyTableIndexes tells which indexes the open table has.  Each change of the list of
+ * indexes invalidates the table, so that the next KeyTableOpen() finds them again.  An index
+ * that the result names cannot be dropped before a caller with ROW EXCLUSIVE releases the
+ * table, not even concurrently.
  */
 const KeyIndexes *
-KeyTableIndexes(Relation table)
+KeyTableIndexes(void)
 {
-	if (!indexesFound)
-	{
-		List *oids = RelationGetIndexList(table);
-
-		indexes.primaryKey = RelationGetPrimaryKeyIndexCompat(table);
-		indexes.abandoned = FindAbandonedIndex(oids);
-		indexes.others = list_length(oids) != 2 || !OidIsValid(indexes.abandoned);
-		indexesFound = true;
-		list_free(oids);
-	}
 	return &indexes;
 }
 
@@ -175,12 +150,10 @@ KeyTableIndexes(Relation table)
  * there is none.
  */
 Relation
-KeyTableOpenAbandonedIndex(Relation table)
+KeyTableOpenAbandonedIndex(void)
 {
-	const KeyIndexes *found = KeyTableIndexes(table);
-
-	if (!OidIsValid(found->abandoned))
+	if (!OidIsValid(indexes.abandoned))
 		ErrorStoreAltered("key", "Its index key_abandoned is missing.",
 						  "Recreate it on (scope, token) WHERE token IS NOT NULL.");
-	return index_open(found->abandoned, AccessShareLock);
+	return index_open(indexes.abandoned, AccessShareLock);
 }

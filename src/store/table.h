@@ -18,12 +18,10 @@ typedef struct KeyIndexes
 	bool others;   /* more indexes, or not those of the extension */
 } KeyIndexes;
 
-extern ExtensionTable KeyTable;
-
 extern Relation KeyTableOpen(LOCKMODE lockmode);
 extern bool KeyTableIsKeyIndex(Relation index);
 
-extern Relation KeyTableOpenAbandonedIndex(Relation table);
-extern const KeyIndexes *KeyTableIndexes(Relation table);
+extern Relation KeyTableOpenAbandonedIndex(void);
+extern const KeyIndexes *KeyTableIndexes(void);
 
 #endif /* IDEMPOTENCY_STORE_TABLE_H */

@@ -122,18 +122,6 @@ InsertEntry(Writer *writer, Oid indexOid, IndexUniqueCheck check, bool unchanged
 }
 
 /*
- * InsertOwnEntries adds the row in the slot to the extension's indexes: without an
- * executor, and without opening the index on leases for a row that has none.
- */
-static void
-InsertOwnEntries(Writer *writer, const KeyIndexes *own, bool update)
-{
-	InsertEntry(writer, own->primaryKey, UNIQUE_CHECK_YES, update);
-	if (KeyRowToken(writer->slot) != 0)
-		InsertEntry(writer, own->abandoned, UNIQUE_CHECK_NO, false);
-}
-
-/*
  * InsertIndexEntries adds the row in the slot to the indexes of the table.  A duplicate of
  * (key, scope) was written without the key's lock; it is reported as 40001, so that
  * clients retry.  Other errors pass unchanged.
@@ -141,7 +129,7 @@ InsertOwnEntries(Writer *writer, const KeyIndexes *own, bool update)
 static void
 InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySummarizing)
 {
-	const KeyIndexes *own = KeyTableIndexes(writer->table);
+	const KeyIndexes *own = KeyTableIndexes();
 	MemoryContext context = CurrentMemoryContext;
 	Indexes *open = writer->indexes;
 	Indexes all;
@@ -155,7 +143,12 @@ InsertIndexEntries(Writer *writer, const KeyName *name, bool update, bool onlySu
 	PG_TRY();
 	{
 		if (open == NULL)
-			InsertOwnEntries(writer, own, update);
+		{
+			/* without an executor, and without opening the index on leases for other rows */
+			InsertEntry(writer, own->primaryKey, UNIQUE_CHECK_YES, update);
+			if (KeyRowToken(writer->slot) != 0)
+				InsertEntry(writer, own->abandoned, UNIQUE_CHECK_NO, false);
+		}
 		else
 			ExecInsertIndexTuplesCompat(open->relinfo, writer->slot, open->estate, update, false,
 										NULL, NIL, onlySummarizing);
@@ -210,7 +203,7 @@ FetchSeen(Writer *writer, const KeyName *name, const KeyVersion *seen, TupleTabl
 
 	return ItemPointerGetBlockNumber(&tid) < RelationGetNumberOfBlocks(writer->table) &&
 		   table_tuple_fetch_row_version(writer->table, &tid, SnapshotAny, slot) &&
-		   KeyRowIsVersion(slot, seen) && KeyRowIsOf(slot, name);
+		   KeyRowXmin(slot) == seen->xmin && KeyRowIsOf(slot, name);
 }
 
 /*
@@ -426,10 +419,11 @@ ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, const Retention *rete
 	KeyRowCheckSnapshot(writer->table, name, batch->scratch);
 	state = KeyRowState(batch->scratch);
 	if (state == KEY_LEASED)
-		ErrorLeased(name, KeyRowLeaseEnd(batch->scratch));
+		ErrorInProgress(name, KeyRowTime(batch->scratch, COL_LEASED_UNTIL));
 	*vacant = state != KEY_STORED;
 	if (*vacant)
-		Fill(writer, name, retention, state == KEY_ABANDONED ? KeyRowCreated(batch->scratch) : 0);
+		Fill(writer, name, retention,
+			 state == KEY_ABANDONED ? KeyRowTime(batch->scratch, COL_CREATED_AT) : 0);
 	settled = !*vacant || OverwriteVersion(writer, name, tid);
 	ExecClearTuple(batch->scratch);
 	return settled;
