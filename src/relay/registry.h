@@ -77,8 +77,6 @@ typedef struct RelaySubscription
 	uint64 seenAt;	/* by the registry's clock: by a commit or a survey */
 	uint64 ranAt;	/* by the registry's clock: chosen */
 	RelayState state;
-	int pid;		   /* of its worker, once that may be terminated */
-	int blocked;	   /* how many times in a row a session waited to drop or copy its database */
 	bool due;		   /* there may be something to do */
 	TimestampTz dueAt; /* when it becomes due without a wakeup; 0: never */
 	TimestampTz notBefore; /* back-off; 0: none */
@@ -154,12 +152,9 @@ extern TimestampTz SchedulerNextTime(void);
 extern void SchedulerRetryAll(void);
 extern void SchedulerWantSlot(bool wanted);
 extern void SchedulerStartFailed(const RelayJob *job, RelayEnd end);
-extern List *SchedulerDatabases(void);
-extern void SchedulerSetBlocked(Oid database, bool blocked);
 
 /* scheduler.c: for a worker */
 extern bool SchedulerAttach(const RelayJob *job);
-extern void SchedulerAllowTermination(const RelayJob *job);
 extern void SchedulerBeginPoll(const RelayJob *job, bool last);
 extern bool SchedulerIsCrowded(void);
 extern bool SchedulerIsUnhandled(const RelayJob *job, int64 batch);

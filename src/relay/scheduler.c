@@ -14,8 +14,6 @@
  */
 #include "postgres.h"
 
-#include <signal.h>
-
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
@@ -266,18 +264,6 @@ SchedulerReset(void)
  */
 
 /*
- * Attach makes the caller the worker of a subscription; "pid" is its own if it may be
- * terminated, or 0.
- */
-static void
-Attach(RelaySubscription *it, int pid)
-{
-	it->state = RELAY_STATE_RUNNING;
-	it->pid = pid;
-	it->blocked = 0;
-}
-
-/*
  * SchedulerAttach makes the caller the worker of the subscription.  Returns false if
  * the subscription is gone, or has a worker.
  */
@@ -288,23 +274,9 @@ SchedulerAttach(const RelayJob *job)
 	bool attached = it != NULL && it->state != RELAY_STATE_RUNNING;
 
 	if (attached)
-		Attach(it, 0);
+		it->state = RELAY_STATE_RUNNING;
 	LWLockRelease(Registry->lock);
 	return attached;
-}
-
-/*
- * SchedulerAllowTermination allows SchedulerSetBlocked() to terminate the caller, which
- * has attached: from now on it can give its batch back.
- */
-void
-SchedulerAllowTermination(const RelayJob *job)
-{
-	RelaySubscription *it = RegistryLockJob(job);
-
-	if (it != NULL)
-		it->pid = MyProcPid;
-	LWLockRelease(Registry->lock);
 }
 
 /*
@@ -322,54 +294,6 @@ SchedulerBeginPoll(const RelayJob *job, bool last)
 		it->dueAt = 0;
 		if (last)
 			RelayWakeupArm(&Registry->databases[it->databaseSlot], &it->wants);
-	}
-	LWLockRelease(Registry->lock);
-}
-
-/*
- * SchedulerDatabases returns the databases in which workers are running, each once, and
- * perhaps InvalidOid.
- */
-List *
-SchedulerDatabases(void)
-{
-	bool *running = palloc0(Registry->size * sizeof(bool)); /* nothing under the lock can fail */
-	List *databases = NIL;
-
-	LWLockAcquire(Registry->lock, LW_SHARED);
-	for (int slot = 0; slot < Registry->used; slot++)
-	{
-		const RelaySubscription *it = &Registry->subscriptions[slot];
-
-		running[it->databaseSlot] |= it->state == RELAY_STATE_RUNNING;
-	}
-	LWLockRelease(Registry->lock);
-	for (int slot = 0; slot < Registry->size; slot++)
-	{
-		if (running[slot])
-			databases = lappend_oid(databases, pg_atomic_read_u32(&Registry->databases[slot].oid));
-	}
-	pfree(running);
-	return databases;
-}
-
-/*
- * SchedulerSetBlocked records whether a session waits to drop or copy a database, and
- * terminates the workers there if it was so the last time: they have not left.
- */
-void
-SchedulerSetBlocked(Oid database, bool blocked)
-{
-	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
-	for (int slot = 0; slot < Registry->used; slot++)
-	{
-		RelaySubscription *it = &Registry->subscriptions[slot];
-
-		if (it->database != database || it->state != RELAY_STATE_RUNNING)
-			continue;
-		it->blocked = blocked ? it->blocked + 1 : 0;
-		if (it->blocked > 1 && it->pid != 0)
-			kill(it->pid, SIGTERM);
 	}
 	LWLockRelease(Registry->lock);
 }
@@ -524,8 +448,6 @@ SchedulerMoveOn(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *
 	if (it != NULL)
 		Leave(it, end, dueAt, BUSY_MOST_MS);
 	it = Take(RelayWorkers, RELAY_STATE_RUNNING, job, next);
-	if (it != NULL)
-		Attach(it, MyProcPid);
 	LWLockRelease(Registry->lock);
 	RegistryWakeLauncher();
 	return it != NULL;

@@ -344,7 +344,6 @@ idempotency_relay_main(Datum unused)
 	WorkerConnectAs(job.database, job.owner, Refused);
 	pqsignal(SIGTERM, Terminate);
 	before_shmem_exit(GiveBackAtTermination, (Datum) 0);
-	SchedulerAllowTermination(&job);
 
 	RefuseSetConstraints();
 	RelayStepInit();
