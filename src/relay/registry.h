@@ -77,8 +77,8 @@ typedef struct RelaySubscription
 	uint64 seenAt;	/* by the registry's clock: by a commit or a survey */
 	uint64 ranAt;	/* by the registry's clock: chosen */
 	RelayState state;
-	bool due;		   /* there may be something to do */
-	TimestampTz dueAt; /* when it becomes due without a wakeup; 0: never */
+	bool due;			   /* there may be something to do */
+	TimestampTz dueAt;	   /* when it becomes due without a wakeup; 0: never */
 	TimestampTz notBefore; /* back-off; 0: none */
 	int failures;		   /* in a row */
 	int64 unhandled;	   /* a batch in flight with which no handler was called; 0: none */

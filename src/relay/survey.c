@@ -72,15 +72,12 @@ static ExtensionQuery lastQuery = {
 	.results = {INT8OID, TEXTOID, TIMESTAMPTZOID},
 };
 
-/*
- * The last events, the newest first: of each, the topics from the newest to it, and when the
- * oldest of those was published.
- */
+/* The last events, the newest first. */
 typedef struct Recent
 {
 	int64 seq;
-	TopicSet topics;
-	TimestampTz oldest;
+	TopicSet topic;
+	TimestampTz publishedAt;
 } Recent;
 
 static Recent *recent;
@@ -95,7 +92,6 @@ ReadRecent(uint64 rows)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	Datum passed = Int64GetDatum(PG_INT64_MAX);
-	uint64 count;
 
 	for (uint64 row = 0; row < rows; row++)
 	{
@@ -103,47 +99,35 @@ ReadRecent(uint64 rows)
 
 		passed = Int64GetDatum(Min(DatumGetInt64(passed), one));
 	}
-	count = ExtensionQueryRun(&lastQuery, &passed, NULL);
-	recent = MemoryContextAllocZero(caller, Max(1, count) * sizeof(Recent));
-	recentCount = (int) count;
+	recentCount = (int) ExtensionQueryRun(&lastQuery, &passed, NULL);
+	recent = MemoryContextAllocZero(caller, Max(1, recentCount) * sizeof(Recent));
 	for (int i = 0; i < recentCount; i++)
 	{
-		TimestampTz at = DatumGetTimestampTz(ExtensionQueryValue(&lastQuery, i, 3, NULL));
+		Datum topic = ExtensionQueryValue(&lastQuery, i, 2, NULL);
 
 		recent[i].seq = DatumGetInt64(ExtensionQueryValue(&lastQuery, i, 1, NULL));
-		if (i > 0)
-			recent[i].topics = recent[i - 1].topics;
-		TopicSetAddTopic(&recent[i].topics,
-						 DatumGetTextPP(ExtensionQueryValue(&lastQuery, i, 2, NULL)));
-		recent[i].oldest = i > 0 ? Min(at, recent[i - 1].oldest) : at;
+		TopicSetAddTopic(&recent[i].topic, DatumGetTextPP(topic));
+		recent[i].publishedAt = DatumGetTimestampTz(ExtensionQueryValue(&lastQuery, i, 3, NULL));
 	}
 	ExtensionQueryEnd();
 }
 
 /*
  * HasNews tells whether a subscription that has passed a number is due for the events
- * after it.
+ * after it: one that it wants, an old one, or many.
  */
 static bool
 HasNews(int64 passed, const TopicSet *wants)
 {
-	int left = 0; /* the events before this one are newer */
-	int right = recentCount;
+	TimestampTz now = GetCurrentTimestamp();
 
-	while (left < right)
+	for (int i = 0; i < recentCount && recent[i].seq > passed; i++)
 	{
-		int middle = (left + right) / 2;
-
-		if (recent[middle].seq > passed)
-			left = middle + 1;
-		else
-			right = middle;
+		if (i == EVENTS - 1 || TopicSetsMeet(wants, &recent[i].topic) ||
+			TimestampDifferenceExceeds(recent[i].publishedAt, now, PASS_SECONDS * 1000))
+			return true;
 	}
-	if (left == 0)
-		return false;
-	return left == EVENTS || TopicSetsMeet(wants, &recent[left - 1].topics) ||
-		   TimestampDifferenceExceeds(recent[left - 1].oldest, GetCurrentTimestamp(),
-									  PASS_SECONDS * 1000);
+	return false;
 }
 
 /*
