@@ -7,7 +7,7 @@
  * waiting for it.  The README has the states of a cycle and of a database.
  *
  * Locks: ACCESS SHARE on pg_database, while it is read, and ROW EXCLUSIVE on a
- * database; neither is waited for.  An LWLock for the report of a worker.
+ * database; neither is waited for.
  *
  *-------------------------------------------------------------------------
  */
@@ -77,16 +77,11 @@ typedef struct Cycle
 	instr_time since; /* when that was started */
 } Cycle;
 
-/* What a worker reports of its visit. */
-typedef struct VisitReport
-{
-	LWLock *lock;
-	Oid database; /* that the last worker was started for */
-	VisitResult result;
-} VisitReport;
-
-/* NULL unless the library is preloaded. */
-static VisitReport *report = NULL;
+/*
+ * The database that the last worker was started for, and the result of its visit; NULL
+ * unless the library is preloaded.
+ */
+static pg_atomic_uint64 *report = NULL;
 
 static WorkerKind reaper = {.type = REAPER_TYPE,
 							.function = "idempotency_reaper_main",
@@ -199,6 +194,12 @@ UpdateDatabases(void)
  * ----------------------------------------------------------------
  */
 
+static uint64
+Report(Oid database, VisitResult result)
+{
+	return (uint64) database << 32 | result;
+}
+
 /*
  * CycleReport tells the launcher how the visit to a database ended.  The report of a
  * late worker is lost.
@@ -206,10 +207,9 @@ UpdateDatabases(void)
 void
 CycleReport(Oid database, VisitResult result)
 {
-	LWLockAcquire(report->lock, LW_EXCLUSIVE);
-	if (report->database == database)
-		report->result = result;
-	LWLockRelease(report->lock);
+	uint64 expected = Report(database, VISIT_FAILED);
+
+	(void) pg_atomic_compare_exchange_u64(report, &expected, Report(database, result));
 }
 
 /*
@@ -225,11 +225,7 @@ StartVisit(Database *database)
 	if (HasLateWorker(database) || !DatabaseProbe(database->oid))
 		return false;
 
-	LWLockAcquire(report->lock, LW_EXCLUSIVE);
-	report->database = database->oid;
-	report->result = VISIT_FAILED;
-	LWLockRelease(report->lock);
-
+	pg_atomic_write_u64(report, Report(database->oid, VISIT_FAILED));
 	cycle.worker = WorkerStart(&reaper, database->oid, &job, sizeof(job));
 	cycle.visited = database;
 	database->due = cycle.worker == NULL;
@@ -247,15 +243,10 @@ static void
 EndVisit(void)
 {
 	Database *database = cycle.visited;
-	VisitResult result;
-	bool worked;
-
-	LWLockAcquire(report->lock, LW_SHARED);
-	result = report->result;
-	LWLockRelease(report->lock);
+	VisitResult result = (uint32) pg_atomic_read_u64(report);
+	bool worked = result == VISIT_UNFINISHED || result == VISIT_ENDED;
 
 	pfree(cycle.worker);
-	worked = result == VISIT_UNFINISHED || result == VISIT_ENDED;
 	database->due = result == VISIT_UNFINISHED;
 	if (worked && !cycle.reap && database->refused)
 		return;
@@ -418,7 +409,7 @@ CycleInit(void)
 static void
 InitializeReport(void *memory, LWLock *lock)
 {
-	((VisitReport *) memory)->lock = lock;
+	pg_atomic_init_u64(memory, 0);
 }
 
 /*
@@ -427,5 +418,6 @@ InitializeReport(void *memory, LWLock *lock)
 void
 CycleShmemInit(void)
 {
-	SharedMemoryRegister(&(SharedPart){(void **) &report, sizeof(VisitReport), InitializeReport});
+	SharedMemoryRegister(
+		&(SharedPart){(void **) &report, sizeof(pg_atomic_uint64), InitializeReport});
 }
