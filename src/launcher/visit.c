@@ -345,7 +345,7 @@ DoVisit(void)
 		{
 			long left = DURATION_MS - MillisecondsSince(visitBegan);
 
-			(void) WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
+			WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
 		}
 	}
 }

@@ -149,7 +149,6 @@ extern void LogRelayProblem(const char *database, int64 number, const char *prob
 extern void SchedulerReset(void);
 extern bool SchedulerChoose(int workers, RelayJob *job);
 extern TimestampTz SchedulerNextTime(void);
-extern void SchedulerRetryAll(void);
 extern void SchedulerWantSlot(bool wanted);
 extern void SchedulerStartFailed(const RelayJob *job, RelayEnd end);
 

@@ -215,18 +215,6 @@ SchedulerNextTime(void)
 }
 
 /*
- * SchedulerRetryAll ends all back-offs.
- */
-void
-SchedulerRetryAll(void)
-{
-	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
-	for (int slot = 0; slot < Registry->used; slot++)
-		Registry->subscriptions[slot].notBefore = 0;
-	LWLockRelease(Registry->lock);
-}
-
-/*
  * SchedulerWantSlot records whether a visit waits for the slot of a worker: then no
  * subscription is chosen, and workers leave as if others waited for theirs.
  */
