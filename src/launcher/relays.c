@@ -88,7 +88,7 @@ OwnerProblem(const RelayJob *job)
 
 /*
  * CanRun tells whether a worker can be started for a subscription that was chosen.  If
- * not, the subscription backs off, or is forgotten.
+ * not, the subscription backs off.
  */
 static bool
 CanRun(const RelayJob *job)
@@ -102,25 +102,18 @@ CanRun(const RelayJob *job)
 	StartTransactionCommand();
 	MemoryContextSwitchTo(caller);
 	database = get_database_name(job->database);
-	wanted = database != NULL && DatabaseIsWanted(job->database);
-	open = wanted && DatabaseIsOpen(job->database);
-	if (open)
+	wanted = DatabaseIsWanted(job->database);
+	open = DatabaseIsOpen(job->database);
+	if (wanted && open)
 		problem = OwnerProblem(job);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(caller);
 
 	if (problem != NULL && RegistrySetProblem(job, problem, false))
 		LogRelayProblem(database, job->number, problem);
-	if (open && problem == NULL)
+	if (wanted && open && problem == NULL)
 		return true;
-
-	if (database == NULL)
-	{
-		SchedulerStartFailed(job, RELAY_GONE);
-		RegistryForgetDatabase(job->database);
-	}
-	else
-		SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
+	SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
 	return false;
 }
 
