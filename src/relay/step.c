@@ -202,7 +202,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 {
 	EventHandler handler;
 	Subscription *subscription = Prepare(job, &handler);
-	bool handled = RelayBatchIsInFlight();
+	bool handled = RelayBatchNumber() != 0;
 	bool mayLeave = handled || fetchesOn;
 
 	fetchesOn = false;
@@ -217,7 +217,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 	{
 		/* A copy of the database must not find a batch that seems to have been handled. */
 		if (handled)
-			RelayBatchGiveBack(subscription);
+			DeliveryGiveBack(subscription, RelayBatchNumber(), false);
 		return Leave(RELAY_BUSY);
 	}
 

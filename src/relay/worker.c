@@ -154,7 +154,7 @@ Poll(bool last)
 	RelayEnd end;
 	RelayStep step;
 
-	if (!RelayBatchIsInFlight())
+	if (RelayBatchNumber() == 0)
 	{
 		SchedulerBeginPoll(&job, last);
 		WakeupPrepare(OutboxChannel());
@@ -214,7 +214,7 @@ MoveOn(void)
 {
 	RelayJob next;
 
-	if (RelayBatchIsInFlight() || ShutdownRequestPending || !DatabaseProbe(MyDatabaseId))
+	if (RelayBatchNumber() != 0 || ShutdownRequestPending || !DatabaseProbe(MyDatabaseId))
 		return false;
 
 	RelayBatchLeave(&job);
@@ -271,7 +271,7 @@ GiveBack(void)
 		PushActiveSnapshot(GetTransactionSnapshot());
 		subscription = SubscriptionFindNumber(job.number);
 		if (subscription != NULL)
-			RelayBatchGiveBack(subscription);
+			DeliveryGiveBack(subscription, RelayBatchNumber(), false);
 	}
 	RelayCommitLocally();
 	PopActiveSnapshot();
@@ -292,9 +292,9 @@ GiveBackAtTermination(int code, Datum arg)
 	if (!terminated)
 		return;
 	leaving = RELAY_BUSY;
-	if (!RelayBatchIsInFlight())
+	if (RelayBatchNumber() == 0)
 		return;
-	RelayBatchSetUnhandled(&job);
+	SchedulerSetUnhandled(&job, RelayBatchNumber());
 	AbortOutOfAnyTransaction();
 	for (int tries = 0; !GiveBack() && tries < GIVE_BACK_TRIES; tries++)
 		pg_usleep(GIVE_BACK_MS * 1000L);
