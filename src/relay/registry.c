@@ -179,12 +179,7 @@ TakeDatabaseSlot(Oid oid)
 	database = &Registry->databases[slot];
 	if (database->subscriptions++ == 0)
 	{
-		pg_atomic_write_u32(&database->anyRequested, 0);
-		for (int word = 0; word < TOPIC_WORDS; word++)
-		{
-			pg_atomic_write_u64(&database->armed[word], 0);
-			pg_atomic_write_u64(&database->requested[word], 0);
-		}
+		/* Wakeups of the former owner of the slot do no harm */
 		pg_atomic_write_u32(&database->oid, oid);
 		(void) pg_atomic_fetch_add_u32(&Registry->generation, 1);
 	}
@@ -562,7 +557,6 @@ InitializeRegistry(void *memory, LWLock *lock)
 		RelayDatabase *database = &registry->databases[slot];
 
 		pg_atomic_init_u32(&database->oid, InvalidOid);
-		pg_atomic_init_u32(&database->anyRequested, 0);
 		for (int word = 0; word < TOPIC_WORDS; word++)
 		{
 			pg_atomic_init_u64(&database->armed[word], 0);

@@ -58,12 +58,9 @@ typedef enum RelayEnd
 typedef struct RelayDatabase
 {
 	pg_atomic_uint32 oid; /* 0: the slot is free */
-	pg_atomic_uint32 anyRequested;
 	pg_atomic_uint64 armed[TOPIC_WORDS];
 	pg_atomic_uint64 requested[TOPIC_WORDS];
 	int subscriptions;
-	int workers;  /* valid only while SchedulerChoose() has the lock; ranAt, too */
-	uint64 ranAt; /* when a subscription of it was chosen last */
 } RelayDatabase;
 
 /* A subscription with a handler. */
@@ -159,8 +156,7 @@ extern bool SchedulerIsCrowded(void);
 extern bool SchedulerIsUnhandled(const RelayJob *job, int64 batch);
 extern void SchedulerSetUnhandled(const RelayJob *job, int64 batch);
 extern void SchedulerProgress(const RelayJob *job);
-extern void SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt);
-extern bool SchedulerMoveOn(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next);
+extern bool SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next);
 
 /* wakeup.c: for the scheduler, which holds the registry's lock */
 extern void RelayWakeupArm(RelayDatabase *database, const TopicSet *topics);

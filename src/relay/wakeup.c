@@ -110,10 +110,7 @@ RequestWakeup(void)
 		requested |= armed;
 	}
 	if (requested != 0)
-	{
-		(void) pg_atomic_exchange_u32(&database->anyRequested, 1);
 		RegistryWakeLauncher();
-	}
 }
 
 /*
@@ -138,12 +135,16 @@ RelayWakeupArm(RelayDatabase *database, const TopicSet *wanted)
 bool
 RelayWakeupTake(RelayDatabase *database, TopicSet *requested)
 {
-	if (pg_atomic_read_u32(&database->anyRequested) == 0)
-		return false;
-	(void) pg_atomic_exchange_u32(&database->anyRequested, 0);
+	uint64 any = 0;
+
 	for (int word = 0; word < TOPIC_WORDS; word++)
-		requested->words[word] = pg_atomic_exchange_u64(&database->requested[word], 0);
-	return true;
+	{
+		requested->words[word] = pg_atomic_read_u64(&database->requested[word]);
+		if (requested->words[word] != 0)
+			requested->words[word] = pg_atomic_exchange_u64(&database->requested[word], 0);
+		any |= requested->words[word];
+	}
+	return any != 0;
 }
 
 /* ----------------------------------------------------------------

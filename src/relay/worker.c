@@ -55,7 +55,7 @@ static bool attached = false;
 static instr_time attachedAt;
 static instr_time stepBegan;
 
-/* The arguments of SchedulerLeave(), if the worker exits now. */
+/* For SchedulerLeave(), if the worker exits now. */
 static RelayEnd leaving = RELAY_DIED;
 static TimestampTz nextDue = 0;
 
@@ -218,7 +218,7 @@ MoveOn(void)
 		return false;
 
 	RelayBatchLeave(&job);
-	attached = SchedulerMoveOn(&job, leaving, nextDue, &next);
+	attached = SchedulerLeave(&job, leaving, nextDue, &next);
 	if (attached)
 		job = next;
 	return attached;
@@ -238,7 +238,7 @@ Detach(int code, Datum arg)
 	if (!attached)
 		return;
 	RelayBatchLeave(&job);
-	SchedulerLeave(&job, leaving, nextDue);
+	(void) SchedulerLeave(&job, leaving, nextDue, NULL);
 }
 
 /*
