@@ -109,7 +109,7 @@ CanRun(const RelayJob *job)
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(caller);
 
-	if (problem != NULL && RegistrySetProblem(job, problem, false))
+	if (problem != NULL && RegistrySetProblem(job, problem))
 		LogRelayProblem(database, job->number, problem);
 	if (wanted && open && problem == NULL)
 		return true;

@@ -90,12 +90,10 @@ Leave(RelayEnd why)
 static RelayStep
 LeaveUnfit(const RelayJob *job, const Subscription *subscription, const char *problem)
 {
-	bool locked = SubscriptionLock(subscription->name, 0);
-
-	if (RegistrySetProblem(job, problem, locked))
+	if (RegistrySetProblem(job, problem))
 	{
 		LogRelayProblem(get_database_name(MyDatabaseId), job->number, problem);
-		if (locked)
+		if (SubscriptionLock(subscription->name, 0))
 			SubscriptionSetError(subscription->name, cstring_to_text(problem));
 	}
 	return Leave(RELAY_UNFIT);
@@ -176,7 +174,7 @@ Prepare(const RelayJob *job, EventHandler *handler)
 		RelayFound found = {.number = job->number, .owner = owner, .due = true};
 
 		TopicSetFromPatterns(&found.wants, &subscription->topics);
-		RegistryMerge(MyDatabaseId, &found, 1, 0);
+		RegistryMerge(MyDatabaseId, &found, 1, false);
 		(void) Leave(RELAY_UNFINISHED);
 	}
 	else

@@ -52,7 +52,6 @@ static bool published = false;
 static TopicSet topics; /* of what was published */
 static Change changes[CHANGES_MOST];
 static int changeCount = 0; /* CHANGES_LOST: none is kept */
-static int subscribed = 0;	/* how many subscriptions need a slot */
 
 /* The slot of this backend's database, or -1, as of a generation of the registry. */
 static int mySlot = -1;
@@ -189,7 +188,7 @@ AfterSubscribe(int64 number, Oid owner, const TopicPatterns *patterns)
 {
 	Change *change = AddChange(CHANGE_PUT, number);
 
-	if (Registry != NULL && !RegistryHasSlot(MyDatabaseId, number, subscribed++))
+	if (Registry != NULL && !RegistryHasSlot(MyDatabaseId, number))
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("no slot is free for another subscription with a handler"),
@@ -282,7 +281,6 @@ TransactionCallback(XactEvent event, void *arg)
 	}
 	published = false;
 	changeCount = 0;
-	subscribed = 0;
 }
 
 /*

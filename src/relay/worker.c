@@ -323,7 +323,7 @@ static void
 Refused(ErrorData *error)
 {
 	leaving = RELAY_UNFIT;
-	if (RegistrySetProblem(&job, error->message, false))
+	if (RegistrySetProblem(&job, error->message))
 		error->elevel = LOG;
 	else
 		error->output_to_server = false;
