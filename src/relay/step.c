@@ -43,9 +43,6 @@
 /* Why the worker must leave, after STEP_LEAVE. */
 static RelayEnd conclusion;
 
-/* The last fetch met a limit. */
-static bool fetchesOn = false;
-
 static MemoryContext stepContext; /* for anything but batches */
 
 /*
@@ -141,13 +138,10 @@ FindSubscription(const RelayJob *job)
 static void
 ShowJob(const Subscription *subscription)
 {
-	static int64 shown = 0;
 	const char *name = text_to_cstring(subscription->name);
 
 	pgstat_report_activity(STATE_RUNNING, psprintf("serving subscription \"%s\"", name));
-	if (shown != subscription->number)
-		set_ps_display(psprintf("subscription %s", name));
-	shown = subscription->number;
+	set_ps_display(psprintf("subscription %s", name));
 }
 
 /*
@@ -201,9 +195,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 	EventHandler handler;
 	Subscription *subscription = Prepare(job, &handler);
 	bool handled = RelayBatchNumber() != 0;
-	bool mayLeave = handled || fetchesOn;
 
-	fetchesOn = false;
 	if (subscription == NULL)
 	{
 		RelayBatchLeave(job);
@@ -224,7 +216,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 		RelayBatchRecover(job, subscription);
 	else if (!RelayBatchHandle(job, subscription, &handler))
 		return Leave(RELAY_GONE);
-	if (mayLeave && RelayMustLeave())
+	if (RelayMustLeave())
 		return Leave(RELAY_UNFINISHED);
 
 	/* Fetch the next one */
@@ -236,8 +228,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 	 */
 	if (next->events != NIL && (!handled || synchronous_commit == SYNCHRONOUS_COMMIT_OFF))
 		RelayCommitLocally();
-	fetchesOn = next->more;
-	if (handled || next->events != NIL || fetchesOn)
+	if (handled || next->events != NIL || next->more)
 		return STEP_HANDLED;
 
 	/* Events of other topics that were passed do not keep other subscriptions waiting. */
