@@ -27,7 +27,7 @@
 #include "outbox/table.h"
 #include "reaper/reaper.h"
 
-/* A batch reads so many rows of a subscription, and begins no other one after so long. */
+/* How many rows a batch reads of a subscription, and after how long it reads no other. */
 #define BATCH_ROWS 10000
 #define BATCH_MS 50
 
