@@ -217,10 +217,9 @@ WorkerConnectAs(Oid database, Oid role, WorkerRefusal *refusal)
 
 /*
  * WorkerSleep sleeps for "ms" milliseconds, or until a signal comes; for ever
- * if that is negative.  Rereads the configuration if it was asked to, and returns
- * whether it has.
+ * if that is negative.  Rereads the configuration if it was asked to.
  */
-bool
+void
 WorkerSleep(long ms, uint32 waitEvent)
 {
 	int events = WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (ms >= 0 ? WL_TIMEOUT : 0);
@@ -228,21 +227,19 @@ WorkerSleep(long ms, uint32 waitEvent)
 	(void) WaitLatch(MyLatch, events, ms, waitEvent);
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
-	return WorkerReload();
+	WorkerReload();
 }
 
 /*
- * WorkerReload rereads the configuration if it was asked to, and returns whether
- * it has.
+ * WorkerReload rereads the configuration if it was asked to.
  */
-bool
+void
 WorkerReload(void)
 {
 	if (!ConfigReloadPending)
-		return false;
+		return;
 	ConfigReloadPending = false;
 	ProcessConfigFile(PGC_SIGHUP);
-	return true;
 }
 
 /*

@@ -39,8 +39,8 @@ extern bool WorkerHasEnded(BackgroundWorkerHandle *handle);
 /* For a worker. */
 extern void WorkerConnect(Oid database);
 extern void WorkerConnectAs(Oid database, Oid role, WorkerRefusal *refusal);
-extern bool WorkerSleep(long ms, uint32 waitEvent);
-extern bool WorkerReload(void);
+extern void WorkerSleep(long ms, uint32 waitEvent);
+extern void WorkerReload(void);
 extern long WorkerSooner(long a, long b);
 
 #endif /* IDEMPOTENCY_BASE_BGWORKER_H */

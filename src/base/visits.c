@@ -7,13 +7,14 @@
  * after a change of the tables, and when its commit changed subscriptions that
  * got no slot in the registry.  The launcher takes the requests when its next cycle begins.
  *
- * Locks: an LWLock of its own, in each function.
+ * Locks: none.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "port/atomics.h"
 #include "postmaster/bgworker.h"
 
 #include "base/shmem.h"
@@ -22,14 +23,8 @@
 /* How many databases can request a visit at a time. */
 #define REQUESTS_MOST 32
 
-typedef struct VisitRequests
-{
-	LWLock *lock;
-	Oid databases[REQUESTS_MOST]; /* 0 from the first free slot on */
-} VisitRequests;
-
-/* NULL unless the library is preloaded. */
-static VisitRequests *requests = NULL;
+/* Databases, or 0 in a free slot; NULL unless the library is preloaded. */
+static pg_atomic_uint32 *requests = NULL;
 
 /*
  * RequestVisit requests a visit to this session's database in the next cycle.  Does
@@ -41,18 +36,17 @@ void
 RequestVisit(void)
 {
 	bool isReaper = MyBgworkerEntry != NULL && strcmp(MyBgworkerEntry->bgw_type, REAPER_TYPE) == 0;
-	int slot = 0;
 
 	if (requests == NULL || isReaper)
 		return;
+	for (int slot = 0; slot < REQUESTS_MOST; slot++)
+	{
+		uint32 database = InvalidOid;
 
-	LWLockAcquire(requests->lock, LW_EXCLUSIVE);
-	while (slot < REQUESTS_MOST && OidIsValid(requests->databases[slot]) &&
-		   requests->databases[slot] != MyDatabaseId)
-		slot++;
-	if (slot < REQUESTS_MOST)
-		requests->databases[slot] = MyDatabaseId;
-	LWLockRelease(requests->lock);
+		if (pg_atomic_compare_exchange_u32(&requests[slot], &database, MyDatabaseId) ||
+			database == MyDatabaseId)
+			return;
+	}
 }
 
 /*
@@ -61,23 +55,23 @@ RequestVisit(void)
 List *
 TakeVisitRequests(void)
 {
-	Oid taken[REQUESTS_MOST];
 	List *databases = NIL;
 
-	LWLockAcquire(requests->lock, LW_EXCLUSIVE);
-	memcpy(taken, requests->databases, sizeof(taken));
-	memset(requests->databases, 0, sizeof(taken));
-	LWLockRelease(requests->lock);
+	for (int slot = 0; slot < REQUESTS_MOST; slot++)
+	{
+		Oid database = pg_atomic_exchange_u32(&requests[slot], InvalidOid);
 
-	for (int slot = 0; slot < REQUESTS_MOST && OidIsValid(taken[slot]); slot++)
-		databases = lappend_oid(databases, taken[slot]);
+		if (OidIsValid(database))
+			databases = lappend_oid(databases, database);
+	}
 	return databases;
 }
 
 static void
 InitializeRequests(void *memory, LWLock *lock)
 {
-	((VisitRequests *) memory)->lock = lock;
+	for (int slot = 0; slot < REQUESTS_MOST; slot++)
+		pg_atomic_init_u32((pg_atomic_uint32 *) memory + slot, InvalidOid);
 }
 
 /*
@@ -86,6 +80,6 @@ InitializeRequests(void *memory, LWLock *lock)
 void
 VisitRequestsInit(void)
 {
-	SharedMemoryRegister(
-		&(SharedPart){(void **) &requests, sizeof(VisitRequests), InitializeRequests});
+	SharedMemoryRegister(&(SharedPart){
+		(void **) &requests, REQUESTS_MOST * sizeof(pg_atomic_uint32), InitializeRequests});
 }

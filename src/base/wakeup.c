@@ -35,8 +35,8 @@
 #include "base/stats.h"
 #include "base/wakeup.h"
 
-/* How many condition variables the waiters share; a power of two. */
-#define WAKEUP_VARIABLES 256
+/* How many condition variables the waiters share: the bits of "pending". */
+#define WAKEUP_VARIABLES 64
 
 /* NULL unless the library is preloaded. */
 static ConditionVariable *variables = NULL;
@@ -49,22 +49,17 @@ static ConditionVariable *variables = NULL;
 #define LONG_ROUNDS 7
 
 /*
- * The variables to broadcast at commit, one bit each.  A fixed bitmap, so that nothing can
- * fail after the commit.
+ * The variables to broadcast at commit, one bit each, so that nothing can fail after the
+ * commit.
  */
-#define BITS_PER_WORD 64
-#define PENDING_WORDS (WAKEUP_VARIABLES / BITS_PER_WORD)
-static uint64 pending[PENDING_WORDS];
-static bool anyPending = false;
+static uint64 pending = 0;
 
-StaticAssertDecl((WAKEUP_VARIABLES & (WAKEUP_VARIABLES - 1)) == 0,
-				 "WAKEUP_VARIABLES must be a power of two");
 StaticAssertDecl(FIRST_SLEEP << LONG_ROUNDS >= LONGEST_SLEEP, "LONG_ROUNDS is too small");
 
 static int
 VariableNumber(uint64 number)
 {
-	return (int) (number & (WAKEUP_VARIABLES - 1));
+	return (int) (number % WAKEUP_VARIABLES);
 }
 
 /*
@@ -149,12 +144,8 @@ WakeupCancel(void)
 void
 WakeupAfterCommit(uint64 number)
 {
-	int variable = VariableNumber(number);
-
-	if (variables == NULL)
-		return;
-	pending[variable / BITS_PER_WORD] |= UINT64CONST(1) << (variable % BITS_PER_WORD);
-	anyPending = true;
+	if (variables != NULL)
+		pending |= UINT64CONST(1) << VariableNumber(number);
 }
 
 /*
@@ -170,23 +161,12 @@ WakeupAfterCommit(uint64 number)
 void
 WakeupAtCommit(void)
 {
-	if (!anyPending)
+	if (pending == 0)
 		return;
 
 	InjectionPoint("commit-wake");
-	for (int word = 0; word < PENDING_WORDS; word++)
-	{
-		uint64 bits = pending[word];
-
-		while (bits != 0)
-		{
-			int bit = pg_rightmost_one_pos64(bits);
-
-			ConditionVariableBroadcast(&variables[word * BITS_PER_WORD + bit]);
-			bits &= bits - 1;
-		}
-	}
-	WakeupAtAbort();
+	for (; pending != 0; pending &= pending - 1)
+		ConditionVariableBroadcast(&variables[pg_rightmost_one_pos64(pending)]);
 }
 
 /*
@@ -196,10 +176,7 @@ WakeupAtCommit(void)
 void
 WakeupAtAbort(void)
 {
-	if (!anyPending)
-		return;
-	memset(pending, 0, sizeof(pending));
-	anyPending = false;
+	pending = 0;
 }
 
 static void

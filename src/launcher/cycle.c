@@ -7,7 +7,7 @@
  * waiting for it.  The README has the states of a cycle and of a database.
  *
  * Locks: ACCESS SHARE on pg_database, while it is read, and ROW EXCLUSIVE on a
- * database; neither is waited for.  An LWLock for the report of a worker.
+ * database; neither is waited for.
  *
  *-------------------------------------------------------------------------
  */
@@ -35,33 +35,24 @@
 #include "launcher/launcher.h"
 #include "relay/registry.h"
 
-/*
- * After how many milliseconds the worker of a visit gets SIGTERM, and after how many more
- * it is late.
- */
+/* After how many milliseconds the worker of a visit gets SIGTERM, and is late. */
 #define VISIT_MS 4000
 
 /* How often there is a survey, if nothing is reaped, in milliseconds. */
 #define SURVEY_MS 10000
 
-/* DATABASE_RARE: visited every so many cycles. */
+/* A rare database is visited every so many cycles. */
 #define RARE_CYCLES 10
-
-typedef enum DatabaseState
-{
-	DATABASE_NEW,
-	DATABASE_REAPED,
-	DATABASE_RARE
-} DatabaseState;
 
 /* What the launcher knows of a database. */
 typedef struct Database
 {
-	Oid oid; /* the hash key */
-	DatabaseState state;
+	Oid oid;					  /* the hash key */
+	bool rare;					  /* the last visit has found nothing that it could work with */
 	bool refused;				  /* the last visit was, and the log says so */
 	bool listed;				  /* it is in pg_database, and may be visited */
 	bool due;					  /* for a visit in this cycle */
+	uint64 visit;				  /* the number of its last visit */
 	BackgroundWorkerHandle *late; /* a worker that did not end in time, or NULL */
 } Database;
 
@@ -69,8 +60,7 @@ typedef enum CycleState
 {
 	CYCLE_RESTING,
 	CYCLE_CHOOSING,
-	CYCLE_VISITING,
-	CYCLE_TERMINATING
+	CYCLE_VISITING
 } CycleState;
 
 typedef struct Cycle
@@ -80,24 +70,18 @@ typedef struct Cycle
 	bool reap;
 	instr_time reaped; /* when the last cycle began that reaps; 0: none has */
 
-	List *due; /* of Database *, in the context "cycle" */
-	int next;  /* in that list */
-
+	uint64 visits;	   /* how many there were */
+	uint64 firstVisit; /* those of this cycle have higher numbers */
 	Database *visited;
 	BackgroundWorkerHandle *worker;
-	instr_time since; /* when that was started, or terminated */
+	instr_time since; /* when that was started */
 } Cycle;
 
-/* What a worker reports of its visit. */
-typedef struct VisitReport
-{
-	LWLock *lock;
-	Oid database; /* that the last worker was started for */
-	VisitResult result;
-} VisitReport;
-
-/* NULL unless the library is preloaded. */
-static VisitReport *report = NULL;
+/*
+ * The database that the last worker was started for, and the result of its visit; NULL
+ * unless the library is preloaded.
+ */
+static pg_atomic_uint64 *report = NULL;
 
 static WorkerKind reaper = {.type = REAPER_TYPE,
 							.function = "idempotency_reaper_main",
@@ -105,7 +89,6 @@ static WorkerKind reaper = {.type = REAPER_TYPE,
 static HTAB *databases = NULL;
 static uint32 cycles = 0;
 static Cycle cycle;
-static MemoryContext cycleContext;
 
 /* ----------------------------------------------------------------
  * Databases
@@ -130,8 +113,7 @@ ListDatabase(Oid oid, bool requested)
 	database->listed = true;
 
 	/* Spread the visits of rare databases over the cycles */
-	database->due =
-		database->state != DATABASE_RARE || requested || (cycles + oid) % RARE_CYCLES == 0;
+	database->due = !database->rare || requested || (cycles + oid) % RARE_CYCLES == 0;
 }
 
 /*
@@ -211,6 +193,12 @@ UpdateDatabases(void)
  * ----------------------------------------------------------------
  */
 
+static uint64
+Report(Oid database, VisitResult result)
+{
+	return (uint64) database << 32 | result;
+}
+
 /*
  * CycleReport tells the launcher how the visit to a database ended.  The report of a
  * late worker is lost.
@@ -218,10 +206,9 @@ UpdateDatabases(void)
 void
 CycleReport(Oid database, VisitResult result)
 {
-	LWLockAcquire(report->lock, LW_EXCLUSIVE);
-	if (report->database == database)
-		report->result = result;
-	LWLockRelease(report->lock);
+	uint64 expected = Report(database, VISIT_FAILED);
+
+	(void) pg_atomic_compare_exchange_u64(report, &expected, Report(database, result));
 }
 
 /*
@@ -237,43 +224,33 @@ StartVisit(Database *database)
 	if (HasLateWorker(database) || !DatabaseProbe(database->oid))
 		return false;
 
-	LWLockAcquire(report->lock, LW_EXCLUSIVE);
-	report->database = database->oid;
-	report->result = VISIT_FAILED;
-	LWLockRelease(report->lock);
-
+	pg_atomic_write_u64(report, Report(database->oid, VISIT_FAILED));
 	cycle.worker = WorkerStart(&reaper, database->oid, &job, sizeof(job));
 	cycle.visited = database;
 	database->due = cycle.worker == NULL;
+	if (cycle.worker != NULL)
+		database->visit = ++cycle.visits;
 	INSTR_TIME_SET_CURRENT(cycle.since);
 	return true;
 }
 
 /*
  * EndVisit reads the report of a worker that has ended.  A database with more to do
- * stays due.  What is known of a database stays where the visit says nothing about it: a
- * survey does not open the tables that a reaper was refused, and a worker that was
- * terminated may have had no connection yet.
+ * stays due.  A survey does not open the tables that a reaper was refused.
  */
 static void
 EndVisit(void)
 {
 	Database *database = cycle.visited;
-	VisitResult result;
-	bool worked;
-
-	LWLockAcquire(report->lock, LW_SHARED);
-	result = report->result;
-	LWLockRelease(report->lock);
+	VisitResult result = (uint32) pg_atomic_read_u64(report);
+	bool worked = result == VISIT_UNFINISHED || result == VISIT_ENDED;
 
 	pfree(cycle.worker);
-	worked = result == VISIT_UNFINISHED || result == VISIT_ENDED;
 	database->due = result == VISIT_UNFINISHED;
-	if ((worked && !cycle.reap && database->refused) ||
-		(result == VISIT_FAILED && cycle.state == CYCLE_TERMINATING))
+	if (worked && !cycle.reap && database->refused)
 		return;
 	database->refused = result == VISIT_REFUSED;
-	database->state = worked ? DATABASE_REAPED : DATABASE_RARE;
+	database->rare = !worked;
 }
 
 /* ----------------------------------------------------------------
@@ -297,15 +274,13 @@ TimeLeft(int interval, instr_time began)
 /*
  * BeginCycle begins a cycle if it is time to, and returns in how many milliseconds it
  * will be, or 0; -1: never.  The first cycle surveys only, which is quick, and the
- * subscriptions that it finds wait for it.  Nothing is due while pg_database is locked.
+ * subscriptions that it finds wait for it.  While pg_database is locked, nothing more is due.
  */
 static long
 BeginCycle(void)
 {
 	long reapLeft = TimeLeft(ReaperNaptime, cycle.reaped);
 	long surveyLeft = TimeLeft(RelayWorkers > 0 ? SURVEY_MS : 0, cycle.began);
-	HASH_SEQ_STATUS all;
-	Database *database;
 
 	if (reapLeft != 0 && surveyLeft != 0)
 		return WorkerSooner(reapLeft, surveyLeft);
@@ -316,57 +291,57 @@ BeginCycle(void)
 	INSTR_TIME_SET_CURRENT(cycle.began);
 	if (cycle.reap)
 		cycle.reaped = cycle.began;
-	cycle.due = NIL;
-	cycle.next = 0;
+	cycle.firstVisit = cycle.visits;
 	cycle.state = CYCLE_CHOOSING;
 
 	/* Read the databases */
 	StartTransactionCommand();
 	if (ConditionalLockRelationOid(DatabaseRelationId, AccessShareLock))
-	{
 		UpdateDatabases();
-		MemoryContextReset(cycleContext);
-		MemoryContextSwitchTo(cycleContext);
-		hash_seq_init(&all, databases);
-		while ((database = hash_seq_search(&all)) != NULL)
-		{
-			if (database->due)
-				cycle.due = lappend(cycle.due, database);
-		}
-	}
 	CommitTransactionCommand();
 	return 0;
 }
 
 /*
- * StartNextVisit starts the next visit of the list, again and again until nothing is due or the
- * next cycle must begin.  Returns false then, and otherwise as StartVisit().
+ * NextDue returns the due database whose last visit is the longest ago, or NULL.
+ */
+static Database *
+NextDue(void)
+{
+	Database *next = NULL;
+	HASH_SEQ_STATUS all;
+	Database *database;
+
+	hash_seq_init(&all, databases);
+	while ((database = hash_seq_search(&all)) != NULL)
+	{
+		if (database->due && (next == NULL || database->visit < next->visit))
+			next = database;
+	}
+	return next;
+}
+
+/*
+ * StartNextVisit starts the next visit.  Databases with more to do are visited again until
+ * the next cycle must begin.  Returns false if the cycle has ended, and otherwise as
+ * StartVisit().
  */
 static bool
 StartNextVisit(void)
 {
-	for (;;)
+	Database *database;
+
+	while ((database = NextDue()) != NULL)
 	{
-		bool unfinished = false;
-		ListCell *cell;
+		bool again = database->visit > cycle.firstVisit;
 
-		while (cycle.next < list_length(cycle.due))
-		{
-			Database *database = list_nth(cycle.due, cycle.next++);
-
-			if (cycle.reap && ReaperNaptime == 0)
-				return false;
-			if (database->due && StartVisit(database))
-				return true;
-		}
-
-		/* Return to those that have more to do */
-		foreach (cell, cycle.due)
-			unfinished |= ((Database *) lfirst(cell))->due;
-		if (!unfinished || !cycle.reap || MillisecondsSince(cycle.began) >= ReaperNaptime)
+		if ((cycle.reap && ReaperNaptime == 0) ||
+			(again && (!cycle.reap || MillisecondsSince(cycle.began) >= ReaperNaptime)))
 			return false;
-		cycle.next = 0;
+		if (StartVisit(database))
+			return true;
 	}
+	return false;
 }
 
 /*
@@ -393,34 +368,22 @@ CycleRun(void)
 				chosen = StartNextVisit();
 				SchedulerWantSlot(chosen && cycle.worker == NULL);
 				if (chosen && cycle.worker == NULL)
-				{
-					cycle.next--;
 					return SLOT_MS;
-				}
 				cycle.state = chosen ? CYCLE_VISITING : CYCLE_RESTING;
 				break;
 
 			case CYCLE_VISITING:
-			case CYCLE_TERMINATING:
 				left = VISIT_MS - MillisecondsSince(cycle.since);
 				if (WorkerHasEnded(cycle.worker))
-				{
 					EndVisit();
-					cycle.state = CYCLE_CHOOSING;
-				}
 				else if (left > 0)
 					return left;
-				else if (cycle.state == CYCLE_VISITING)
-				{
-					TerminateBackgroundWorker(cycle.worker);
-					INSTR_TIME_SET_CURRENT(cycle.since);
-					cycle.state = CYCLE_TERMINATING;
-				}
 				else
 				{
+					TerminateBackgroundWorker(cycle.worker);
 					cycle.visited->late = cycle.worker;
-					cycle.state = CYCLE_CHOOSING;
 				}
+				cycle.state = CYCLE_CHOOSING;
 				break;
 		}
 	}
@@ -440,14 +403,12 @@ CycleInit(void)
 	HASHCTL control = {.keysize = sizeof(Oid), .entrysize = sizeof(Database)};
 
 	databases = hash_create("idempotency databases", 64, &control, HASH_ELEM | HASH_BLOBS);
-	cycleContext =
-		AllocSetContextCreate(TopMemoryContext, "idempotency cycle", ALLOCSET_DEFAULT_SIZES);
 }
 
 static void
 InitializeReport(void *memory, LWLock *lock)
 {
-	((VisitReport *) memory)->lock = lock;
+	pg_atomic_init_u64(memory, 0);
 }
 
 /*
@@ -456,5 +417,6 @@ InitializeReport(void *memory, LWLock *lock)
 void
 CycleShmemInit(void)
 {
-	SharedMemoryRegister(&(SharedPart){(void **) &report, sizeof(VisitReport), InitializeReport});
+	SharedMemoryRegister(
+		&(SharedPart){(void **) &report, sizeof(pg_atomic_uint64), InitializeReport});
 }

@@ -68,8 +68,7 @@ idempotency_launcher_main(Datum unused)
 		MemoryContextSwitchTo(each);
 		visits = CycleRun();
 		MemoryContextReset(each);
-		if (WorkerSleep(WorkerSooner(relays, visits), event))
-			SchedulerRetryAll();
+		WorkerSleep(WorkerSooner(relays, visits), event);
 	}
 	proc_exit(1);
 }

@@ -47,8 +47,9 @@ StaticAssertDecl(sizeof(RelayJob) <= BGW_EXTRALEN, "a job must fit into bgw_extr
 
 typedef struct Worker
 {
-	RelayJob job;
+	RelayJob job; /* it may have moved on to another subscription of the database */
 	BackgroundWorkerHandle *handle;
+	bool blocking; /* a session waited for its database at the last look */
 } Worker;
 
 static WorkerKind relay = {
@@ -87,7 +88,7 @@ OwnerProblem(const RelayJob *job)
 
 /*
  * CanRun tells whether a worker can be started for a subscription that was chosen.  If
- * not, the subscription backs off, or is forgotten.
+ * not, the subscription backs off.
  */
 static bool
 CanRun(const RelayJob *job)
@@ -101,25 +102,18 @@ CanRun(const RelayJob *job)
 	StartTransactionCommand();
 	MemoryContextSwitchTo(caller);
 	database = get_database_name(job->database);
-	wanted = database != NULL && DatabaseIsWanted(job->database);
-	open = wanted && DatabaseIsOpen(job->database);
-	if (open)
+	wanted = DatabaseIsWanted(job->database);
+	open = DatabaseIsOpen(job->database);
+	if (wanted && open)
 		problem = OwnerProblem(job);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(caller);
 
-	if (problem != NULL && RegistrySetProblem(job, problem, false))
+	if (problem != NULL && RegistrySetProblem(job, problem))
 		LogRelayProblem(database, job->number, problem);
-	if (open && problem == NULL)
+	if (wanted && open && problem == NULL)
 		return true;
-
-	if (database == NULL)
-	{
-		SchedulerStartFailed(job, RELAY_GONE);
-		RegistryForgetDatabase(job->database);
-	}
-	else
-		SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
+	SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
 	return false;
 }
 
@@ -174,7 +168,7 @@ StartWorkers(void)
 		}
 		caller = MemoryContextSwitchTo(TopMemoryContext);
 		started = palloc(sizeof(Worker));
-		*started = (Worker){job, handle};
+		*started = (Worker){job, handle, false};
 		workers = lappend(workers, started);
 		MemoryContextSwitchTo(caller);
 	}
@@ -188,25 +182,27 @@ StartWorkers(void)
 }
 
 /*
- * TerminateBlocking looks every BLOCKED_MS whether a session waits to drop or copy a
- * database in which workers are running, and terminates those that keep it waiting.
- * Returns whether it must look again: nothing sets the latch when a worker that is
- * starting attaches.
+ * TerminateBlocking looks every BLOCKED_MS whether a session waits to drop or copy the
+ * database of a worker, and terminates the worker if one did at the last look too.
  */
-static bool
+static void
 TerminateBlocking(void)
 {
 	static instr_time looked;
-	List *databases = SchedulerDatabases();
 	ListCell *cell;
 
-	if (databases != NIL && MillisecondsSince(looked) >= BLOCKED_MS)
+	if (workers == NIL || MillisecondsSince(looked) < BLOCKED_MS)
+		return;
+	INSTR_TIME_SET_CURRENT(looked);
+	foreach (cell, workers)
 	{
-		INSTR_TIME_SET_CURRENT(looked);
-		foreach (cell, databases)
-			SchedulerSetBlocked(lfirst_oid(cell), !DatabaseProbe(lfirst_oid(cell)));
+		Worker *worker = lfirst(cell);
+		bool blocking = !DatabaseProbe(worker->job.database);
+
+		if (blocking && worker->blocking)
+			TerminateBackgroundWorker(worker->handle);
+		worker->blocking = blocking;
 	}
-	return databases != NIL || workers != NIL;
 }
 
 /*
@@ -217,16 +213,15 @@ long
 RelaysRun(void)
 {
 	TimestampTz next;
-	bool running;
 	long ms = -1;
 
 	ForgetEnded();
 	if (!StartWorkers())
 		ms = SLOT_MS;
-	running = TerminateBlocking();
+	TerminateBlocking();
 	next = RelayWorkers > 0 ? SchedulerNextTime() : 0;
 	if (next != 0)
 		ms = WorkerSooner(
 			ms, Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next), LONGEST_MS) + 1);
-	return WorkerSooner(ms, running ? BLOCKED_MS + 1 : -1);
+	return WorkerSooner(ms, workers != NIL ? BLOCKED_MS + 1 : -1);
 }

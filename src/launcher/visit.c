@@ -74,7 +74,6 @@ static VisitJob job;
 typedef struct Visit
 {
 	ReaperRun keys;
-	LagRun lag;
 	bool refused; /* a task was, and the log says so */
 	bool ended[TASKS];
 } Visit;
@@ -106,7 +105,6 @@ idempotency_reap(PG_FUNCTION_ARGS)
 {
 	ReaperRun run = {
 		.plan = {.maxRows = ReaperRunMaxRows(), .batchRows = PG_INT64_MAX, .wholeTable = true}};
-	LagRun lag = {0};
 	int64 events = 0;
 	instr_time began;
 	int64 maxRows;
@@ -124,7 +122,7 @@ idempotency_reap(PG_FUNCTION_ARGS)
 
 	/* The transaction holds the locks of the subscriptions that it has moved */
 	INSTR_TIME_SET_CURRENT(began);
-	while (OutboxLagBatch(false, &lag) == RUN_GOES_ON && MillisecondsSince(began) < DURATION_MS)
+	while (OutboxLagBatch(false) == RUN_GOES_ON && MillisecondsSince(began) < DURATION_MS)
 		;
 
 	maxRows = run.plan.maxRows;
@@ -171,7 +169,7 @@ Batch(Visit *visit, Task task, bool last)
 			ReaperRunSave(&visit->keys);
 	}
 	else if (task == TASK_LAG)
-		state = OutboxLagBatch(true, &visit->lag);
+		state = OutboxLagBatch(true);
 	else
 		state = OutboxReapBatch(true, PG_INT64_MAX, &reaped);
 	return state == RUN_GOES_ON ? VISIT_UNFINISHED : VISIT_ENDED;
@@ -356,7 +354,7 @@ DoVisit(void)
 		{
 			long left = DURATION_MS - MillisecondsSince(visitBegan);
 
-			(void) WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
+			WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
 		}
 	}
 }

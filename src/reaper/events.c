@@ -24,7 +24,6 @@
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "nodes/pg_list.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -127,24 +126,6 @@ OutboxReaperLock(bool dontWait)
  */
 
 /*
- * Subscriptions returns the names of all subscriptions, in the current memory context.
- */
-static List *
-Subscriptions(void)
-{
-	MemoryContext caller = CurrentMemoryContext;
-	uint64 count = ExtensionQueryRun(&namesQuery, NULL, NULL);
-	MemoryContext spi = MemoryContextSwitchTo(caller);
-	List *names = NIL;
-
-	for (uint64 row = 0; row < count; row++)
-		names = lappend(names, DatumGetTextPCopy(ExtensionQueryValue(&namesQuery, row, 1, NULL)));
-	MemoryContextSwitchTo(spi);
-	ExtensionQueryEnd();
-	return names;
-}
-
-/*
  * DrawnFrom returns the first number above "gone" in a hole of the cursor that a
  * publisher can still fill; PG_INT64_MAX if there is none.
  */
@@ -184,6 +165,25 @@ AddPosition(Need *need, const text *subscription)
 }
 
 /*
+ * AddSubscriptions adds what all subscriptions need, and sets how many there are.
+ */
+static void
+AddSubscriptions(Need *need)
+{
+	MemoryContext caller = CurrentMemoryContext;
+
+	need->subscriptions = ExtensionQueryRun(&namesQuery, NULL, NULL);
+	MemoryContextSwitchTo(caller);
+	need->cursors = palloc(Max(need->subscriptions, 1) * sizeof(OutboxCursor));
+	for (int64 row = 0; row < need->subscriptions; row++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		AddPosition(need, DatumGetTextPP(ExtensionQueryValue(&namesQuery, row, 1, NULL)));
+	}
+	ExtensionQueryEnd();
+}
+
+/*
  * NeedRead fills "need", in the current memory context; its upto is 0 if that cannot be
  * known now.  "last" is the last number that was drawn, read before; no event up to
  * "gone" is left.
@@ -191,29 +191,21 @@ AddPosition(Need *need, const text *subscription)
 static void
 NeedRead(Relation table, int64 last, int64 gone, Need *need)
 {
-	List *names = Subscriptions();
 	uint64 oldestPublisher;
-	ListCell *cell;
 
-	memset(need, 0, sizeof(Need));
-	if (names == NIL)
+	*need = (Need){.upto = last};
+	AddSubscriptions(need);
+	if (need->subscriptions == 0)
 	{
-		if (!ExtensionRelationLock("subscription", ShareLock, true))
-			return;
-		names = Subscriptions();
-		if (names == NIL)
+		bool locked = ExtensionRelationLock("subscription", ShareLock, true);
+
+		if (locked)
+			AddSubscriptions(need);
+		if (need->subscriptions == 0)
 		{
-			need->upto = OutboxAwaitPublishers(table, PUBLISHERS_MS) ? last : 0;
+			need->upto = locked && OutboxAwaitPublishers(table, PUBLISHERS_MS) ? last : 0;
 			return;
 		}
-	}
-	need->upto = last;
-	need->subscriptions = list_length(names);
-	need->cursors = palloc(list_length(names) * sizeof(OutboxCursor));
-	foreach (cell, names)
-	{
-		CHECK_FOR_INTERRUPTS();
-		AddPosition(need, lfirst(cell));
 	}
 
 	/* After the positions: a publisher that has drawn a number in a hole began before */

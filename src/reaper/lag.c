@@ -12,7 +12,6 @@
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
-#include "common/pg_prng.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -28,66 +27,40 @@
 #include "outbox/table.h"
 #include "reaper/reaper.h"
 
-/*
- * A batch reads the positions of so many subscriptions, and so many rows of one, at most;
- * and no other subscription after so many rows.
- */
-#define BATCH_SUBSCRIPTIONS 250
+/* How many rows a batch reads of a subscription, and after how long it reads no other. */
 #define BATCH_ROWS 10000
+#define BATCH_MS 50
 
-/* What a scan has found. */
+/* A max_lag above 10,000 years counts as 10,000 years: no timestamp is before that. */
+#define LONGEST_LAG ((double) INT64CONST(10000) * 365 * USECS_PER_DAY)
+
+/* What is too old. */
 typedef struct Passed
 {
-	int64 first; /* the lowest number that is too old; 0: none is */
+	int64 first; /* the lowest number; 0: none is */
 	int64 last;
 	bool young;		/* the next event is not too old */
 	bool exhausted; /* the scan ended at its limit */
-	int64 rows;		/* read, whatever came of them */
 } Passed;
 
-static ExtensionQuery nextQuery = {
+/* In a random order, so that every subscription is read in time, even if batches end early. */
+static ExtensionQuery limitedQuery = {
 	.table = "subscription",
-	.text = "SELECT number, subscription, max_lag FROM idempotency.subscription"
-			" WHERE number" GT "$1 AND number" LE "$2 AND max_lag IS NOT NULL"
-			" ORDER BY number LIMIT 1",
-	.parameters = 2,
-	.types = {INT8OID, INT8OID},
-	.results = {INT8OID, TEXTOID, INTERVALOID},
-};
-
-static ExtensionQuery highestQuery = {
-	.table = "subscription",
-	.text = "SELECT coalesce(pg_catalog.max(number), 0) AS number FROM idempotency.subscription",
-	.results = {INT8OID},
+	.text = "SELECT subscription, max_lag FROM idempotency.subscription"
+			" WHERE max_lag IS NOT NULL ORDER BY pg_catalog.random()",
+	.results = {TEXTOID, INTERVALOID},
 };
 
 /*
- * Before returns the time "length" ago.  A length above 10,000 years counts as 10,000 years.
- */
-static TimestampTz
-Before(const Interval *length)
-{
-	double longest = (double) INT64CONST(10000) * 365 * USECS_PER_DAY;
-
-	return GetCurrentTimestamp() - (TimestampTz) Min(IntervalMicroseconds(length), longest);
-}
-
-/* ----------------------------------------------------------------
- * One subscription
- * ----------------------------------------------------------------
- */
-
-/*
- * ReadOld reads the events after "from" until one is not too old, and sets "reached" to
- * the cursor before that one.  With "batchEnd" it reads those of a batch, and "reached"
- * is NULL.
+ * PassOld moves "cursor" after the events that are too old, and before the first one that is
+ * not.  With "batchEnd" it reads the events of a batch, and moves nothing.
  */
 static void
-ReadOld(const OutboxCursor *from, const OutboxCursor *batchEnd, TimestampTz cutoff, Passed *passed,
-		OutboxCursor *reached)
+PassOld(OutboxCursor *cursor, const OutboxCursor *batchEnd, TimestampTz cutoff, Passed *passed)
 {
 	OutboxScan *scan =
-		OutboxScanBegin(from, batchEnd, batchEnd != NULL ? PG_INT64_MAX : BATCH_ROWS);
+		OutboxScanBegin(cursor, batchEnd, batchEnd != NULL ? PG_INT64_MAX : BATCH_ROWS);
+	int64 before = cursor->passed;
 	TupleTableSlot *slot;
 	int64 seq = 0;
 
@@ -104,60 +77,52 @@ ReadOld(const OutboxCursor *from, const OutboxCursor *batchEnd, TimestampTz cuto
 			passed->last = Max(passed->last, seq);
 		}
 	}
-	passed->exhausted = !passed->young && OutboxScanExhausted(scan);
-	passed->rows += OutboxScanEnd(scan, reached);
+	passed->exhausted = OutboxScanExhausted(scan);
+	(void) OutboxScanEnd(scan, batchEnd == NULL ? cursor : NULL);
 
 	/* The scan has returned the young event: move the cursor back before it */
-	if (passed->young && reached != NULL)
-	{
-		if (seq > from->passed)
-			reached->passed = seq - 1;
-		else
-			CursorAddNumber(reached, seq);
-	}
+	if (batchEnd != NULL || !passed->young)
+		return;
+	if (seq > before)
+		cursor->passed = seq - 1;
+	else
+		CursorAddNumber(cursor, seq);
 }
 
 /*
- * PassOld moves "position", which is not written, past events that are too old.  Returns
+ * PassLate moves "position", which is not written, past events that are too old.  Returns
  * whether there is something to write: a scan that met its limit is worth it as well.
  */
 static bool
-PassOld(Position *position, TimestampTz cutoff, Passed *passed)
+PassLate(Position *position, TimestampTz cutoff, Passed *passed)
 {
-	bool isOut = position->batch != 0;
-	OutboxCursor reached;
-
 	/* A batch is its consumer's until its lease is over and all of it is too old. */
-	if (isOut)
+	if (position->batch != 0)
 	{
 		if (PositionIsLeased(position))
 			return false;
-		ReadOld(&position->start, &position->end, cutoff, passed, NULL);
+		PassOld(&position->start, &position->end, cutoff, passed);
 		if (passed->young)
 			return false;
+		position->start = position->end;
+		position->batch = 0;
 	}
-
-	ReadOld(isOut ? &position->end : &position->start, NULL, cutoff, passed, &reached);
-	position->start = reached;
-	position->batch = 0;
-	return passed->first != 0 || (passed->exhausted && !isOut);
+	PassOld(&position->start, NULL, cutoff, passed);
+	return passed->first != 0 || passed->exhausted;
 }
 
 /*
  * MoveOn moves a subscription past events that are too old, if its lock is free.  Returns
- * whether it was moved, sets "more" if there may be more of them, and adds what it read to
- * "rows".
+ * whether it was moved, and sets "more" if its scan has met the limit.
  */
 static bool
-MoveOn(const text *subscription, TimestampTz cutoff, bool *more, int64 *rows)
+MoveOn(const text *subscription, TimestampTz cutoff, bool *more)
 {
 	Position position;
 	Position current;
 	Passed passed = {0};
-	bool moves = PositionRead(subscription, &position) && PassOld(&position, cutoff, &passed);
 
-	*rows += passed.rows;
-	if (!moves)
+	if (!PositionRead(subscription, &position) || !PassLate(&position, cutoff, &passed))
 		return false;
 
 	/* Lock after reading: a fetch() that finds the lock taken returns nothing. */
@@ -186,115 +151,54 @@ MoveOn(const text *subscription, TimestampTz cutoff, bool *more, int64 *rows)
 			 errdetail("Numbers passed over, as many events at most: %lld; the last of them: %lld.",
 					   (long long) count, (long long) passed.last)));
 	}
-	*more = passed.exhausted;
+	*more |= passed.exhausted;
 	return true;
 }
 
-/* ----------------------------------------------------------------
- * All subscriptions
- * ----------------------------------------------------------------
- */
-
 /*
- * Begin begins a pass over all subscriptions.  It can end early, and so begins at a random
- * number, so that every subscription is reached in time.
- */
-static void
-Begin(LagRun *run)
-{
-	run->begun = true;
-	run->upto = PG_INT64_MAX;
-	(void) ExtensionQueryRun(&highestQuery, NULL, NULL);
-	run->from = pg_prng_uint64_range(&pg_global_prng_state, 0,
-									 DatumGetInt64(ExtensionQueryValue(&highestQuery, 0, 1, NULL)));
-	ExtensionQueryEnd();
-	run->after = run->from;
-}
-
-/*
- * NextLimited finds the next subscription of the pass that has a max_lag, and sets its
- * number, its name, and the time before which events are too old.  Returns false at the
- * end of the pass.
- */
-static bool
-NextLimited(LagRun *run, int64 *number, text **subscription, TimestampTz *cutoff)
-{
-	MemoryContext caller = CurrentMemoryContext;
-
-	for (;;)
-	{
-		Datum values[] = {Int64GetDatum(run->after), Int64GetDatum(run->upto)};
-		bool found = ExtensionQueryRun(&nextQuery, values, NULL) > 0;
-
-		if (found)
-		{
-			MemoryContext spi = MemoryContextSwitchTo(caller);
-
-			*number = DatumGetInt64(ExtensionQueryValue(&nextQuery, 0, 1, NULL));
-			*subscription = DatumGetTextPCopy(ExtensionQueryValue(&nextQuery, 0, 2, NULL));
-			*cutoff = Before(DatumGetIntervalP(ExtensionQueryValue(&nextQuery, 0, 3, NULL)));
-			MemoryContextSwitchTo(spi);
-		}
-		ExtensionQueryEnd();
-		if (found || run->upto == run->from)
-			return found;
-		run->after = 0;
-		run->upto = run->from;
-	}
-}
-
-/*
- * Batch continues the pass until a subscription was moved, or BATCH_SUBSCRIPTIONS or
- * BATCH_ROWS were read.
- */
-static RunState
-Batch(LagRun *run)
-{
-	MemoryContext each =
-		AllocSetContextCreate(CurrentMemoryContext, "idempotency lag", ALLOCSET_SMALL_SIZES);
-	MemoryContext caller = MemoryContextSwitchTo(each);
-	bool complete = false;
-	bool moved = false;
-	int64 rows = 0;
-
-	for (int i = 0; i < BATCH_SUBSCRIPTIONS && rows < BATCH_ROWS && !moved && !complete; i++)
-	{
-		TimestampTz cutoff;
-		text *subscription;
-		bool more = false;
-		int64 number;
-
-		CHECK_FOR_INTERRUPTS();
-		complete = !NextLimited(run, &number, &subscription, &cutoff);
-		if (!complete)
-		{
-			moved = MoveOn(subscription, cutoff, &more, &rows);
-			if (!more)
-				run->after = number;
-		}
-		MemoryContextReset(each);
-	}
-	MemoryContextSwitchTo(caller);
-	MemoryContextDelete(each);
-	return complete ? RUN_ENDED : RUN_GOES_ON;
-}
-
-/*
- * OutboxLagBatch continues a pass over the subscriptions that have a max_lag, and moves
- * one of them that is too far behind.  With dontWait it waits for no table and no other
- * reaper.  Returns RUN_ENDED at the end of the pass.  Throws 55000 where the extension is
- * not installed or a table was altered.
+ * OutboxLagBatch moves the subscriptions that are too far behind.  With dontWait it waits for
+ * no table and no other reaper.  Returns RUN_GOES_ON if there is more to pass.  Throws 55000
+ * where the extension is not installed or a table was altered.
  */
 RunState
-OutboxLagBatch(bool dontWait, LagRun *run)
+OutboxLagBatch(bool dontWait)
 {
+	MemoryContext each;
+	MemoryContext caller;
+	bool moved = false;
+	bool more = false;
+	instr_time began;
+	uint64 count;
+
 	if (IsolationUsesXactSnapshot())
 		return RUN_ENDED;
 	if (!OutboxReaperLock(dontWait))
 		return RUN_BUSY;
 	if (OutboxLastNumber() == 0)
 		return RUN_ENDED;
-	if (!run->begun)
-		Begin(run);
-	return Batch(run);
+
+	count = ExtensionQueryRun(&limitedQuery, NULL, NULL);
+	each = AllocSetContextCreate(CurrentMemoryContext, "idempotency lag", ALLOCSET_SMALL_SIZES);
+	caller = MemoryContextSwitchTo(each);
+	INSTR_TIME_SET_CURRENT(began);
+	for (uint64 row = 0; row < count && !more; row++)
+	{
+		Datum name = ExtensionQueryValue(&limitedQuery, row, 1, NULL);
+		Datum lag = ExtensionQueryValue(&limitedQuery, row, 2, NULL);
+		double microseconds = IntervalMicroseconds(DatumGetIntervalP(lag));
+
+		CHECK_FOR_INTERRUPTS();
+		moved |=
+			MoveOn(DatumGetTextPP(name),
+				   GetCurrentTimestamp() - (TimestampTz) Min(microseconds, LONGEST_LAG), &more);
+		MemoryContextReset(each);
+		if (MillisecondsSince(began) >= BATCH_MS)
+		{
+			more |= moved;
+			break;
+		}
+	}
+	MemoryContextSwitchTo(caller);
+	ExtensionQueryEnd();
+	return more ? RUN_GOES_ON : RUN_ENDED;
 }

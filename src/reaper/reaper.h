@@ -67,16 +67,7 @@ extern void ReaperRunSave(ReaperRun *run);
 extern bool OutboxReaperLock(bool dontWait);
 extern RunState OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped);
 
-/* A pass over the subscriptions; begins with zeros. */
-typedef struct LagRun
-{
-	bool begun;
-	int64 from;	 /* the pass begins after this number, and wraps around to it */
-	int64 after; /* subscriptions up to this number were read, since the last wrap */
-	int64 upto;	 /* the last number before the next wrap */
-} LagRun;
-
 /* lag.c: subscriptions that are too far behind */
-extern RunState OutboxLagBatch(bool dontWait, LagRun *run);
+extern RunState OutboxLagBatch(bool dontWait);
 
 #endif /* IDEMPOTENCY_REAPER_REAPER_H */

@@ -29,9 +29,6 @@
  */
 #define BATCH_EVENTS 60
 
-/* How many events the next fetch asks for: not many more than fit into a transaction. */
-static int wanted = BATCH_EVENTS;
-
 /* How long a consumer does not get a batch that a worker has left in flight. */
 static const Interval lease = {.time = 30 * USECS_PER_SEC};
 
@@ -43,9 +40,6 @@ static bool called;		 /* the handler, with an event of it */
 static bool commitFails; /* from now on, an error counts as a failure of one of its events */
 static MemoryContext currentContext;
 static MemoryContext nextContext; /* of a batch that is fetched before the current one is done */
-
-/* No other batch is in flight: a worker or a consumer has left none. */
-static bool recovered = false;
 
 /* Why the last batch could not be committed, or NULL. */
 static text *failure = NULL;
@@ -63,12 +57,12 @@ RelayBatchInit(void)
 }
 
 /*
- * RelayBatchIsInFlight tells whether a batch is in flight.
+ * RelayBatchNumber returns the number of the batch in flight, or 0.
  */
-bool
-RelayBatchIsInFlight(void)
+int64
+RelayBatchNumber(void)
 {
-	return current.number != 0;
+	return current.number;
 }
 
 /*
@@ -121,7 +115,7 @@ HasKilled(const Subscription *subscription, const List *events)
 void
 RelayBatchFetch(const Subscription *subscription, bool last, Batch *next)
 {
-	FetchPlan plan = {.max = wanted, .lease = &lease, .last = last};
+	FetchPlan plan = {.max = BATCH_EVENTS, .lease = &lease, .last = last};
 	MemoryContext caller = MemoryContextSwitchTo(nextContext);
 
 	DeliveryFetch(subscription, &plan, next);
@@ -153,7 +147,6 @@ RelayBatchSet(const RelayJob *job, const Batch *next)
 
 	if (current.number != 0)
 		SchedulerSetUnhandled(job, 0);
-	recovered = true;
 	ForgetFailure();
 }
 
@@ -183,27 +176,8 @@ RelayBatchRolledBack(const RelayJob *job, const ErrorData *error)
 		SchedulerSetUnhandled(job, current.number);
 	MemoryContextReset(nextContext);
 	current.number = 0;
-	recovered = called = commitFails = false;
+	called = commitFails = false;
 	return failed;
-}
-
-/*
- * RelayBatchGiveBack gives the batch back as it is.
- */
-void
-RelayBatchGiveBack(const Subscription *subscription)
-{
-	DeliveryGiveBack(subscription, current.number, false);
-}
-
-/*
- * RelayBatchSetUnhandled records in the registry that no event of the batch has caused the
- * end of this worker.
- */
-void
-RelayBatchSetUnhandled(const RelayJob *job)
-{
-	SchedulerSetUnhandled(job, current.number);
 }
 
 /*
@@ -215,8 +189,6 @@ RelayBatchLeave(const RelayJob *job)
 	if (current.number != 0 && !called)
 		SchedulerSetUnhandled(job, current.number);
 	current.number = 0;
-	recovered = false;
-	wanted = BATCH_EVENTS;
 	ForgetFailure();
 }
 
@@ -253,7 +225,7 @@ RelayBatchRecover(const RelayJob *job, const Subscription *subscription)
 {
 	Batch left;
 
-	if (recovered || !DeliveryOutstanding(subscription, &left))
+	if (!DeliveryOutstanding(subscription, &left))
 		return;
 	if (left.events == NIL || SchedulerIsUnhandled(job, left.number))
 		DeliveryGiveBack(subscription, left.number, false);
@@ -353,7 +325,6 @@ RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHan
 {
 	List *failed = NIL;
 	List *rest = NIL;
-	int handled = 0;
 	ListCell *cell;
 
 	called = true;
@@ -363,7 +334,6 @@ RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHan
 		HandleEvent(subscription, handler, cell, &failed);
 		if (RelayHasChanges() && SubscriptionFindNumber(job->number) == NULL)
 			return false;
-		handled++;
 		if (RelayMustCommit() || RelayMustLeave())
 		{
 			rest = Rest(cell, failed);
@@ -371,11 +341,6 @@ RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHan
 		}
 	}
 
-	/* After a batch that was handled in part, fetch that many; after any other, twice as many */
-	if (handled < list_length(current.events))
-		wanted = handled;
-	else if (handled >= wanted)
-		wanted = Min(2 * wanted, BATCH_EVENTS);
 	InjectionPoint("relay-acknowledge");
 	DeliveryAck(subscription, current.number, rest);
 	return true;

@@ -70,7 +70,8 @@ RegistryDatabaseSlot(Oid database)
 }
 
 /*
- * Find returns a subscription of a database, or NULL.
+ * Find returns a subscription of a database, or NULL; for database 0 and number 0, a slot
+ * that was freed.
  */
 static RelaySubscription *
 Find(Oid database, int64 number)
@@ -99,8 +100,6 @@ FreeSlot(RelaySubscription *it)
 		pg_atomic_write_u32(&database->oid, InvalidOid);
 		(void) pg_atomic_fetch_add_u32(&Registry->generation, 1);
 	}
-	Registry->firstFree = Min(Registry->firstFree, (int) (it - Registry->subscriptions));
-	Registry->count--;
 	memset(it, 0, sizeof(RelaySubscription));
 }
 
@@ -115,33 +114,16 @@ RegistryFree(RelaySubscription *it)
 }
 
 /*
- * FreeSubscriptionSlot returns a free slot, or NULL.
+ * Evictable returns the subscription that must give its slot to one of "database": an idle
+ * one of the database that has the most, if that one has more than its share.  Returns NULL
+ * if there is none.
  */
 static RelaySubscription *
-FreeSubscriptionSlot(void)
-{
-	RelayRegistry *registry = Registry;
-
-	while (registry->firstFree < registry->used &&
-		   OidIsValid(registry->subscriptions[registry->firstFree].database))
-		registry->firstFree++;
-	if (registry->firstFree == registry->size)
-		return NULL;
-	registry->used = Max(registry->used, registry->firstFree + 1);
-	return &registry->subscriptions[registry->firstFree];
-}
-
-/*
- * Evictable returns the subscription that must give its slot to one of "database",
- * "more" of which come before it: an idle one of the database that has the most,
- * if that one has more than its share.  Returns NULL if there is none.
- */
-static RelaySubscription *
-Evictable(Oid database, int more)
+Evictable(Oid database)
 {
 	RelayRegistry *registry = Registry;
 	int own = RegistryDatabaseSlot(database);
-	int count = more + (own < 0 ? 0 : registry->databases[own].subscriptions);
+	int count = own < 0 ? 0 : registry->databases[own].subscriptions;
 	RelaySubscription *oldest = NULL;
 	int largest = 0;
 
@@ -179,12 +161,7 @@ TakeDatabaseSlot(Oid oid)
 	database = &Registry->databases[slot];
 	if (database->subscriptions++ == 0)
 	{
-		pg_atomic_write_u32(&database->anyRequested, 0);
-		for (int word = 0; word < TOPIC_WORDS; word++)
-		{
-			pg_atomic_write_u64(&database->armed[word], 0);
-			pg_atomic_write_u64(&database->requested[word], 0);
-		}
+		/* Wakeups of the former owner of the slot do no harm */
 		pg_atomic_write_u32(&database->oid, oid);
 		(void) pg_atomic_fetch_add_u32(&Registry->generation, 1);
 	}
@@ -202,7 +179,6 @@ Renew(RelaySubscription *it, Oid owner)
 	it->due = true;
 	it->notBefore = 0;
 	it->failures = 0;
-	it->reported = false;
 	it->problem[0] = '\0';
 }
 
@@ -212,12 +188,14 @@ Renew(RelaySubscription *it, Oid owner)
 static RelaySubscription *
 Take(Oid database, int64 number, Oid owner)
 {
-	RelaySubscription *it = FreeSubscriptionSlot();
+	RelaySubscription *it = Find(InvalidOid, 0);
 
+	if (it == NULL && Registry->used < Registry->size)
+		it = &Registry->subscriptions[Registry->used++];
 	if (it == NULL)
 	{
 		Registry->overflow = true;
-		it = Evictable(database, 0);
+		it = Evictable(database);
 		if (it == NULL)
 			return NULL;
 		FreeSlot(it);
@@ -225,23 +203,21 @@ Take(Oid database, int64 number, Oid owner)
 	it->database = database;
 	it->databaseSlot = TakeDatabaseSlot(database);
 	it->number = number;
-	Registry->count++;
 	Renew(it, owner);
 	return it;
 }
 
 /*
- * RegistryHasSlot tells whether there is a slot for a subscription, if "more" come
- * before it.
+ * RegistryHasSlot tells whether there is a slot for a subscription.
  */
 bool
-RegistryHasSlot(Oid database, int64 number, int more)
+RegistryHasSlot(Oid database, int64 number)
 {
 	bool has;
 
 	LWLockAcquire(Registry->lock, LW_SHARED);
-	has = Find(database, number) != NULL || Registry->count + more < Registry->size ||
-		  Evictable(database, more) != NULL;
+	has = Find(database, number) != NULL || Find(InvalidOid, 0) != NULL ||
+		  Registry->used < Registry->size || Evictable(database) != NULL;
 	LWLockRelease(Registry->lock);
 	return has;
 }
@@ -289,10 +265,7 @@ RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants)
 			it->unhandled = RELAY_UNHANDLED_ANY;
 	}
 	if (it != NULL)
-	{
-		it->seenAt = Registry->clock;
 		it->wants = *wants;
-	}
 	LWLockRelease(Registry->lock);
 	RegistryWakeLauncher();
 	return it != NULL;
@@ -357,21 +330,6 @@ RegistryDatabases(void)
 	return databases;
 }
 
-/*
- * RegistryBeginSurvey is called before the snapshot of a survey is taken.  Returns
- * what RegistryMerge() needs.
- */
-uint64
-RegistryBeginSurvey(void)
-{
-	uint64 began;
-
-	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
-	began = ++Registry->clock;
-	LWLockRelease(Registry->lock);
-	return began;
-}
-
 static int
 CompareNumbers(const void *a, const void *b)
 {
@@ -389,9 +347,9 @@ static void
 Confirm(RelaySubscription *it, RelayFound *found)
 {
 	found->hasSlot = true;
-	it->seenAt = Registry->clock;
 	if (it->owner != found->owner)
 		Renew(it, found->owner);
+	memcpy(found->problem, it->problem, RELAY_PROBLEM_BYTES);
 	it->due |= found->due && it->state == RELAY_STATE_IDLE;
 
 	/* No wakeup is armed for a new topic before a worker has polled. */
@@ -401,13 +359,13 @@ Confirm(RelaySubscription *it, RelayFound *found)
 }
 
 /*
- * RegistryMerge brings the registry up to date with the subscriptions of a database,
- * which are in the order of their numbers, and sets which of them have a slot.  It
- * forgets those of the database that are not among them, were not put there since the
- * survey "began", and are not running.  Its time is linear in the slots.
+ * RegistryMerge brings the registry up to date with subscriptions of a database, which are in
+ * the order of their numbers, and sets which of them have a slot, and their problems.  If these
+ * are "all", it forgets the others, unless they are running; and in any case those without an
+ * owner.
  */
 void
-RegistryMerge(Oid database, RelayFound *found, int count, uint64 began)
+RegistryMerge(Oid database, RelayFound *found, int count, bool all)
 {
 	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
 
@@ -421,9 +379,9 @@ RegistryMerge(Oid database, RelayFound *found, int count, uint64 began)
 		if (it->database != database)
 			continue;
 		match = count == 0 ? NULL : bsearch(&key, found, count, sizeof(key), CompareNumbers);
-		if (match != NULL)
+		if (match != NULL && OidIsValid(match->owner))
 			Confirm(it, match);
-		else if (it->seenAt < began && it->state == RELAY_STATE_IDLE)
+		else if ((match != NULL || all) && it->state == RELAY_STATE_IDLE)
 			RegistryFree(it);
 	}
 
@@ -432,7 +390,7 @@ RegistryMerge(Oid database, RelayFound *found, int count, uint64 began)
 	{
 		RelaySubscription *it;
 
-		if (found[i].hasSlot)
+		if (found[i].hasSlot || !OidIsValid(found[i].owner))
 			continue;
 		it = Take(database, found[i].number, found[i].owner);
 		if (it == NULL)
@@ -450,7 +408,7 @@ RegistryMerge(Oid database, RelayFound *found, int count, uint64 began)
 void
 RegistryForgetDatabase(Oid database)
 {
-	RegistryMerge(database, NULL, 0, PG_UINT64_MAX);
+	RegistryMerge(database, NULL, 0, true);
 }
 
 /* ----------------------------------------------------------------
@@ -459,12 +417,11 @@ RegistryForgetDatabase(Oid database)
  */
 
 /*
- * RegistrySetProblem keeps why a subscription cannot be run; "reported" says that
- * its last_error shows it already.  Returns whether the problem is new, so that the
- * log must say it.
+ * RegistrySetProblem keeps why a subscription cannot be run.  Returns whether the problem
+ * is new, so that the log must say it.
  */
 bool
-RegistrySetProblem(const RelayJob *job, const char *problem, bool reported)
+RegistrySetProblem(const RelayJob *job, const char *problem)
 {
 	char text[RELAY_PROBLEM_BYTES] = {0};
 	RelaySubscription *it;
@@ -474,50 +431,9 @@ RegistrySetProblem(const RelayJob *job, const char *problem, bool reported)
 	it = RegistryLockJob(job);
 	isNew = it != NULL && strcmp(it->problem, text) != 0;
 	if (isNew)
-	{
 		memcpy(it->problem, text, RELAY_PROBLEM_BYTES);
-		it->reported = reported;
-	}
 	LWLockRelease(Registry->lock);
 	return isNew;
-}
-
-/*
- * RegistryNextProblem finds a subscription of a database whose last_error does not
- * show its problem yet, and copies the problem.  Returns false if there is none.
- */
-bool
-RegistryNextProblem(Oid database, RelayJob *job, char *problem)
-{
-	bool found = false;
-
-	LWLockAcquire(Registry->lock, LW_SHARED);
-	for (int slot = 0; slot < Registry->used && !found; slot++)
-	{
-		const RelaySubscription *it = &Registry->subscriptions[slot];
-
-		found = it->database == database && !it->reported && it->problem[0] != '\0';
-		if (found)
-		{
-			*job = (RelayJob){slot, it->database, it->owner, it->number};
-			memcpy(problem, it->problem, RELAY_PROBLEM_BYTES);
-		}
-	}
-	LWLockRelease(Registry->lock);
-	return found;
-}
-
-/*
- * RegistryMarkReported records that the subscription's last_error shows the problem.
- */
-void
-RegistryMarkReported(const RelayJob *job)
-{
-	RelaySubscription *it = RegistryLockJob(job);
-
-	if (it != NULL)
-		it->reported = true;
-	LWLockRelease(Registry->lock);
 }
 
 /*
@@ -562,7 +478,6 @@ InitializeRegistry(void *memory, LWLock *lock)
 		RelayDatabase *database = &registry->databases[slot];
 
 		pg_atomic_init_u32(&database->oid, InvalidOid);
-		pg_atomic_init_u32(&database->anyRequested, 0);
 		for (int word = 0; word < TOPIC_WORDS; word++)
 		{
 			pg_atomic_init_u64(&database->armed[word], 0);

@@ -58,12 +58,9 @@ typedef enum RelayEnd
 typedef struct RelayDatabase
 {
 	pg_atomic_uint32 oid; /* 0: the slot is free */
-	pg_atomic_uint32 anyRequested;
 	pg_atomic_uint64 armed[TOPIC_WORDS];
 	pg_atomic_uint64 requested[TOPIC_WORDS];
 	int subscriptions;
-	int workers;  /* valid only while SchedulerChoose() has the lock; ranAt, too */
-	uint64 ranAt; /* when a subscription of it was chosen last */
 } RelayDatabase;
 
 /* A subscription with a handler. */
@@ -74,17 +71,13 @@ typedef struct RelaySubscription
 	int databaseSlot;
 	int64 number;
 	TopicSet wants; /* a superset of its topics */
-	uint64 seenAt;	/* by the registry's clock: by a commit or a survey */
 	uint64 ranAt;	/* by the registry's clock: chosen */
 	RelayState state;
-	int pid;		   /* of its worker, once that may be terminated */
-	int blocked;	   /* how many times in a row a session waited to drop or copy its database */
-	bool due;		   /* there may be something to do */
-	TimestampTz dueAt; /* when it becomes due without a wakeup; 0: never */
+	bool due;			   /* there may be something to do */
+	TimestampTz dueAt;	   /* when it becomes due without a wakeup; 0: never */
 	TimestampTz notBefore; /* back-off; 0: none */
 	int failures;		   /* in a row */
 	int64 unhandled;	   /* a batch in flight with which no handler was called; 0: none */
-	bool reported;		   /* the subscription's last_error shows the problem */
 	char problem[RELAY_PROBLEM_BYTES];
 } RelaySubscription;
 
@@ -97,9 +90,7 @@ typedef struct RelayRegistry
 	pg_atomic_uint32 working;	 /* subscriptions that have one */
 	pg_atomic_uint32 slotWanted; /* a visit waits for the slot of a worker */
 	uint64 clock;
-	int count;			   /* of subscriptions */
 	int used;			   /* no slot from this one on was ever taken */
-	int firstFree;		   /* no slot below this one is free */
 	bool overflow;		   /* a subscription got no slot */
 	bool overflowReported; /* the log says so, and no slot was freed since */
 	int size;			   /* slots of either kind: idempotency.relay_subscriptions */
@@ -111,11 +102,12 @@ typedef struct RelayRegistry
 typedef struct RelayFound
 {
 	int64 number;
-	Oid owner;
+	Oid owner; /* invalid: it does not exist */
 	TopicSet wants;
 	bool due;		   /* there may be something to do */
 	TimestampTz dueAt; /* when it becomes due; 0: never */
-	bool hasSlot;	   /* set by RegistryMerge() */
+	bool hasSlot;	   /* set by RegistryMerge(), as the problem */
+	char problem[RELAY_PROBLEM_BYTES];
 } RelayFound;
 
 /* NULL unless the library is preloaded. */
@@ -132,41 +124,33 @@ extern void RegistryWakeLauncher(void);
 extern bool RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants);
 extern void RegistryRemove(Oid database, int64 number);
 extern void RegistryMarkDue(Oid database, int64 number);
-extern bool RegistryHasSlot(Oid database, int64 number, int more);
+extern bool RegistryHasSlot(Oid database, int64 number);
 
 /* registry.c: for the survey of a database, and for the launcher */
-extern uint64 RegistryBeginSurvey(void);
-extern void RegistryMerge(Oid database, RelayFound *found, int count, uint64 began);
+extern void RegistryMerge(Oid database, RelayFound *found, int count, bool all);
 extern List *RegistryDatabases(void);
 extern void RegistryForgetDatabase(Oid database);
 extern bool RegistryTakeOverflow(void);
 
 /* registry.c: problems */
-extern bool RegistrySetProblem(const RelayJob *job, const char *problem, bool reported);
-extern bool RegistryNextProblem(Oid database, RelayJob *job, char *problem);
-extern void RegistryMarkReported(const RelayJob *job);
+extern bool RegistrySetProblem(const RelayJob *job, const char *problem);
 extern void LogRelayProblem(const char *database, int64 number, const char *problem);
 
 /* scheduler.c: for the launcher */
 extern void SchedulerReset(void);
 extern bool SchedulerChoose(int workers, RelayJob *job);
 extern TimestampTz SchedulerNextTime(void);
-extern void SchedulerRetryAll(void);
 extern void SchedulerWantSlot(bool wanted);
 extern void SchedulerStartFailed(const RelayJob *job, RelayEnd end);
-extern List *SchedulerDatabases(void);
-extern void SchedulerSetBlocked(Oid database, bool blocked);
 
 /* scheduler.c: for a worker */
 extern bool SchedulerAttach(const RelayJob *job);
-extern void SchedulerAllowTermination(const RelayJob *job);
 extern void SchedulerBeginPoll(const RelayJob *job, bool last);
 extern bool SchedulerIsCrowded(void);
 extern bool SchedulerIsUnhandled(const RelayJob *job, int64 batch);
 extern void SchedulerSetUnhandled(const RelayJob *job, int64 batch);
 extern void SchedulerProgress(const RelayJob *job);
-extern void SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt);
-extern bool SchedulerMoveOn(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next);
+extern bool SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next);
 
 /* wakeup.c: for the scheduler, which holds the registry's lock */
 extern void RelayWakeupArm(RelayDatabase *database, const TopicSet *topics);

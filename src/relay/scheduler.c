@@ -14,8 +14,6 @@
  */
 #include "postgres.h"
 
-#include <signal.h>
-
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
@@ -45,7 +43,8 @@ TakeWakeups(void)
 
 	for (int slot = 0; slot < registry->size; slot++)
 	{
-		if (!RelayWakeupTake(&registry->databases[slot], &topics))
+		if (pg_atomic_read_u32(&registry->databases[slot].oid) == InvalidOid ||
+			!RelayWakeupTake(&registry->databases[slot], &topics))
 			continue;
 		for (int i = 0; i < registry->used; i++)
 		{
@@ -68,53 +67,9 @@ BacksOff(const RelaySubscription *it, TimestampTz now)
 }
 
 /*
- * SumUpDatabases sets the workers of each database, and when it was chosen last.
- */
-static void
-SumUpDatabases(void)
-{
-	RelayRegistry *registry = Registry;
-
-	for (int slot = 0; slot < registry->used; slot++)
-	{
-		RelayDatabase *database = &registry->databases[registry->subscriptions[slot].databaseSlot];
-
-		database->workers = 0;
-		database->ranAt = 0;
-	}
-	for (int slot = 0; slot < registry->used; slot++)
-	{
-		const RelaySubscription *it = &registry->subscriptions[slot];
-		RelayDatabase *database = &registry->databases[it->databaseSlot];
-
-		if (!OidIsValid(it->database))
-			continue;
-		database->workers += it->state != RELAY_STATE_IDLE;
-		database->ranAt = Max(database->ranAt, it->ranAt);
-	}
-}
-
-/*
- * ComesBefore tells whether "a" is chosen before "b": its database has fewer workers,
- * or was chosen longer ago; in one database, itself was.
- */
-static bool
-ComesBefore(const RelaySubscription *a, const RelaySubscription *b)
-{
-	const RelayDatabase *aDatabase = &Registry->databases[a->databaseSlot];
-	const RelayDatabase *bDatabase = &Registry->databases[b->databaseSlot];
-
-	if (aDatabase == bDatabase)
-		return a->ranAt < b->ranAt;
-	if (aDatabase->workers != bDatabase->workers)
-		return aDatabase->workers < bDatabase->workers;
-	return aDatabase->ranAt < bDatabase->ranAt;
-}
-
-/*
- * Best returns the subscription to choose, or NULL, and sets how many are ready and
- * how many have a worker.  Its time is linear in the slots: commits and workers wait
- * for the lock.
+ * Best returns the ready subscription that was chosen the longest ago, or NULL, and sets how
+ * many are ready and how many have a worker.  Its time is linear in the slots: commits and workers
+ * wait for the lock.
  */
 static RelaySubscription *
 Best(int *ready, int *working)
@@ -123,7 +78,6 @@ Best(int *ready, int *working)
 	RelaySubscription *best = NULL;
 
 	TakeWakeups();
-	SumUpDatabases();
 	*ready = *working = 0;
 	for (int slot = 0; slot < Registry->used; slot++)
 	{
@@ -139,7 +93,7 @@ Best(int *ready, int *working)
 			BacksOff(it, now))
 			continue;
 		(*ready)++;
-		if (best == NULL || ComesBefore(it, best))
+		if (best == NULL || it->ranAt < best->ranAt)
 			best = it;
 	}
 	return best;
@@ -148,9 +102,9 @@ Best(int *ready, int *working)
 /*
  * Take chooses the next subscription, if fewer than "workers" are at work and no visit
  * waits for a slot, and gives it that state.  Unless "like" is NULL, it must be of that
- * one's database and owner.  Returns NULL if there is none.  Needs the lock.
+ * one's database and owner.  Returns false if there is none.  Needs the lock.
  */
-static RelaySubscription *
+static bool
 Take(int workers, RelayState state, const RelayJob *like, RelayJob *job)
 {
 	RelayRegistry *registry = Registry;
@@ -174,7 +128,7 @@ Take(int workers, RelayState state, const RelayJob *like, RelayJob *job)
 	}
 	pg_atomic_write_u32(&registry->waiting, ready);
 	pg_atomic_write_u32(&registry->working, working);
-	return best;
+	return best != NULL;
 }
 
 /*
@@ -187,7 +141,7 @@ SchedulerChoose(int workers, RelayJob *job)
 	bool found;
 
 	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
-	found = Take(workers, RELAY_STATE_STARTING, NULL, job) != NULL;
+	found = Take(workers, RELAY_STATE_STARTING, NULL, job);
 	LWLockRelease(Registry->lock);
 	return found;
 }
@@ -214,18 +168,6 @@ SchedulerNextTime(void)
 	}
 	LWLockRelease(Registry->lock);
 	return next;
-}
-
-/*
- * SchedulerRetryAll ends all back-offs.
- */
-void
-SchedulerRetryAll(void)
-{
-	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
-	for (int slot = 0; slot < Registry->used; slot++)
-		Registry->subscriptions[slot].notBefore = 0;
-	LWLockRelease(Registry->lock);
 }
 
 /*
@@ -266,18 +208,6 @@ SchedulerReset(void)
  */
 
 /*
- * Attach makes the caller the worker of a subscription; "pid" is its own if it may be
- * terminated, or 0.
- */
-static void
-Attach(RelaySubscription *it, int pid)
-{
-	it->state = RELAY_STATE_RUNNING;
-	it->pid = pid;
-	it->blocked = 0;
-}
-
-/*
  * SchedulerAttach makes the caller the worker of the subscription.  Returns false if
  * the subscription is gone, or has a worker.
  */
@@ -288,23 +218,9 @@ SchedulerAttach(const RelayJob *job)
 	bool attached = it != NULL && it->state != RELAY_STATE_RUNNING;
 
 	if (attached)
-		Attach(it, 0);
+		it->state = RELAY_STATE_RUNNING;
 	LWLockRelease(Registry->lock);
 	return attached;
-}
-
-/*
- * SchedulerAllowTermination allows SchedulerSetBlocked() to terminate the caller, which
- * has attached: from now on it can give its batch back.
- */
-void
-SchedulerAllowTermination(const RelayJob *job)
-{
-	RelaySubscription *it = RegistryLockJob(job);
-
-	if (it != NULL)
-		it->pid = MyProcPid;
-	LWLockRelease(Registry->lock);
 }
 
 /*
@@ -322,54 +238,6 @@ SchedulerBeginPoll(const RelayJob *job, bool last)
 		it->dueAt = 0;
 		if (last)
 			RelayWakeupArm(&Registry->databases[it->databaseSlot], &it->wants);
-	}
-	LWLockRelease(Registry->lock);
-}
-
-/*
- * SchedulerDatabases returns the databases in which workers are running, each once, and
- * perhaps InvalidOid.
- */
-List *
-SchedulerDatabases(void)
-{
-	bool *running = palloc0(Registry->size * sizeof(bool)); /* nothing under the lock can fail */
-	List *databases = NIL;
-
-	LWLockAcquire(Registry->lock, LW_SHARED);
-	for (int slot = 0; slot < Registry->used; slot++)
-	{
-		const RelaySubscription *it = &Registry->subscriptions[slot];
-
-		running[it->databaseSlot] |= it->state == RELAY_STATE_RUNNING;
-	}
-	LWLockRelease(Registry->lock);
-	for (int slot = 0; slot < Registry->size; slot++)
-	{
-		if (running[slot])
-			databases = lappend_oid(databases, pg_atomic_read_u32(&Registry->databases[slot].oid));
-	}
-	pfree(running);
-	return databases;
-}
-
-/*
- * SchedulerSetBlocked records whether a session waits to drop or copy a database, and
- * terminates the workers there if it was so the last time: they have not left.
- */
-void
-SchedulerSetBlocked(Oid database, bool blocked)
-{
-	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
-	for (int slot = 0; slot < Registry->used; slot++)
-	{
-		RelaySubscription *it = &Registry->subscriptions[slot];
-
-		if (it->database != database || it->state != RELAY_STATE_RUNNING)
-			continue;
-		it->blocked = blocked ? it->blocked + 1 : 0;
-		if (it->blocked > 1 && it->pid != 0)
-			kill(it->pid, SIGTERM);
 	}
 	LWLockRelease(Registry->lock);
 }
@@ -439,7 +307,6 @@ Succeed(RelaySubscription *it)
 	it->failures = 0;
 	it->notBefore = 0;
 	it->problem[0] = '\0';
-	it->reported = false;
 }
 
 /*
@@ -498,37 +365,22 @@ Leave(RelaySubscription *it, RelayEnd end, TimestampTz dueAt, int64 busyMost)
 
 /*
  * SchedulerLeave detaches the caller from the subscription, which becomes due again at
- * "dueAt" without a wakeup; 0 for never.
- */
-void
-SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt)
-{
-	RelaySubscription *it = RegistryLockJob(job);
-
-	if (it != NULL)
-		Leave(it, end, dueAt, BUSY_MOST_MS);
-	LWLockRelease(Registry->lock);
-	RegistryWakeLauncher();
-}
-
-/*
- * SchedulerMoveOn detaches the caller like SchedulerLeave(), and attaches it to the "next"
- * subscription, if that is of the same owner and database and there are no more workers
- * than may be.  Returns whether it has attached.
+ * "dueAt" without a wakeup; 0 for never.  Unless "next" is NULL, it attaches the caller to
+ * the next subscription, if that is of the same owner and database and there are no more
+ * workers than may be.  Returns whether it has.
  */
 bool
-SchedulerMoveOn(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next)
+SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next)
 {
 	RelaySubscription *it = RegistryLockJob(job);
+	bool movesOn;
 
 	if (it != NULL)
 		Leave(it, end, dueAt, BUSY_MOST_MS);
-	it = Take(RelayWorkers, RELAY_STATE_RUNNING, job, next);
-	if (it != NULL)
-		Attach(it, MyProcPid);
+	movesOn = next != NULL && Take(RelayWorkers, RELAY_STATE_RUNNING, job, next);
 	LWLockRelease(Registry->lock);
 	RegistryWakeLauncher();
-	return it != NULL;
+	return movesOn;
 }
 
 /*

@@ -43,9 +43,6 @@
 /* Why the worker must leave, after STEP_LEAVE. */
 static RelayEnd conclusion;
 
-/* The last fetch met a limit. */
-static bool fetchesOn = false;
-
 static MemoryContext stepContext; /* for anything but batches */
 
 /*
@@ -90,12 +87,10 @@ Leave(RelayEnd why)
 static RelayStep
 LeaveUnfit(const RelayJob *job, const Subscription *subscription, const char *problem)
 {
-	bool locked = SubscriptionLock(subscription->name, 0);
-
-	if (RegistrySetProblem(job, problem, locked))
+	if (RegistrySetProblem(job, problem))
 	{
 		LogRelayProblem(get_database_name(MyDatabaseId), job->number, problem);
-		if (locked)
+		if (SubscriptionLock(subscription->name, 0))
 			SubscriptionSetError(subscription->name, cstring_to_text(problem));
 	}
 	return Leave(RELAY_UNFIT);
@@ -143,13 +138,10 @@ FindSubscription(const RelayJob *job)
 static void
 ShowJob(const Subscription *subscription)
 {
-	static int64 shown = 0;
 	const char *name = text_to_cstring(subscription->name);
 
 	pgstat_report_activity(STATE_RUNNING, psprintf("serving subscription \"%s\"", name));
-	if (shown != subscription->number)
-		set_ps_display(psprintf("subscription %s", name));
-	shown = subscription->number;
+	set_ps_display(psprintf("subscription %s", name));
 }
 
 /*
@@ -176,7 +168,7 @@ Prepare(const RelayJob *job, EventHandler *handler)
 		RelayFound found = {.number = job->number, .owner = owner, .due = true};
 
 		TopicSetFromPatterns(&found.wants, &subscription->topics);
-		RegistryMerge(MyDatabaseId, &found, 1, 0);
+		RegistryMerge(MyDatabaseId, &found, 1, false);
 		(void) Leave(RELAY_UNFINISHED);
 	}
 	else
@@ -202,10 +194,8 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 {
 	EventHandler handler;
 	Subscription *subscription = Prepare(job, &handler);
-	bool handled = RelayBatchIsInFlight();
-	bool mayLeave = handled || fetchesOn;
+	bool handled = RelayBatchNumber() != 0;
 
-	fetchesOn = false;
 	if (subscription == NULL)
 	{
 		RelayBatchLeave(job);
@@ -217,7 +207,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 	{
 		/* A copy of the database must not find a batch that seems to have been handled. */
 		if (handled)
-			RelayBatchGiveBack(subscription);
+			DeliveryGiveBack(subscription, RelayBatchNumber(), false);
 		return Leave(RELAY_BUSY);
 	}
 
@@ -226,7 +216,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 		RelayBatchRecover(job, subscription);
 	else if (!RelayBatchHandle(job, subscription, &handler))
 		return Leave(RELAY_GONE);
-	if (mayLeave && RelayMustLeave())
+	if (RelayMustLeave())
 		return Leave(RELAY_UNFINISHED);
 
 	/* Fetch the next one */
@@ -238,8 +228,7 @@ InTransaction(const RelayJob *job, bool last, Batch *next)
 	 */
 	if (next->events != NIL && (!handled || synchronous_commit == SYNCHRONOUS_COMMIT_OFF))
 		RelayCommitLocally();
-	fetchesOn = next->more;
-	if (handled || next->events != NIL || fetchesOn)
+	if (handled || next->events != NIL || next->more)
 		return STEP_HANDLED;
 
 	/* Events of other topics that were passed do not keep other subscriptions waiting. */

@@ -72,15 +72,12 @@ static ExtensionQuery lastQuery = {
 	.results = {INT8OID, TEXTOID, TIMESTAMPTZOID},
 };
 
-/*
- * The last events, the newest first: of each, the topics from the newest to it, and when the
- * oldest of those was published.
- */
+/* The last events, the newest first. */
 typedef struct Recent
 {
 	int64 seq;
-	TopicSet topics;
-	TimestampTz oldest;
+	TopicSet topic;
+	TimestampTz publishedAt;
 } Recent;
 
 static Recent *recent;
@@ -95,7 +92,6 @@ ReadRecent(uint64 rows)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	Datum passed = Int64GetDatum(PG_INT64_MAX);
-	uint64 count;
 
 	for (uint64 row = 0; row < rows; row++)
 	{
@@ -103,71 +99,41 @@ ReadRecent(uint64 rows)
 
 		passed = Int64GetDatum(Min(DatumGetInt64(passed), one));
 	}
-	count = ExtensionQueryRun(&lastQuery, &passed, NULL);
-	recent = MemoryContextAllocZero(caller, Max(1, count) * sizeof(Recent));
-	recentCount = (int) count;
+	recentCount = (int) ExtensionQueryRun(&lastQuery, &passed, NULL);
+	recent = MemoryContextAllocZero(caller, Max(1, recentCount) * sizeof(Recent));
 	for (int i = 0; i < recentCount; i++)
 	{
-		TimestampTz at = DatumGetTimestampTz(ExtensionQueryValue(&lastQuery, i, 3, NULL));
+		Datum topic = ExtensionQueryValue(&lastQuery, i, 2, NULL);
 
 		recent[i].seq = DatumGetInt64(ExtensionQueryValue(&lastQuery, i, 1, NULL));
-		if (i > 0)
-			recent[i].topics = recent[i - 1].topics;
-		TopicSetAddTopic(&recent[i].topics,
-						 DatumGetTextPP(ExtensionQueryValue(&lastQuery, i, 2, NULL)));
-		recent[i].oldest = i > 0 ? Min(at, recent[i - 1].oldest) : at;
+		TopicSetAddTopic(&recent[i].topic, DatumGetTextPP(topic));
+		recent[i].publishedAt = DatumGetTimestampTz(ExtensionQueryValue(&lastQuery, i, 3, NULL));
 	}
 	ExtensionQueryEnd();
 }
 
 /*
  * HasNews tells whether a subscription that has passed a number is due for the events
- * after it.
+ * after it: one that it wants, an old one, or many.
  */
 static bool
 HasNews(int64 passed, const TopicSet *wants)
 {
-	int left = 0; /* the events before this one are newer */
-	int right = recentCount;
+	TimestampTz now = GetCurrentTimestamp();
 
-	while (left < right)
+	for (int i = 0; i < recentCount && recent[i].seq > passed; i++)
 	{
-		int middle = (left + right) / 2;
-
-		if (recent[middle].seq > passed)
-			left = middle + 1;
-		else
-			right = middle;
+		if (i == EVENTS - 1 || TopicSetsMeet(wants, &recent[i].topic) ||
+			TimestampDifferenceExceeds(recent[i].publishedAt, now, PASS_SECONDS * 1000))
+			return true;
 	}
-	if (left == 0)
-		return false;
-	return left == EVENTS || TopicSetsMeet(wants, &recent[left - 1].topics) ||
-		   TimestampDifferenceExceeds(recent[left - 1].oldest, GetCurrentTimestamp(),
-									  PASS_SECONDS * 1000);
+	return false;
 }
 
 /*
- * WriteProblem writes the problem of a subscription, unless another session has locked it.
- * Returns whether it has, or there is no such subscription.
+ * Find fills what the survey has found with a row of the result.
  */
-static bool
-WriteProblem(int64 number, const char *problem)
-{
-	Subscription *subscription = SubscriptionFindNumber(number);
-
-	if (subscription == NULL)
-		return true;
-	if (!SubscriptionLock(subscription->name, 0))
-		return false;
-	SubscriptionSetError(subscription->name, cstring_to_text(problem));
-	return true;
-}
-
-/*
- * Find fills what the survey has found with a row of the result.  Returns false if the
- * owner does not exist.
- */
-static bool
+static void
 Find(uint64 row, RelayFound *found)
 {
 	bool noRetry;
@@ -184,52 +150,53 @@ Find(uint64 row, RelayFound *found)
 	found->due = DatumGetBool(ExtensionQueryValue(&surveyQuery, row, 3, NULL)) ||
 				 HasNews(passed, &found->wants);
 	found->dueAt = noRetry ? 0 : DatumGetTimestampTz(retryAt);
-	return OidIsValid(found->owner);
 }
 
 /*
- * WriteMissing writes the problem of a row without a role, or, if "found" is not NULL,
- * without a slot, unless last_error shows it.
+ * WriteProblem writes why a subscription cannot be run, if it cannot, unless last_error shows
+ * it or another session has locked the subscription.
  */
 static void
-WriteMissing(uint64 row, const RelayFound *found)
+WriteProblem(uint64 row, const RelayFound *found)
 {
-	bool noError;
-	int64 number = DatumGetInt64(ExtensionQueryValue(&surveyQuery, row, 1, NULL));
 	const char *owner = NameStr(*DatumGetName(ExtensionQueryValue(&surveyQuery, row, 2, NULL)));
+	const char *problem = found->problem;
+	bool noError;
 	Datum error = ExtensionQueryValue(&surveyQuery, row, 5, &noError);
-	char *problem = found == NULL
-						? psprintf("role \"%s\" does not exist", owner)
-						: psprintf("no slot is free: idempotency.relay_subscriptions is %d",
-								   RelaySubscriptions);
+	Subscription *subscription;
 
-	if (noError || strcmp(TextDatumGetCString(error), problem) != 0)
-		(void) WriteProblem(number, problem);
+	if (!OidIsValid(found->owner))
+		problem = psprintf("role \"%s\" does not exist", owner);
+	else if (!found->hasSlot)
+		problem =
+			psprintf("no slot is free: idempotency.relay_subscriptions is %d", RelaySubscriptions);
+
+	/* The registry has the beginning of a problem */
+	if (problem[0] == '\0' ||
+		(!noError && strncmp(TextDatumGetCString(error), problem, strlen(problem)) == 0))
+		return;
+	subscription = SubscriptionFindNumber(found->number);
+	if (subscription != NULL && SubscriptionLock(subscription->name, 0))
+		SubscriptionSetError(subscription->name, cstring_to_text(problem));
 }
 
 /*
  * Survey passes the subscriptions in the result, "rows" of them, to the registry.
  */
 static void
-Survey(uint64 rows, uint64 began)
+Survey(uint64 rows)
 {
 	RelayFound *found = palloc0(Max(rows, 1) * sizeof(RelayFound));
-	RelayFound **ofRow = palloc0(Max(rows, 1) * sizeof(RelayFound *));
-	int count = 0;
 
 	ReadRecent(rows);
 	for (uint64 row = 0; row < rows; row++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (Find(row, &found[count]))
-			ofRow[row] = &found[count++];
+		Find(row, &found[row]);
 	}
-	RegistryMerge(MyDatabaseId, found, count, began);
+	RegistryMerge(MyDatabaseId, found, (int) rows, true);
 	for (uint64 row = 0; row < rows; row++)
-	{
-		if (ofRow[row] == NULL || !ofRow[row]->hasSlot)
-			WriteMissing(row, ofRow[row]);
-	}
+		WriteProblem(row, &found[row]);
 }
 
 /*
@@ -239,23 +206,16 @@ Survey(uint64 rows, uint64 began)
 RunState
 RelaySurvey(void)
 {
-	uint64 began = RegistryBeginSurvey();
 	RelationsLockResult lock = ExtensionRelationsLock(tables, lengthof(tables));
-	char problem[RELAY_PROBLEM_BYTES];
-	RelayJob job;
 
 	if (lock == RELATIONS_BUSY)
 		return RUN_BUSY;
 	if (lock != RELATIONS_LOCKED)
 	{
-		RegistryMerge(MyDatabaseId, NULL, 0, began);
+		RegistryForgetDatabase(MyDatabaseId);
 		return RUN_ENDED;
 	}
-	Survey(ExtensionQueryRun(&surveyQuery, NULL, NULL), began);
+	Survey(ExtensionQueryRun(&surveyQuery, NULL, NULL));
 	ExtensionQueryEnd();
-
-	/* Write the problems that the registry has */
-	while (RegistryNextProblem(MyDatabaseId, &job, problem) && WriteProblem(job.number, problem))
-		RegistryMarkReported(&job);
 	return RUN_ENDED;
 }

@@ -6,10 +6,10 @@
  *
  * Published events request a wakeup, if one is armed for their topics; the README
  * says why no event is missed.  Changes of subscriptions are pending until the
- * commit, and a rollback to a savepoint undoes them, since a subscription that is
- * known by topics that it does not have gets no wakeup.  Published topics survive
- * such a rollback: a worker that finds nothing does no harm.  COMMIT PREPARED runs
- * in a backend that knows neither; the survey finds what it commits.
+ * commit.  After a rollback to a savepoint none of them is passed, but a survey is
+ * requested: a subscription that is known by topics that it does not have gets no wakeup.
+ * Published topics survive such a rollback: a worker that finds nothing does no harm.
+ * COMMIT PREPARED runs in a backend that knows neither; the survey finds what it commits.
  *
  * Locks: none for a wakeup; the registry's, at commit, if a subscription was changed.
  *
@@ -31,13 +31,13 @@
  * with more requests a survey.
  */
 #define CHANGES_MOST 16
+#define CHANGES_LOST (CHANGES_MOST + 1)
 
 typedef enum ChangeKind
 {
 	CHANGE_PUT,
 	CHANGE_REMOVED,
-	CHANGE_DUE,
-	CHANGE_UNDONE
+	CHANGE_DUE
 } ChangeKind;
 
 typedef struct Change
@@ -46,14 +46,12 @@ typedef struct Change
 	int64 number;
 	Oid owner;
 	TopicSet wants;
-	SubTransactionId madeIn;
 } Change;
 
 static bool published = false;
 static TopicSet topics; /* of what was published */
 static Change changes[CHANGES_MOST];
-static int changeCount = 0; /* CHANGES_MOST + 1: there were more */
-static int subscribed = 0;	/* how many subscriptions need a slot */
+static int changeCount = 0; /* CHANGES_LOST: none is kept */
 
 /* The slot of this backend's database, or -1, as of a generation of the registry. */
 static int mySlot = -1;
@@ -110,10 +108,7 @@ RequestWakeup(void)
 		requested |= armed;
 	}
 	if (requested != 0)
-	{
-		(void) pg_atomic_exchange_u32(&database->anyRequested, 1);
 		RegistryWakeLauncher();
-	}
 }
 
 /*
@@ -138,12 +133,16 @@ RelayWakeupArm(RelayDatabase *database, const TopicSet *wanted)
 bool
 RelayWakeupTake(RelayDatabase *database, TopicSet *requested)
 {
-	if (pg_atomic_read_u32(&database->anyRequested) == 0)
-		return false;
-	(void) pg_atomic_exchange_u32(&database->anyRequested, 0);
+	uint64 any = 0;
+
 	for (int word = 0; word < TOPIC_WORDS; word++)
-		requested->words[word] = pg_atomic_exchange_u64(&database->requested[word], 0);
-	return true;
+	{
+		requested->words[word] = pg_atomic_read_u64(&database->requested[word]);
+		if (requested->words[word] != 0)
+			requested->words[word] = pg_atomic_exchange_u64(&database->requested[word], 0);
+		any |= requested->words[word];
+	}
+	return any != 0;
 }
 
 /* ----------------------------------------------------------------
@@ -167,17 +166,16 @@ AfterPublish(const text *topic)
 
 /*
  * AddChange keeps a change of a subscription and returns it, or NULL if there are too
- * many.
+ * many: then none is kept.
  */
 static Change *
 AddChange(ChangeKind kind, int64 number)
 {
-	if (Registry == NULL || changeCount > CHANGES_MOST)
+	if (Registry == NULL || changeCount == CHANGES_LOST)
 		return NULL;
-	if (changeCount++ == CHANGES_MOST)
+	if (++changeCount == CHANGES_LOST)
 		return NULL;
-	changes[changeCount - 1] =
-		(Change){.kind = kind, .number = number, .madeIn = GetCurrentSubTransactionId()};
+	changes[changeCount - 1] = (Change){.kind = kind, .number = number};
 	return &changes[changeCount - 1];
 }
 
@@ -190,7 +188,7 @@ AfterSubscribe(int64 number, Oid owner, const TopicPatterns *patterns)
 {
 	Change *change = AddChange(CHANGE_PUT, number);
 
-	if (Registry != NULL && !RegistryHasSlot(MyDatabaseId, number, subscribed++))
+	if (Registry != NULL && !RegistryHasSlot(MyDatabaseId, number))
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("no slot is free for another subscription with a handler"),
@@ -239,27 +237,19 @@ RelayHasChanges(void)
 static void
 ApplyChanges(void)
 {
-	bool complete = changeCount <= CHANGES_MOST;
+	bool complete = changeCount != CHANGES_LOST;
+	int kept = complete ? changeCount : 0;
 
-	for (int i = 0; i < Min(changeCount, CHANGES_MOST); i++)
+	for (int i = 0; i < kept; i++)
 	{
 		const Change *change = &changes[i];
 
-		switch (change->kind)
-		{
-			case CHANGE_PUT:
-				complete &=
-					RegistryPut(MyDatabaseId, change->number, change->owner, &change->wants);
-				break;
-			case CHANGE_REMOVED:
-				RegistryRemove(MyDatabaseId, change->number);
-				break;
-			case CHANGE_DUE:
-				RegistryMarkDue(MyDatabaseId, change->number);
-				break;
-			case CHANGE_UNDONE:
-				break;
-		}
+		if (change->kind == CHANGE_PUT)
+			complete &= RegistryPut(MyDatabaseId, change->number, change->owner, &change->wants);
+		else if (change->kind == CHANGE_REMOVED)
+			RegistryRemove(MyDatabaseId, change->number);
+		else
+			RegistryMarkDue(MyDatabaseId, change->number);
 	}
 	if (!complete)
 		RequestVisit();
@@ -291,28 +281,17 @@ TransactionCallback(XactEvent event, void *arg)
 	}
 	published = false;
 	changeCount = 0;
-	subscribed = 0;
 }
 
 /*
- * SubTransactionCallback undoes the changes of a subtransaction that aborts, and gives
- * those of one that commits to its parent.
+ * SubTransactionCallback drops the changes at a rollback to a savepoint.
  */
 static void
 SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactionId parent,
 					   void *arg)
 {
-	if (event != SUBXACT_EVENT_ABORT_SUB && event != SUBXACT_EVENT_COMMIT_SUB)
-		return;
-	for (int i = 0; i < Min(changeCount, CHANGES_MOST); i++)
-	{
-		if (changes[i].madeIn != child)
-			continue;
-		if (event == SUBXACT_EVENT_ABORT_SUB)
-			changes[i].kind = CHANGE_UNDONE;
-		else
-			changes[i].madeIn = parent;
-	}
+	if (event == SUBXACT_EVENT_ABORT_SUB && changeCount > 0)
+		changeCount = CHANGES_LOST;
 }
 
 /*

@@ -55,7 +55,7 @@ static bool attached = false;
 static instr_time attachedAt;
 static instr_time stepBegan;
 
-/* The arguments of SchedulerLeave(), if the worker exits now. */
+/* For SchedulerLeave(), if the worker exits now. */
 static RelayEnd leaving = RELAY_DIED;
 static TimestampTz nextDue = 0;
 
@@ -154,7 +154,7 @@ Poll(bool last)
 	RelayEnd end;
 	RelayStep step;
 
-	if (!RelayBatchIsInFlight())
+	if (RelayBatchNumber() == 0)
 	{
 		SchedulerBeginPoll(&job, last);
 		WakeupPrepare(OutboxChannel());
@@ -214,11 +214,11 @@ MoveOn(void)
 {
 	RelayJob next;
 
-	if (RelayBatchIsInFlight() || ShutdownRequestPending || !DatabaseProbe(MyDatabaseId))
+	if (RelayBatchNumber() != 0 || ShutdownRequestPending || !DatabaseProbe(MyDatabaseId))
 		return false;
 
 	RelayBatchLeave(&job);
-	attached = SchedulerMoveOn(&job, leaving, nextDue, &next);
+	attached = SchedulerLeave(&job, leaving, nextDue, &next);
 	if (attached)
 		job = next;
 	return attached;
@@ -238,7 +238,7 @@ Detach(int code, Datum arg)
 	if (!attached)
 		return;
 	RelayBatchLeave(&job);
-	SchedulerLeave(&job, leaving, nextDue);
+	(void) SchedulerLeave(&job, leaving, nextDue, NULL);
 }
 
 /*
@@ -271,7 +271,7 @@ GiveBack(void)
 		PushActiveSnapshot(GetTransactionSnapshot());
 		subscription = SubscriptionFindNumber(job.number);
 		if (subscription != NULL)
-			RelayBatchGiveBack(subscription);
+			DeliveryGiveBack(subscription, RelayBatchNumber(), false);
 	}
 	RelayCommitLocally();
 	PopActiveSnapshot();
@@ -292,9 +292,9 @@ GiveBackAtTermination(int code, Datum arg)
 	if (!terminated)
 		return;
 	leaving = RELAY_BUSY;
-	if (!RelayBatchIsInFlight())
+	if (RelayBatchNumber() == 0)
 		return;
-	RelayBatchSetUnhandled(&job);
+	SchedulerSetUnhandled(&job, RelayBatchNumber());
 	AbortOutOfAnyTransaction();
 	for (int tries = 0; !GiveBack() && tries < GIVE_BACK_TRIES; tries++)
 		pg_usleep(GIVE_BACK_MS * 1000L);
@@ -323,7 +323,7 @@ static void
 Refused(ErrorData *error)
 {
 	leaving = RELAY_UNFIT;
-	if (RegistrySetProblem(&job, error->message, false))
+	if (RegistrySetProblem(&job, error->message))
 		error->elevel = LOG;
 	else
 		error->output_to_server = false;
@@ -344,7 +344,6 @@ idempotency_relay_main(Datum unused)
 	WorkerConnectAs(job.database, job.owner, Refused);
 	pqsignal(SIGTERM, Terminate);
 	before_shmem_exit(GiveBackAtTermination, (Datum) 0);
-	SchedulerAllowTermination(&job);
 
 	RefuseSetConstraints();
 	RelayStepInit();

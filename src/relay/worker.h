@@ -44,14 +44,12 @@ extern void RelayCommitLocally(void);
 extern void RelayBatchInit(void);
 extern void RelayBatchFetch(const Subscription *subscription, bool last, Batch *next);
 extern void RelayBatchSet(const RelayJob *job, const Batch *next);
-extern bool RelayBatchIsInFlight(void);
+extern int64 RelayBatchNumber(void);
 extern void RelayBatchRecover(const RelayJob *job, const Subscription *subscription);
 extern bool RelayBatchHandle(const RelayJob *job, const Subscription *subscription,
 							 EventHandler *handler);
 extern void RelayBatchBeginCommit(void);
 extern bool RelayBatchRolledBack(const RelayJob *job, const ErrorData *error);
-extern void RelayBatchGiveBack(const Subscription *subscription);
-extern void RelayBatchSetUnhandled(const RelayJob *job);
 extern void RelayBatchLeave(const RelayJob *job);
 
 /* handler.c: one call of the handler */

@@ -361,8 +361,7 @@ $node->poll_query_until('one', 'SELECT count(*) = 1 FROM handled') or die 'the e
 cmp_ok(time - $published, '<', 4, 'an event is handled while a visit hangs');
 is(has_pending_sigterm($hung), 0, 'the event is handled before the hanging worker receives SIGTERM');
 
-# The launcher waits four seconds for the worker, terminates it, waits four more, and
-# continues.
+# The launcher waits four seconds for the worker, terminates it, and continues.
 $began = time;
 expire_keys($node, 10, 'k', 'one');
 gone('one', 'another database is reaped while a worker hangs');

@@ -267,8 +267,11 @@ sub guest_has
 		$options AS \$\$ BEGIN $body; END \$\$});
 }
 
-# is_paused waits until the subscription pauses because guest is no member. No event has
-# failed, no attempt is counted, and only the given events have been handled.
+# is_paused waits until the subscription pauses because guest is no member. The log reports
+# each pause once. No event has failed, no attempt is counted, and only the given events have
+# been handled.
+my $pauses = 0;
+
 sub is_paused
 {
 	my ($name, $handled) = @_;
@@ -276,6 +279,7 @@ sub is_paused
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	ok($node->poll_query_until('postgres', q{SELECT last_error LIKE '42501: owner "guest" of handler app.guest(idempotency.event) does not have the privileges of role "app"%'
 		FROM idempotency.subscription WHERE subscription = 'guest'}), "$name: the subscription pauses");
+	is(scalar(() = slurp_file($node->logfile) =~ /cannot serve subscription.*\n.*DETAIL:  42501: owner "guest"/g), ++$pauses, "$name: the log reports it once");
 	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.parked WHERE subscription = 'guest'}), '0', "$name: no event has failed");
 	is($node->safe_psql('postgres', q{SELECT string_agg(what, ', ') FROM seen}), $handled, "$name: nothing else has run");
 }
@@ -304,7 +308,6 @@ $node->safe_psql('postgres', 'DELETE FROM seen; REVOKE app FROM guest');
 guest_has($evil);
 as_app(q{SELECT idempotency.publish('guest', '{}') FROM generate_series(1, 2)});
 is_paused('no worker runs');
-is(scalar(() = slurp_file($node->logfile) =~ /cannot serve subscription.*\n.*DETAIL:  42501: owner "guest"/g), 1, 'the log reports it once');
 like(($node->psql('postgres', q{SELECT idempotency.subscribe('another', '{guest}', 'app.guest(idempotency.event)')}, extra_params => [ '--username', 'app' ]))[2],
 	qr/ERROR:  owner "guest" of handler app\.guest\(idempotency\.event\) does not have the privileges of role "app"/, 'subscribe() rejects the handler');
 guest_has($good);
