@@ -184,7 +184,8 @@ my @pairs = (
 	[ 'a duplicate finds the lock taken', $charge, [], 'claim-probe', [ $try, 'in_progress' ], 'claimed', 1 ],
 	[ 'a duplicate finds the claim', $charge, [], 'claim-mark', [ $charge, 'IK409' ], 'claimed', 1 ],
 	[ 'a duplicate finds the finished row', $charge, [], 'finish-close', [ $charge, 'IK409' ], 'claimed', 1 ],
-	[ 'the reaper finds the key claimed', $charge, \@expired, 'claim-probe', [ $reap, '0' ], 'claimed', 2 ],
+	[ 'the reaper deletes the expired row of a key that is locked',
+		$charge, \@expired, 'claim-probe', [ $reap, '1' ], 'claimed', 2 ],
 	[ 'the reaper finds the row replaced', $charge, \@expired, 'row-reindex', [ $reap, '0' ], 'claimed', 2 ],
 	[ 'a batch, which takes no lock, commits before the row',
 		$charge, [], 'row-insert', [ 'SELECT batch()', 'batch' ], '40001', 1 ],
@@ -250,12 +251,13 @@ my @pairs = (
 	[ 'an eviction finds the claim', $charge, [], 'claim-mark', [ "$patience$forget", 'IK409' ], 'claimed', 1 ],
 	[ 'a retry finds an eviction in progress', $forget, [$charge], 'row-delete', [ $charge, 'replayed' ], 't', 2 ],
 	[ 'a retry finds an eviction done', $forget, [$charge], 'row-end', [ $charge, 'replayed' ], 't', 2 ],
-	[ 'the reaper finds an eviction in progress', $forget, \@expired, 'row-delete', [ $reap, '0' ], 'f', 2 ],
+	[ 'the reaper deletes the row before an eviction does', $forget, \@expired, 'row-delete', [ $reap, '1' ], 'f', 2 ],
 	[ 'a takeover finds an eviction in progress', $forget, \@lapsed, 'row-delete', [ $try, 'in_progress' ], 't', 1 ],
 	[ 'the owner finds an eviction in progress', $forget, \@leased, 'forget-probe', [ "$patience$finish", 'IK409' ], 't', 1 ],
 	[ 'the lease is evicted before its owner has the lock', $finish, \@leased, 'owner-lock', [ $forget, 't' ], 'IK410', 1 ],
-	[ 'a claim finds the reaper in progress', $reap, \@expired, 'reap-delete', [ $try, 'in_progress' ], '1', 2 ],
-	[ 'a claim finds the reaper done', $reap, \@expired, 'reap-save', [ $try, 'in_progress' ], '1', 2 ]);
+	[ 'an expired row is replaced before the reaper deletes it', $reap, \@expired, 'reap-delete', [ $try, 'claimed' ], '0', 2 ],
+	[ 'a lease finds the row deleted, and waits for the reaper',
+		$reap, \@expired, 'reap-save', [ "SET lock_timeout = '50ms'; $try", '55P03' ], '1', 2 ]);
 
 foreach my $pair (@pairs)
 {
