@@ -39,19 +39,38 @@
 #include "base/relation.h"
 #include "base/visits.h"
 
+/* The tables that were checked: one callback for all, since the server has few slots. */
+static ExtensionTable *registered = NULL;
+
 /*
- * ForgetTable invalidates the check after a change of the table's definition.
+ * ForgetTable invalidates the check after a change of a table's definition.
  */
 static void
-ForgetTable(Datum table, Oid relid)
+ForgetTable(Datum arg, Oid relid)
 {
-	ExtensionTable *own = (ExtensionTable *) DatumGetPointer(table);
-
-	if (relid == InvalidOid || relid == own->relid)
+	for (ExtensionTable *own = registered; own != NULL; own = own->next)
 	{
-		own->relid = InvalidOid;
-		own->checked = false;
+		if (relid == InvalidOid || relid == own->relid)
+		{
+			own->relid = InvalidOid;
+			own->checked = false;
+		}
 	}
+}
+
+/*
+ * Register makes invalidations find the table.
+ */
+static void
+Register(ExtensionTable *own)
+{
+	if (own->registered)
+		return;
+	if (registered == NULL)
+		CacheRegisterRelcacheCallback(ForgetTable, (Datum) 0);
+	own->registered = true;
+	own->next = registered;
+	registered = own;
 }
 
 /*
@@ -285,9 +304,7 @@ ExtensionTableOpen(ExtensionTable *own, LOCKMODE lockmode)
 	}
 
 	/* An invalidation during the check must find the table. */
-	if (!own->registered)
-		CacheRegisterRelcacheCallback(ForgetTable, PointerGetDatum(own));
-	own->registered = true;
+	Register(own);
 	own->relid = RelationGetRelid(table);
 	CheckTable(own, table);
 	own->checked = (own->relid == RelationGetRelid(table));

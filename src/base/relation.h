@@ -17,9 +17,10 @@ typedef struct ExtensionTable
 	const char *name;
 	const char *trigger;		   /* its statement-level BEFORE UPDATE trigger, or NULL */
 	void (*check)(Relation table); /* throws 55000 if it was altered */
-	bool registered;			   /* for invalidations */
-	Oid relid;					   /* of the latest lookup */
-	bool checked;				   /* since its last change */
+	struct ExtensionTable *next;   /* of those that are registered for invalidations */
+	bool registered;
+	Oid relid;	  /* of the latest lookup */
+	bool checked; /* since its last change */
 } ExtensionTable;
 
 /* A column of a table, as the extension created it. */

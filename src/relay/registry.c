@@ -17,6 +17,7 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/shmem.h"
+#include "utils/timestamp.h"
 
 #include "base/guc.h"
 #include "base/shmem.h"
@@ -265,7 +266,10 @@ RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants)
 			it->unhandled = RELAY_UNHANDLED_ANY;
 	}
 	if (it != NULL)
+	{
+		it->putAt = GetCurrentTimestamp();
 		it->wants = *wants;
+	}
 	LWLockRelease(Registry->lock);
 	RegistryWakeLauncher();
 	return it != NULL;
@@ -360,12 +364,12 @@ Confirm(RelaySubscription *it, RelayFound *found)
 
 /*
  * RegistryMerge brings the registry up to date with subscriptions of a database, which are in
- * the order of their numbers, and sets which of them have a slot, and their problems.  If these
- * are "all", it forgets the others, unless they are running; and in any case those without an
- * owner.
+ * the order of their numbers, and sets which of them have a slot, and their problems.  It
+ * forgets those without an owner, and the others that a commit has put here before a survey
+ * "began" (0: none), unless they are running.
  */
 void
-RegistryMerge(Oid database, RelayFound *found, int count, bool all)
+RegistryMerge(Oid database, RelayFound *found, int count, TimestampTz began)
 {
 	LWLockAcquire(Registry->lock, LW_EXCLUSIVE);
 
@@ -381,7 +385,7 @@ RegistryMerge(Oid database, RelayFound *found, int count, bool all)
 		match = count == 0 ? NULL : bsearch(&key, found, count, sizeof(key), CompareNumbers);
 		if (match != NULL && OidIsValid(match->owner))
 			Confirm(it, match);
-		else if ((match != NULL || all) && it->state == RELAY_STATE_IDLE)
+		else if ((match != NULL || it->putAt < began) && it->state == RELAY_STATE_IDLE)
 			RegistryFree(it);
 	}
 
@@ -408,7 +412,7 @@ RegistryMerge(Oid database, RelayFound *found, int count, bool all)
 void
 RegistryForgetDatabase(Oid database)
 {
-	RegistryMerge(database, NULL, 0, true);
+	RegistryMerge(database, NULL, 0, DT_NOEND);
 }
 
 /* ----------------------------------------------------------------

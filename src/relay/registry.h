@@ -70,8 +70,9 @@ typedef struct RelaySubscription
 	Oid owner;
 	int databaseSlot;
 	int64 number;
-	TopicSet wants; /* a superset of its topics */
-	uint64 ranAt;	/* by the registry's clock: chosen */
+	TopicSet wants;	   /* a superset of its topics */
+	TimestampTz putAt; /* by a commit; 0: by a survey */
+	uint64 ranAt;	   /* by the registry's clock: chosen */
 	RelayState state;
 	bool due;			   /* there may be something to do */
 	TimestampTz dueAt;	   /* when it becomes due without a wakeup; 0: never */
@@ -127,7 +128,7 @@ extern void RegistryMarkDue(Oid database, int64 number);
 extern bool RegistryHasSlot(Oid database, int64 number);
 
 /* registry.c: for the survey of a database, and for the launcher */
-extern void RegistryMerge(Oid database, RelayFound *found, int count, bool all);
+extern void RegistryMerge(Oid database, RelayFound *found, int count, TimestampTz began);
 extern List *RegistryDatabases(void);
 extern void RegistryForgetDatabase(Oid database);
 extern bool RegistryTakeOverflow(void);

@@ -168,7 +168,7 @@ Prepare(const RelayJob *job, EventHandler *handler)
 		RelayFound found = {.number = job->number, .owner = owner, .due = true};
 
 		TopicSetFromPatterns(&found.wants, &subscription->topics);
-		RegistryMerge(MyDatabaseId, &found, 1, false);
+		RegistryMerge(MyDatabaseId, &found, 1, 0);
 		(void) Leave(RELAY_UNFINISHED);
 	}
 	else

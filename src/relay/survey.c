@@ -181,10 +181,11 @@ WriteProblem(uint64 row, const RelayFound *found)
 }
 
 /*
- * Survey passes the subscriptions in the result, "rows" of them, to the registry.
+ * Survey passes the subscriptions in the result, "rows" of them, to the registry.  "began" is
+ * before the snapshot of the result.
  */
 static void
-Survey(uint64 rows)
+Survey(uint64 rows, TimestampTz began)
 {
 	RelayFound *found = palloc0(Max(rows, 1) * sizeof(RelayFound));
 
@@ -194,7 +195,7 @@ Survey(uint64 rows)
 		CHECK_FOR_INTERRUPTS();
 		Find(row, &found[row]);
 	}
-	RegistryMerge(MyDatabaseId, found, (int) rows, true);
+	RegistryMerge(MyDatabaseId, found, (int) rows, began);
 	for (uint64 row = 0; row < rows; row++)
 		WriteProblem(row, &found[row]);
 }
@@ -206,6 +207,7 @@ Survey(uint64 rows)
 RunState
 RelaySurvey(void)
 {
+	TimestampTz began = GetCurrentTimestamp();
 	RelationsLockResult lock = ExtensionRelationsLock(tables, lengthof(tables));
 
 	if (lock == RELATIONS_BUSY)
@@ -215,7 +217,7 @@ RelaySurvey(void)
 		RegistryForgetDatabase(MyDatabaseId);
 		return RUN_ENDED;
 	}
-	Survey(ExtensionQueryRun(&surveyQuery, NULL, NULL));
+	Survey(ExtensionQueryRun(&surveyQuery, NULL, NULL), began);
 	ExtensionQueryEnd();
 	return RUN_ENDED;
 }
