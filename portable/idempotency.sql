@@ -2335,6 +2335,12 @@ AS $$
 DECLARE
 	name text;
 	fresh text[];
+	-- not distributed:
+	started timestamptz := clock_timestamp();
+	formed timestamptz[];
+	places tid[];
+	waited record;
+	-- both layouts
 	version record;
 	stored idempotency.key;
 	now timestamptz;
@@ -2347,10 +2353,26 @@ BEGIN
 			p_scope, n.name, pg_current_xact_id()
 		FROM unnest(names) WITH ORDINALITY AS n (name)
 		ORDER BY n.ordinality
-		ON CONFLICT DO NOTHING
-		RETURNING k.key
+		ON CONFLICT (scope, key) DO NOTHING
+		RETURNING k.key, k.created_at, k.ctid
 	)
-	SELECT coalesce(array_agg(i.key), '{}') INTO fresh FROM inserted AS i;
+	SELECT coalesce(array_agg(i.key), '{}'), array_agg(i.created_at), array_agg(i.ctid) INTO fresh, formed, places FROM inserted AS i;
+	-- A row is formed before its wait: the next row, or the end, tells how long that was.
+	-- By its place, the row is found without a predicate lock.
+	IF clock_timestamp() > started + interval '10 ms' THEN
+		FOR waited IN
+			SELECT * FROM (
+				SELECT f.place, f.formed_at, lead(f.formed_at, 1, clock_timestamp()) OVER (ORDER BY f.ordinality) AS written_at
+				FROM unnest(formed, places) WITH ORDINALITY AS f (formed_at, place)
+			) AS w
+			WHERE w.written_at > w.formed_at + interval '10 ms'
+		LOOP
+			UPDATE idempotency.key AS k SET
+				created_at = waited.written_at,
+				expires_at = idempotency_internal.retention_end(record_many.retention, waited.written_at)
+			WHERE k.ctid = waited.place;
+		END LOOP;
+	END IF;
 	-- both layouts
 	-- distributed: fresh := '{}';
 	IF cardinality(fresh) = cardinality(names) THEN
