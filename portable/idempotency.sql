@@ -1274,7 +1274,8 @@ BEGIN
 			-- distributed: home,
 			new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
 			new.leased_until, new.request, new.retention, new.claimed_in, new.claim_fingerprint, new.claim_retention)
-		ON CONFLICT DO NOTHING;
+		ON CONFLICT (scope, key) DO NOTHING; -- not distributed
+		-- distributed: ON CONFLICT DO NOTHING;
 	ELSE
 		UPDATE idempotency.key AS k SET
 			created_at = new.created_at,
