@@ -2434,7 +2434,7 @@ BEGIN
 	ELSIF array_ndims(keys) > 1 THEN
 		PERFORM idempotency_internal.raise('2202E', 'idempotency keys must be an array of one dimension', NULL,
 			'Flatten the array, for instance with unnest().');
-	ELSIF pg_typeof(keys) <> ALL ('{text[],character varying[],name[],uuid[],smallint[],integer[],bigint[]}'::regtype[]) THEN
+	ELSIF pg_typeof(keys) <> ALL ('{text[],character varying[],character[],name[],uuid[],smallint[],integer[],bigint[]}'::regtype[]) THEN
 		PERFORM idempotency_internal.raise('42883', format('keys of type %s cannot be used', pg_typeof(keys)), NULL,
 			'Pass an array of text, uuid or integers.');
 	END IF;
