@@ -1548,7 +1548,7 @@ BEGIN
 				state := 'abandoned';
 			END IF;
 			IF NOT is_last AND seen IS NOT NULL AND state <> 'here' AND version.xmax <> 0
-				AND (state IN ('expired', 'abandoned') OR NOT idempotency_internal.is_unchanged(p_scope, p_key, seen)) THEN
+				AND (state IN ('expired', 'abandoned') AND wait_left > 0 OR NOT idempotency_internal.is_unchanged(p_scope, p_key, seen)) THEN
 				seen := NULL;
 				state := 'absent';
 			END IF;

@@ -38,9 +38,3 @@ BEGIN;
 ALTER TYPE idempotency.abandoned DROP ATTRIBUTE state;
 SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
 ROLLBACK;
-
--- The type belongs to the extension.
-BEGIN;
-ALTER TYPE idempotency.operation ALTER ATTRIBUTE outcome TYPE bigint;
-SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation);
-ROLLBACK;

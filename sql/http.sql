@@ -75,6 +75,13 @@ SELECT outcome FROM idempotency.try_claim('http', 'twice');
 SELECT idempotency.problem(idempotency.try_claim('http', 'twice'));
 ROLLBACK;
 
+-- extension only: types of the library
+-- The type belongs to the extension.
+BEGIN;
+ALTER TYPE idempotency.operation ALTER ATTRIBUTE outcome TYPE bigint;
+SELECT idempotency.problem(ROW(42, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation);
+ROLLBACK;
+-- both editions
 
 --
 -- problem_headers(), and the link to the documentation
