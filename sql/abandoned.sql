@@ -241,5 +241,16 @@ RESET idempotency.scope_prefix;
 -- The select list accepts the call and gives the same result.
 SELECT (idempotency.claim_abandoned('ABANDONED', '1 min', 10)).key;
 
+-- extension only: types of the library
+-- The row type belongs to the extension.
+BEGIN;
+ALTER TYPE idempotency.abandoned ALTER ATTRIBUTE key TYPE bigint;
+SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
+ROLLBACK;
+BEGIN;
+ALTER TYPE idempotency.abandoned DROP ATTRIBUTE state;
+SELECT pg_temp.error_of('SELECT idempotency.claim_abandoned(''locks'', ''1 min'')');
+ROLLBACK;
+-- both editions
 
 DELETE FROM idempotency.key WHERE scope IN ('abandoned', 'abandoned/2', 'abandone', 'ABANDONED', 'many', 'limit', 'becomes', 'locks');

@@ -472,6 +472,17 @@ ROLLBACK TO before;
 SELECT status, response FROM idempotency.peek('claim', 'new');
 COMMIT;
 
+-- extension only: types of the library
+-- The result type belongs to the extension.
+BEGIN;
+ALTER TYPE idempotency.operation ALTER ATTRIBUTE attempt TYPE text;
+SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''type'')');
+ROLLBACK;
+BEGIN;
+ALTER TYPE idempotency.operation ADD ATTRIBUTE more text;
+SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''type'')');
+ROLLBACK;
+-- both editions
 
 -- SELECT f() INTO op, without "* FROM", puts the text of the whole composite into the
 -- first field. That fails at the first call, for each function that returns a
