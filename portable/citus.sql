@@ -43,7 +43,7 @@ BEGIN
 	IF definition ~ '\n\t(home|this_transaction) CONSTANT ' THEN
 		RETURN definition;
 	END IF;
-	definition := regexp_replace(definition, E'[ \\t]*-- not distributed:\\n.*?-- both layouts\\n', '', 'g');
+	definition := regexp_replace(definition, E'[ \\t]*?-- not distributed:\\n.*?-- both layouts\\n', '', 'g');
 	definition := regexp_replace(definition, E'[^\\n]*-- not distributed\\n', '', 'g');
 	definition := replace(definition, '-- distributed: ', '');
 

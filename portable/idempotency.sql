@@ -1274,7 +1274,8 @@ BEGIN
 			-- distributed: home,
 			new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
 			new.leased_until, new.request, new.retention, new.claimed_in, new.claim_fingerprint, new.claim_retention)
-		ON CONFLICT DO NOTHING;
+		ON CONFLICT (scope, key) DO NOTHING; -- not distributed
+		-- distributed: ON CONFLICT DO NOTHING;
 	ELSE
 		UPDATE idempotency.key AS k SET
 			created_at = new.created_at,
@@ -1449,12 +1450,34 @@ BEGIN
 		token = new.token,
 		leased_at = new.leased_at,
 		leased_until = new.leased_until
-	WHERE k.scope = new.scope AND k.key = new.key;
+	WHERE k.scope = new.scope AND k.key = new.key AND k.claimed_in = pg_current_xact_id() AND idempotency_internal.is_written_here(k.xmin);
 	RETURN new;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.finish_waiting(idempotency.key, interval, interval, boolean) IS
 	'complete a row that was written after a wait';
+
+-- Tells whether the version of a row that the transaction's snapshot shows is the last that is
+-- committed.  Another transaction can be changing it.  A lock finds out, and is released at
+-- once, with a subtransaction, because the owner of the key must not wait for it.
+CREATE FUNCTION idempotency_internal.is_unchanged(p_scope text, p_key text, seen tid)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	PERFORM FROM idempotency.key AS k
+	WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" AND k.ctid = seen
+	FOR NO KEY UPDATE SKIP LOCKED;
+	RAISE EXCEPTION USING ERRCODE = 'IK000';
+EXCEPTION
+	WHEN serialization_failure THEN
+		RETURN false;
+	WHEN SQLSTATE 'IK000' THEN
+		RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_unchanged(text, text, tid) IS
+	'whether no other transaction has changed or removed a row since the snapshot';
 
 -- Claims a key for claim(), try_claim() and once(), or returns the outcome of another
 -- claim.  With "refuse", raises IK409 and IK422 instead of returning these outcomes.
@@ -1462,6 +1485,10 @@ COMMENT ON FUNCTION idempotency_internal.finish_waiting(idempotency.key, interva
 -- The row is read first, so that a replay takes no lock and no transaction id; except in
 -- SERIALIZABLE, where reading an absent key would conflict with claims of its neighbours, and
 -- on Citus, where it would be one more query of another node.
+--
+-- A fixed snapshot shows a row that another transaction has removed since, which counts as
+-- absent: an insertion finds out.  Such a row stays visible beside the one that is inserted, so
+-- queries that follow name what the latter has: an open claim, or its token.
 CREATE FUNCTION idempotency_internal.claim(
 	p_scope text, p_key text, request_fingerprint bytea, request json, lease interval,
 	wait_ms bigint, retention interval, refuse boolean, for_once boolean)
@@ -1472,6 +1499,7 @@ DECLARE
 	isolation text := current_setting('transaction_isolation'); -- not distributed
 	-- distributed: isolation text := 'distributed';
 	insert_first boolean := isolation IN ('serializable', 'distributed');
+	is_last boolean := isolation = 'read committed';
 	deadline timestamptz := clock_timestamp() + wait_ms * interval '1 ms';
 	pause double precision := 0.01;
 	now timestamptz;
@@ -1491,11 +1519,13 @@ BEGIN
 		seen := NULL;
 		state := 'absent';
 		IF NOT insert_first THEN
-			SELECT k AS stored, k.ctid, k.xmin,
+			SELECT k AS stored, k.ctid, k.xmin, k.xmax,
 				CASE WHEN pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) THEN idempotency_internal.is_written_here(k.xmin) END AS is_own
 			INTO version
 			FROM idempotency.key AS k
-			WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C";
+			WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C"
+			ORDER BY is_own DESC NULLS LAST -- not distributed
+			LIMIT 1;
 			IF FOUND THEN
 				now := clock_timestamp();
 				stored := version.stored;
@@ -1516,6 +1546,11 @@ BEGIN
 				state := 'leased';
 			ELSE
 				state := 'abandoned';
+			END IF;
+			IF NOT is_last AND seen IS NOT NULL AND state <> 'here' AND version.xmax <> 0
+				AND (state IN ('expired', 'abandoned') AND wait_left > 0 OR NOT idempotency_internal.is_unchanged(p_scope, p_key, seen)) THEN
+				seen := NULL;
+				state := 'absent';
 			END IF;
 		END IF;
 
@@ -1555,6 +1590,7 @@ BEGIN
 				EXIT;
 			END IF;
 			insert_first := false;
+			is_last := true;
 			wait_left := greatest(extract(epoch FROM deadline - clock_timestamp()) * 1000, 0);
 			CONTINUE;
 		END IF;
@@ -1807,7 +1843,7 @@ BEGIN
 		PERFORM set_config('idempotency_internal.open',
 			concat(current_setting('idempotency_internal.open', true), chr(30), new.scope, chr(31), new.key), true);
 		UPDATE idempotency.key AS k SET proven_in = pg_current_xact_id()
-		WHERE k.scope = new.scope AND k.key = new.key;
+		WHERE k.scope = new.scope AND k.key = new.key AND k.claim_retention IS NOT NULL;
 		RETURN;
 	END IF;
 
@@ -1860,10 +1896,32 @@ COMMENT ON TRIGGER require_outcome ON idempotency.key IS 'an open claim must be 
 -- Owners: complete, fail, release, renew, checkpoint
 -- ---------------------------------------------------------------------------
 
--- Locks the row of a key until the transaction ends, and returns it; NULL if there is none.
--- Raises IK409 if another transaction holds it for longer than idempotency.wait, and 40001
--- if the transaction's snapshot does not show its last version.
-CREATE FUNCTION idempotency_internal.lock_row(p_scope text, p_key text)
+-- Tells whether a key has no row.  Unlike a query, an insertion also meets rows that the
+-- transaction's snapshot does not show: for these the server raises 40001.
+CREATE FUNCTION idempotency_internal.is_absent(p_scope text, p_key text)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	IF NOT idempotency_internal.put(
+			idempotency_internal.granted_row(NULL, p_scope, p_key, NULL, NULL, NULL, interval '-1 s', true), NULL, NULL) THEN
+		RETURN false;
+	END IF;
+	DELETE FROM idempotency.key AS k
+	WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" AND k.claimed_in = pg_current_xact_id();
+	RETURN true;
+EXCEPTION
+	WHEN serialization_failure THEN
+		RETURN false;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_absent(text, text) IS 'whether a key has no row, whatever the snapshot shows';
+
+-- Locks the row of a key until the transaction ends, and returns it; NULL if there is none, or
+-- none with the token "p_token" if that is given.  Raises IK409 if another transaction holds it
+-- for longer than idempotency.wait, and 40001 if the transaction's snapshot does not show its
+-- last version.
+CREATE FUNCTION idempotency_internal.lock_row(p_scope text, p_key text, p_token bigint)
 	RETURNS idempotency.key
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
@@ -1882,7 +1940,9 @@ BEGIN
 	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE; -- not distributed
 	BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
-		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" FOR NO KEY UPDATE;
+		SELECT * INTO stored FROM idempotency.key AS k
+		WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" AND (p_token IS NULL OR k.token = p_token)
+		FOR NO KEY UPDATE;
 		PERFORM set_config('lock_timeout', lock_timeout, true); -- not distributed
 		-- distributed: bounded := idempotency_internal.set_lock_timeout(lock_timeout);
 	EXCEPTION
@@ -1892,12 +1952,15 @@ BEGIN
 			END IF;
 			PERFORM idempotency_internal.raise_in_progress(p_scope, p_key);
 		WHEN serialization_failure THEN
+			IF idempotency_internal.is_absent(p_scope, p_key) THEN
+				RETURN NULL;
+			END IF;
 			PERFORM idempotency_internal.raise_concurrent(p_scope, p_key);
 	END;
 	RETURN stored;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.lock_row(text, text) IS 'lock the row of a key';
+COMMENT ON FUNCTION idempotency_internal.lock_row(text, text, bigint) IS 'lock the row of a key';
 
 CREATE FUNCTION idempotency_internal.is_owner(stored idempotency.key, token bigint)
 	RETURNS boolean
@@ -1923,9 +1986,10 @@ BEGIN
 	IF token IS NOT NULL THEN
 		-- A former owner is refused without a wait.  While the row is locked, no other owner
 		-- can take over.
-		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = own.scope COLLATE "C" AND k.key = own.key COLLATE "C";
+		SELECT * INTO stored FROM idempotency.key AS k
+		WHERE k.scope = own.scope COLLATE "C" AND k.key = own.key COLLATE "C" AND k.token = own.token;
 		IF idempotency_internal.is_owner(stored, token) THEN
-			stored := idempotency_internal.lock_row(scope, key);
+			stored := idempotency_internal.lock_row(scope, key, token);
 		END IF;
 		IF NOT idempotency_internal.is_owner(stored, token) THEN
 			PERFORM idempotency_internal.raise_lost(scope, key, token);
@@ -2095,7 +2159,8 @@ BEGIN
 	IF own_token IS NULL THEN
 		-- distributed: PERFORM idempotency_internal.note_closed(scope, key, false);
 		UPDATE idempotency.key AS k SET claimed_in = NULL, claim_fingerprint = NULL, claim_retention = NULL
-		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C" AND k.expires_at > now;
+		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C" AND k.expires_at > now
+			AND k.claim_retention IS NOT NULL;
 	ELSE
 		UPDATE idempotency.key AS k SET
 			token = idempotency_internal.new_token(k.token), -- not distributed
@@ -2105,10 +2170,13 @@ BEGIN
 			expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now),
 			claimed_in = NULL,
 			proven_in = NULL
-		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C" AND k.recovery_point IS NOT NULL;
+		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C" AND k.token = own_token
+			AND k.recovery_point IS NOT NULL;
 	END IF;
 	IF NOT FOUND THEN
-		DELETE FROM idempotency.key AS k WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C";
+		DELETE FROM idempotency.key AS k
+		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C"
+			AND CASE WHEN own_token IS NULL THEN k.claim_retention IS NOT NULL ELSE k.token = own_token END;
 	END IF;
 	PERFORM idempotency_internal.set_result(scope, 'n', '');
 END
@@ -2137,7 +2205,7 @@ BEGIN
 		leased_until = now + lease,
 		expires_at = idempotency_internal.retention_end(coalesce(k.retention, interval '-1 s'), now + lease),
 		proven_in = pg_current_xact_id()
-	WHERE k.scope = renew.scope COLLATE "C" AND k.key = renew.key COLLATE "C";
+	WHERE k.scope = renew.scope COLLATE "C" AND k.key = renew.key COLLATE "C" AND k.token = own_token;
 	PERFORM idempotency_internal.set_result(scope, 'k', key);
 	RETURN now + lease;
 END
@@ -2171,7 +2239,7 @@ BEGIN
 		recovery_point = checkpoint.recovery_point,
 		recovery_state = new_state,
 		proven_in = pg_current_xact_id()
-	WHERE k.scope = checkpoint.scope COLLATE "C" AND k.key = checkpoint.key COLLATE "C";
+	WHERE k.scope = checkpoint.scope COLLATE "C" AND k.key = checkpoint.key COLLATE "C" AND k.token = own_token;
 	PERFORM idempotency_internal.set_result(scope, 'k', key);
 END
 $$;
@@ -2186,6 +2254,7 @@ CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max inte
 	SET enable_bitmapscan = off SET enable_sort = off -- the index has the order, also before the first ANALYZE
 AS $$
 DECLARE
+	is_last boolean := current_setting('transaction_isolation') = 'read committed';
 	found_row idempotency.key;
 	new idempotency.key;
 BEGIN
@@ -2205,13 +2274,15 @@ BEGIN
 	END IF;
 
 	-- The clock is read for each row, and again for a row that has changed since the query
-	-- began: compared with an earlier time, a new lease would begin in the future.
+	-- began: compared with an earlier time, a new lease would begin in the future.  A fixed
+	-- snapshot shows rows that cannot be locked any more, which are skipped, too.
 	FOR found_row IN
 		SELECT k.*
 		FROM idempotency.key AS k
 		WHERE k.scope = claim_abandoned.scope COLLATE "C" AND k.token IS NOT NULL AND k.expires_at > clock_timestamp()
 			AND clock_timestamp() NOT BETWEEN k.leased_at AND k.leased_until
 			AND k.claim_retention IS NULL
+			AND (is_last OR k.xmax = 0 OR idempotency_internal.is_unchanged(k.scope, k.key, k.ctid)) -- not distributed
 			AND (pg_current_xact_id() IN (k.claimed_in, k.proven_in) AND idempotency_internal.is_written_here(k.xmin)) IS NOT TRUE
 		ORDER BY k.token
 		LIMIT max
@@ -2270,6 +2341,12 @@ AS $$
 DECLARE
 	name text;
 	fresh text[];
+	-- not distributed:
+	started timestamptz := clock_timestamp();
+	formed timestamptz[];
+	places tid[];
+	waited record;
+	-- both layouts
 	version record;
 	stored idempotency.key;
 	now timestamptz;
@@ -2282,10 +2359,26 @@ BEGIN
 			p_scope, n.name, pg_current_xact_id()
 		FROM unnest(names) WITH ORDINALITY AS n (name)
 		ORDER BY n.ordinality
-		ON CONFLICT DO NOTHING
-		RETURNING k.key
+		ON CONFLICT (scope, key) DO NOTHING
+		RETURNING k.key, k.created_at, k.ctid
 	)
-	SELECT coalesce(array_agg(i.key), '{}') INTO fresh FROM inserted AS i;
+	SELECT coalesce(array_agg(i.key), '{}'), array_agg(i.created_at), array_agg(i.ctid) INTO fresh, formed, places FROM inserted AS i;
+	-- A row is formed before its wait: the next row, or the end, tells how long that was.
+	-- By its place, the row is found without a predicate lock.
+	IF clock_timestamp() > started + interval '10 ms' THEN
+		FOR waited IN
+			SELECT * FROM (
+				SELECT f.place, f.formed_at, lead(f.formed_at, 1, clock_timestamp()) OVER (ORDER BY f.ordinality) AS written_at
+				FROM unnest(formed, places) WITH ORDINALITY AS f (formed_at, place)
+			) AS w
+			WHERE w.written_at > w.formed_at + interval '10 ms'
+		LOOP
+			UPDATE idempotency.key AS k SET
+				created_at = waited.written_at,
+				expires_at = idempotency_internal.retention_end(record_many.retention, waited.written_at)
+			WHERE k.ctid = waited.place;
+		END LOOP;
+	END IF;
 	-- both layouts
 	-- distributed: fresh := '{}';
 	IF cardinality(fresh) = cardinality(names) THEN
@@ -2300,7 +2393,9 @@ BEGIN
 				CASE WHEN pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) THEN idempotency_internal.is_written_here(k.xmin) END AS is_own
 			INTO version
 			FROM idempotency.key AS k
-			WHERE k.scope = p_scope COLLATE "C" AND k.key = name COLLATE "C";
+			WHERE k.scope = p_scope COLLATE "C" AND k.key = name COLLATE "C"
+			ORDER BY is_own DESC NULLS LAST -- not distributed
+			LIMIT 1;
 			now := clock_timestamp();
 			stored := version.stored;
 			IF stored.scope IS NULL THEN
@@ -2344,7 +2439,7 @@ BEGIN
 	ELSIF array_ndims(keys) > 1 THEN
 		PERFORM idempotency_internal.raise('2202E', 'idempotency keys must be an array of one dimension', NULL,
 			'Flatten the array, for instance with unnest().');
-	ELSIF pg_typeof(keys) <> ALL ('{text[],character varying[],name[],uuid[],smallint[],integer[],bigint[]}'::regtype[]) THEN
+	ELSIF pg_typeof(keys) <> ALL ('{text[],character varying[],character[],name[],uuid[],smallint[],integer[],bigint[]}'::regtype[]) THEN
 		PERFORM idempotency_internal.raise('42883', format('keys of type %s cannot be used', pg_typeof(keys)), NULL,
 			'Pass an array of text, uuid or integers.');
 	END IF;
@@ -2400,8 +2495,11 @@ BEGIN
 	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
 		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
+	-- a fixed snapshot can show a removed row beside that of this transaction
 	SELECT * INTO stored FROM idempotency.key AS k
-	WHERE k.scope = peek.scope COLLATE "C" AND k.key = peek.key COLLATE "C" AND k.expires_at > clock_timestamp();
+	WHERE k.scope = peek.scope COLLATE "C" AND k.key = peek.key COLLATE "C" AND k.expires_at > clock_timestamp()
+	ORDER BY pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) DESC NULLS LAST -- not distributed
+	LIMIT 1;
 	IF NOT FOUND THEN
 		RETURN NULL;
 	ELSIF stored.token IS NULL THEN
@@ -2426,7 +2524,7 @@ BEGIN
 	ELSIF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only('forget');
 	END IF;
-	stored := idempotency_internal.lock_row(scope, key);
+	stored := idempotency_internal.lock_row(scope, key, NULL);
 	IF stored.scope IS NULL THEN
 		-- An open claim of another transaction is invisible: insert a row, which waits for it.
 		IF idempotency_internal.announce(scope, key) THEN
@@ -2441,7 +2539,7 @@ BEGIN
 			DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C";
 			RETURN false;
 		END IF;
-		stored := idempotency_internal.lock_row(scope, key);
+		stored := idempotency_internal.lock_row(scope, key, NULL);
 	END IF;
 	IF stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL THEN
 		PERFORM FROM idempotency.key AS k

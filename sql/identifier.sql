@@ -29,10 +29,11 @@ CREATE TEMPORARY TABLE bound AS
 		(12, '7', 'pg_temp.order_id', '7'), (13, 'o-7', 'pg_temp.order_name', 'o-7'),
 		(14, 'a0eebc999c0b4ef8bb6d6bb9bd380a11', 'pg_temp.order_uuid', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'),
 		(15, '42', 'idempotency.identifier', '42'), (16, '42', 'idempotency.keytext', '42')) AS v (n, key, type, same);
--- extension only: numbers as scopes
 SELECT type, pg_temp.try(format('SELECT idempotency.once(''identifier'' || %s, %L::%s)', n, key, type)) AS first,
-		idempotency.once('identifier' || n, same) AS second_as_text,
-		pg_temp.try(format('SELECT idempotency.once_many(%L::%s, ARRAY[''k''])', key, type)) AS scope
+		idempotency.once('identifier' || n, same) AS second_as_text
+	FROM bound ORDER BY n;
+-- extension only: numbers as scopes
+SELECT type, pg_temp.try(format('SELECT idempotency.once_many(%L::%s, ARRAY[''k''])', key, type)) AS scope
 	FROM bound ORDER BY n;
 -- both editions
 
@@ -51,38 +52,54 @@ SELECT outcome FROM idempotency.try_claim('identifier'::varchar, 18::smallint, '
 ROLLBACK;
 DEALLOCATE ALL;
 
--- extension only: numbers as scopes
--- Every function that takes a scope or a key takes a number.
+-- Every function that takes a key takes a number.
 BEGIN;
-SELECT outcome FROM idempotency.claim(1, 2);
-SELECT idempotency.current_key(1), pg_typeof(idempotency.current_key(1));
-SELECT idempotency.complete(1, 2, '"done"');
-SELECT outcome, response FROM idempotency.peek(1, 2);
-SELECT outcome FROM idempotency.claim(1, 3);
-SELECT idempotency.fail(1, 3, '"failed"', 400);
-SELECT outcome FROM idempotency.claim(1, 4);
-SELECT idempotency.release(1, 4);
-SELECT token FROM idempotency.claim(1, 5, lease => '1 min') \gset
-SELECT idempotency.renew(1, 5, :token, '1 min') > now() AS renewed;
-SELECT idempotency.checkpoint(1, 5, :token, 'charged');
-SELECT idempotency.release(1, 5, :token);
+SELECT outcome FROM idempotency.claim('1', 2);
+SELECT idempotency.current_key('1'), pg_typeof(idempotency.current_key('1'));
+SELECT idempotency.complete('1', 2, '"done"');
+SELECT outcome, response FROM idempotency.peek('1', 2);
+SELECT outcome FROM idempotency.claim('1', 3);
+SELECT idempotency.fail('1', 3, '"failed"', 400);
+SELECT outcome FROM idempotency.claim('1', 4);
+SELECT idempotency.release('1', 4);
+SELECT token FROM idempotency.claim('1', 5, lease => '1 min') \gset
+SELECT idempotency.renew('1', 5, :token, '1 min') > now() AS renewed;
+SELECT idempotency.checkpoint('1', 5, :token, 'charged');
+SELECT idempotency.release('1', 5, :token);
 COMMIT;
-SELECT scope, key, recovery_point FROM idempotency.claim_abandoned(1, '1 min');
+SELECT scope, key, recovery_point FROM idempotency.claim_abandoned('1', '1 min');
 CREATE FUNCTION identifier_handler(json) RETURNS json LANGUAGE sql AS 'SELECT ''"handled"''::json';
-SELECT outcome, response FROM idempotency.run(1, 6, NULL, 'identifier_handler(json)');
-DROP FUNCTION identifier_handler;
-SELECT idempotency.once(1, 7), idempotency.once(1, '7');
-SELECT idempotency.derive_key(1, 2, 3) = idempotency.derive_key('1', '2', '3') AS same;
+SELECT outcome, response FROM idempotency.run('1', 6, NULL, 'identifier_handler(json)');
+SELECT idempotency.once('1', 7), idempotency.once('1', '7');
+SELECT idempotency.derive_key('1', 2, '3') = idempotency.derive_key('1', '2', '3') AS same;
+
+-- An operator passes the columns of the view, and applications their own columns.
+SELECT count(*) AS keys, count(*) FILTER (WHERE idempotency.forget(scope, key)) AS forgotten
+	FROM idempotency.keys WHERE scope = '1';
+
+-- extension only: numbers as scopes
+-- A scope can be a number as well.
+SELECT call, pg_temp.try('SELECT ' || call) FROM unnest(ARRAY[
+	'outcome FROM idempotency.claim(1, 2)', 'idempotency.current_key(1)', 'pg_typeof(idempotency.current_key(1))',
+	'idempotency.complete(1, 2, ''"done"'')', 'response FROM idempotency.peek(1, 2)',
+	'outcome FROM idempotency.claim(1, 3)', 'idempotency.fail(1, 3, ''"failed"'', 400)',
+	'outcome FROM idempotency.claim(1, 4)', 'idempotency.release(1, 4)',
+	'outcome FROM idempotency.claim(1, 5, lease => ''1 min'')',
+	'idempotency.renew(1, 5, token, ''1 min'') > now() FROM idempotency.key WHERE scope = ''1'' AND key = ''5''',
+	'idempotency.checkpoint(1, 5, token, ''charged'') FROM idempotency.key WHERE scope = ''1'' AND key = ''5''',
+	'idempotency.release(1, 5, token) FROM idempotency.key WHERE scope = ''1'' AND key = ''5''',
+	'outcome FROM idempotency.try_claim(1, 8)', 'idempotency.release(1, 8)',
+	'response FROM idempotency.run(1, 6, NULL, ''identifier_handler(json)'')',
+	'idempotency.once(1, 7)', 'idempotency.once(1, ''7'')', 'idempotency.once_many(1, ARRAY[9])', 'idempotency.forget(1, 9)',
+	'idempotency.derive_key(1, 2, 3) = idempotency.derive_key(''1'', ''2'', ''3'')']) AS call;
+SELECT scope, key, recovery_point FROM idempotency.claim_abandoned(1, '1 min');
 SELECT idempotency.natural_key('order', 42, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid, NULL)
 	= idempotency.natural_key(VARIADIC ARRAY['order', '42', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', NULL]) AS same;
 SELECT idempotency.publish('identifier', '{}', 42) IS NOT NULL AS published;
 SELECT aggregateid FROM idempotency.outbox WHERE aggregatetype = 'identifier';
 DELETE FROM idempotency.outbox WHERE aggregatetype = 'identifier';
-
--- An operator passes the columns of the view, and applications their own columns.
-SELECT count(*) AS keys, count(*) FILTER (WHERE idempotency.forget(scope, key)) AS forgotten
-	FROM idempotency.keys WHERE scope = '1';
 -- both editions
+DROP FUNCTION identifier_handler;
 
 -- Arrays of every type bind to once_many(): typed, untyped, empty and NULL.
 SELECT idempotency.once_many('identifier', ARRAY[1, 2, 3]);
@@ -91,10 +108,10 @@ SELECT idempotency.once_many('identifier', ARRAY[4, 5]::smallint[]);
 SELECT idempotency.once_many('identifier', ARRAY['a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11']::uuid[]);
 SELECT idempotency.once_many('identifier', ARRAY['5', 'six']::text[]);
 SELECT idempotency.once_many('identifier', ARRAY['six', 'seven']::varchar[]);
--- extension only: arrays of a type with a length
 SELECT idempotency.once_many('identifier', ARRAY['seven', 'eight']::varchar(10)[]);
 SELECT idempotency.once_many('identifier', ARRAY['eight', 'nine ']::bpchar(10)[]);
 SELECT idempotency.once_many('identifier', ARRAY['nine', 'ten']::name[]);
+-- extension only: the type of the parameters
 SELECT idempotency.once_many('identifier', '{ten,"a,b"}');
 -- both editions
 SELECT idempotency.once_many('identifier', array_agg(i)) FROM generate_series(101, 102) AS i;
@@ -123,7 +140,6 @@ SELECT argument, pg_temp.try(format('SELECT idempotency.once(%s)', argument))
 		$$'identifier', '{a,b}'::varchar$$, $$''::name, 'k'$$]) AS argument;
 -- both editions
 
--- extension only: the type of the parameters
 -- In PL/pgSQL, a variable of the type accepts and compares as text does.
 DO $$
 DECLARE
@@ -134,9 +150,7 @@ BEGIN
 	id := 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid;
 	RAISE NOTICE '% %', id, id = value;
 END $$;
--- both editions
 
--- extension only: the type of the parameters
 -- No query without the extension's functions changes its meaning: no operator takes the
 -- type, and no function but the extension's own.
 SELECT o.oid::regoperator AS operator FROM pg_operator AS o
@@ -151,7 +165,6 @@ SELECT statement, pg_temp.try(statement) FROM unnest(ARRAY[
 	$$SELECT pg_typeof(coalesce('a'::text, 'b'))$$, $$SELECT pg_typeof(coalesce('a'::varchar, 'b'::text))$$,
 	$$SELECT length(42)$$, $$SELECT upper('a'::name)$$, $$SELECT 1::text = '1'$$, $$SELECT '1' = 1$$,
 	$$SELECT 'a'::varchar IN ('a', 'b'::text)$$]) AS statement;
--- both editions
 
 DELETE FROM idempotency.key WHERE scope LIKE 'identifier%' OR scope IN (SELECT same FROM bound) OR key = 'k';
 

@@ -280,16 +280,21 @@ BEGIN
 	RETURN pg_temp.error_of('SELECT idempotency.' || p_call);
 END
 $$;
+BEGIN;
+SELECT split_part(call, '(', 1) AS call, pg_temp.error_of(format('SELECT idempotency.' || call, :stale)) FROM unnest(ARRAY[
+	'complete(''lease'', ''fenced'', token => %s)', 'fail(''lease'', ''fenced'', NULL, 400, token => %s)',
+	'release(''lease'', ''fenced'', %s)', 'renew(''lease'', ''fenced'', %s, ''1 min'')', 'checkpoint(''lease'', ''fenced'', %s, ''p'')']) AS call;
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', token => %s)', :stale)); COMMIT;
+SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', token => %s)', :stale));
 \echo :SQLSTATE
-BEGIN; SELECT pg_temp.caught(format('fail(''lease'', ''fenced'', NULL, 400, token => %s)', :stale)); COMMIT;
+SELECT pg_temp.caught(format('fail(''lease'', ''fenced'', NULL, 400, token => %s)', :stale));
 \echo :SQLSTATE
-BEGIN; SELECT pg_temp.caught(format('release(''lease'', ''fenced'', %s)', :stale)); COMMIT;
+SELECT pg_temp.caught(format('release(''lease'', ''fenced'', %s)', :stale));
 \echo :SQLSTATE
-BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''fenced'', %s, ''1 min'')', :stale)); COMMIT;
+SELECT pg_temp.caught(format('renew(''lease'', ''fenced'', %s, ''1 min'')', :stale));
 \echo :SQLSTATE
-BEGIN; SELECT pg_temp.caught(format('checkpoint(''lease'', ''fenced'', %s, ''p'')', :stale)); COMMIT;
+SELECT pg_temp.caught(format('checkpoint(''lease'', ''fenced'', %s, ''p'')', :stale));
 \echo :SQLSTATE
 -- A savepoint, the right token afterwards, or PREPARE TRANSACTION do not help.
 BEGIN;
@@ -352,10 +357,11 @@ SELECT idempotency.renew('lease', 'fenced', NULL, '1 min');
 -- A finished operation cannot be finished again, even with the right token: a retry
 -- would write twice.
 SELECT idempotency.complete('lease', 'fenced', '"owner"', token => :current);
--- extension only: errors that are caught
 BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''fenced'', ''"again"'', token => %s)', :current));
+ROLLBACK;
+-- extension only: errors that are caught
 SELECT pg_temp.caught(format('complete(''lease'', ''fenced'', ''"again"'', token => %s)', :current));
-COMMIT;
 -- both editions
 BEGIN;
 SELECT pg_temp.lease('finished here') AS own \gset
@@ -365,11 +371,13 @@ ROLLBACK;
 SELECT pg_temp.lease('released') AS own \gset
 SELECT idempotency.checkpoint('lease', 'released', :own, 'charged');
 SELECT idempotency.release('lease', 'released', :own);
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.release(''lease'', ''released'', %s)', :own)),
+	pg_temp.error_of(format('SELECT idempotency.renew(''lease'', ''released'', %s, ''1 min'')', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('release(''lease'', ''released'', %s)', :own)); COMMIT;
--- both editions
--- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''released'', %s, ''1 min'')', :own)); COMMIT;
+SELECT pg_temp.caught(format('release(''lease'', ''released'', %s)', :own));
+SELECT pg_temp.caught(format('renew(''lease'', ''released'', %s, ''1 min'')', :own));
 -- both editions
 SELECT response FROM idempotency.claim('lease', 'fenced');
 SELECT count(*) AS effects FROM effect;
@@ -537,11 +545,13 @@ SELECT idempotency.checkpoint('lease', 'forgotten', :own, 'charged', '{"charge":
 SELECT pg_temp.age_lease('forgotten', '25 hours');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'forgotten';
 SELECT idempotency.peek('lease', 'forgotten') IS NULL AS absent;
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.renew(''lease'', ''forgotten'', %s, ''1 min'')', :own)),
+	pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''forgotten'', token => %s)', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''forgotten'', %s, ''1 min'')', :own)); COMMIT;
--- both editions
--- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own)); COMMIT;
+SELECT pg_temp.caught(format('renew(''lease'', ''forgotten'', %s, ''1 min'')', :own));
+SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own));
 -- both editions
 BEGIN;
 SELECT outcome, attempt, recovery_point FROM idempotency.claim('lease', 'forgotten');
@@ -550,8 +560,11 @@ SELECT outcome, attempt, recovery_point, state, token > :own AS grown
 	FROM idempotency.claim('lease', 'forgotten', '{"amount": 2}', lease => '1 min');
 SELECT attempt, recovery_point, recovery_state, request, created_at > now() - interval '1 min' AS new
 	FROM idempotency.key WHERE scope = 'lease' AND key = 'forgotten';
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''forgotten'', token => %s)', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own)); COMMIT;
+SELECT pg_temp.caught(format('complete(''lease'', ''forgotten'', token => %s)', :own));
 -- both editions
 
 --
@@ -629,8 +642,11 @@ COMMIT;
 SELECT outcome, status, response, expires_at BETWEEN now() + interval '119 min' AND now() + interval '120 min' AS kept
 	FROM idempotency.claim('lease', 'within', '{"amount": 1}', lease => '1 min');
 SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 2}');
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''within'', token => %s)', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''within'', token => %s)', :own)); COMMIT;
+SELECT pg_temp.caught(format('complete(''lease'', ''within'', token => %s)', :own));
 -- both editions
 -- The first request determines the fingerprint of the outcome.
 SELECT pg_temp.lease('within 2') > 0 AS leased;
@@ -671,8 +687,11 @@ SELECT pg_temp.age_lease('run');
 SELECT outcome, replayed, token, attempt, status, response, expires_at > now() AS retained
 	FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
 SELECT outcome, response FROM idempotency.run('lease', 'run', '{"amount": 1}', 'handler(json)');
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''run'', token => %s)', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''run'', token => %s)', :own)); COMMIT;
+SELECT pg_temp.caught(format('complete(''lease'', ''run'', token => %s)', :own));
 -- both editions
 DROP FUNCTION handler;
 
@@ -699,16 +718,22 @@ ROLLBACK;
 SELECT pg_temp.age_lease('inbox');
 SELECT idempotency.once('lease', 'inbox'), idempotency.once('lease', 'inbox');
 SELECT state, status FROM idempotency.keys WHERE scope = 'lease' AND key = 'inbox';
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.renew(''lease'', ''inbox'', %s, ''1 min'')', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('renew(''lease'', ''inbox'', %s, ''1 min'')', :own)); COMMIT;
+SELECT pg_temp.caught(format('renew(''lease'', ''inbox'', %s, ''1 min'')', :own));
 -- both editions
 SELECT pg_temp.lease('inbox 2') AS own \gset
 SELECT pg_temp.age_lease('inbox 2');
 SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
 SELECT * FROM idempotency.once_many('lease', ARRAY['inbox', 'inbox 2', 'inbox 3']);
 SELECT outcome, status, response FROM idempotency.claim('lease', 'inbox 2', lease => '1 min');
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''inbox 2'', token => %s)', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %s)', :own)); COMMIT;
+SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %s)', :own));
 -- both editions
 
 -- forget() evicts a running or expired lease. Its owner is fenced off, and the next
@@ -716,8 +741,11 @@ BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %
 SELECT pg_temp.lease('evicted', '{"amount": 1}') AS own \gset
 SELECT idempotency.checkpoint('lease', 'evicted', :own, 'charged');
 SELECT idempotency.forget('lease', 'evicted'), idempotency.forget('lease', 'evicted');
+BEGIN;
+SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''evicted'', token => %s)', :own));
+ROLLBACK;
 -- extension only: errors that are caught
-BEGIN; SELECT pg_temp.caught(format('complete(''lease'', ''evicted'', token => %s)', :own)); COMMIT;
+SELECT pg_temp.caught(format('complete(''lease'', ''evicted'', token => %s)', :own));
 -- both editions
 SELECT outcome, attempt, recovery_point, token > :own AS grown FROM idempotency.claim('lease', 'evicted', '{"amount": 2}', lease => '1 min');
 SELECT pg_temp.age_lease('evicted');
@@ -1004,7 +1032,6 @@ SELECT key FROM idempotency.zombies WHERE scope = 'lease' ORDER BY key;
 -- Read-only transactions and recovery
 --
 
--- extension only: errors that are caught
 BEGIN READ ONLY;
 SELECT call, pg_temp.error_of('SELECT idempotency.' || call) FROM unnest(ARRAY[
 	'claim(''lease'', ''read only'', lease => ''1 min'')',
@@ -1014,6 +1041,10 @@ SELECT call, pg_temp.error_of('SELECT idempotency.' || call) FROM unnest(ARRAY[
 	'complete(''lease'', ''running'', token => 1)',
 	'release(''lease'', ''running'', 1)']) AS call;
 SELECT outcome, attempt, token FROM idempotency.peek('lease', 'running');
+ROLLBACK;
+-- extension only: errors that are caught
+BEGIN READ ONLY;
+SELECT pg_temp.error_of('SELECT idempotency.renew(''lease'', ''running'', 1, ''1 min'')');
 COMMIT;
 -- both editions
 SELECT idempotency.complete('lease', 'running', token => :running);
