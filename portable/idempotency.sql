@@ -150,7 +150,7 @@ CREATE TABLE idempotency.key (
 	proven_in xid8,
 	claim_fingerprint bytea,
 	claim_retention interval,
-	PRIMARY KEY (scope, key)
+	PRIMARY KEY (key, scope)
 )
 -- complete() updates the row that claim() has inserted.  The free space keeps the new
 -- version on the same page (HOT); the next claims on the page reclaim the old one.
