@@ -192,7 +192,7 @@ BEGIN
 	-- Citus 13.2.1 and 13.2.2 cache the plan of a query on the node of the row once for each
 	-- execution, until the session ends.  They do not if the query calls a volatile function, or
 	-- if its text contains the tenant; each execution of the latter is also planned once only.
-	CREATE FUNCTION idempotency_internal.claim_first(p_scope text, p_key text, p_fingerprint bytea, name text, refuse boolean)
+	CREATE FUNCTION idempotency_internal.claim_first(p_scope text, p_key text, p_fingerprint bytea, granted text, refuse boolean)
 		RETURNS idempotency.operation
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		DECLARE
@@ -222,7 +222,7 @@ BEGIN
 			END;
 			IF done THEN
 				done := idempotency_internal.note_open(p_scope, p_key, true);
-				result := idempotency_internal.set_first_result(name);
+				result := pg_catalog.set_config('idempotency_internal.results', granted, true);
 				RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
 			END IF;
 
@@ -234,7 +234,8 @@ BEGIN
 				AND stored.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
 				AND (stored.fingerprint OPERATOR(pg_catalog.=) p_fingerprint) IS NOT FALSE
 			THEN
-				result := idempotency_internal.set_first_result(p_scope OPERATOR(pg_catalog.||) E'\x1Fn');
+				result := pg_catalog.set_config('idempotency_internal.results',
+					E'\x1E' OPERATOR(pg_catalog.||) p_scope OPERATOR(pg_catalog.||) E'\x1Fn', true);
 				RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 			END IF;
 			RETURN NULL;

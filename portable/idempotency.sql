@@ -150,7 +150,7 @@ CREATE TABLE idempotency.key (
 	proven_in xid8,
 	claim_fingerprint bytea,
 	claim_retention interval,
-	PRIMARY KEY (scope, key)
+	PRIMARY KEY (key, scope)
 )
 -- complete() updates the row that claim() has inserted.  The free space keeps the new
 -- version on the same page (HOT); the next claims on the page reclaim the old one.
@@ -684,15 +684,30 @@ COMMENT ON FUNCTION idempotency_internal.raise_document_type(regtype) IS '42883:
 -- The parameters that take JSON are polymorphic, so that json, jsonb, text and untyped
 -- literals bind.  Only these types are cast: a cast of the caller's own type could run its
 -- code with the owner's rights.
+CREATE FUNCTION idempotency_internal.is_document(value anyelement)
+	RETURNS boolean
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT pg_catalog.pg_typeof($1) OPERATOR(pg_catalog.=) ANY
+		('{pg_catalog.jsonb,pg_catalog.json,pg_catalog.text,pg_catalog.varchar,idempotency.document}'::pg_catalog.regtype[])
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_document(anyelement) IS 'whether a value has a type of JSON';
+
+-- The planner makes this a constant, and then is_document() of it, too: a test of the type
+-- of an argument costs nothing at run time.
+CREATE FUNCTION idempotency_internal.null_like(value anyelement)
+	RETURNS anyelement
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS 'SELECT CASE WHEN false THEN $1 END';
+COMMENT ON FUNCTION idempotency_internal.null_like(anyelement) IS 'a NULL of the type of a value';
+
 CREATE FUNCTION idempotency_internal.document(value anycompatible)
 	RETURNS json
 	LANGUAGE sql STABLE PARALLEL SAFE
 AS $$
 	SELECT CASE
 		WHEN $1 IS NULL THEN NULL
-		WHEN pg_catalog.pg_typeof($1) OPERATOR(pg_catalog.=) ANY
-			('{pg_catalog.jsonb,pg_catalog.json,pg_catalog.text,pg_catalog.varchar,idempotency.document}'::pg_catalog.regtype[])
-			THEN $1::pg_catalog.text::pg_catalog.json
+		WHEN idempotency_internal.is_document(idempotency_internal.null_like($1)) THEN $1::pg_catalog.text::pg_catalog.json
 		ELSE idempotency_internal.raise_document_type(pg_catalog.pg_typeof($1))
 	END
 $$;
@@ -829,30 +844,37 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.canonical_any(jsonb) IS 'the canonical text of a value, under any search path';
 
--- The same, and faster for a small object.  In the order of jsonb, the strings precede the
--- numbers, and the numbers precede all other values: the comparison accepts numbers only, and
--- trim_scale() is the canonical form of these.  With 400 bytes, none has too many digits.
+-- The same, and faster for a small object of scalars, whose canonical text is that of jsonb with
+-- the members in another order, without the spaces between them, and without zeros at the end of
+-- fractions.  Without a backslash, a quote is no part of a string; '": ' and ', "' stand between
+-- strings only, unless one begins or ends so; and numbers of these sizes have no exponent.  A
+-- tsvector has the order of bytes, which is that of UTF-16 below U+E000.  U+0001, which jsonb never
+-- prints, ends the names there.  A query would cost more than all of this.
 CREATE FUNCTION idempotency_internal.canonical(value jsonb)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
 AS $$
 DECLARE
-	members pg_catalog.text;
+	document pg_catalog.text := value::pg_catalog.text;
+	members pg_catalog.text[];
+	member pg_catalog.text;
 BEGIN
-	IF pg_catalog.jsonb_typeof(value) OPERATOR(pg_catalog.=) 'object' AND pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 500 THEN
-		SELECT pg_catalog.string_agg(pg_catalog.to_json(m.key)::pg_catalog.text OPERATOR(pg_catalog.||) ':' OPERATOR(pg_catalog.||) CASE
-				WHEN m.value OPERATOR(pg_catalog.>=) '0.000001' AND m.value OPERATOR(pg_catalog.<=) '999999999999999999999'
-					THEN pg_catalog.trim_scale(m.value::pg_catalog.numeric)::pg_catalog.text
-				WHEN pg_catalog.jsonb_typeof(m.value) OPERATOR(pg_catalog.=) 'string' THEN m.value::pg_catalog.text
-				ELSE idempotency_internal.canonical_any(m.value)
-			END, ',' ORDER BY m.key COLLATE pg_catalog."C")
-		INTO members
-		FROM pg_catalog.jsonb_each(value) AS m;
-		IF pg_catalog.octet_length(members) OPERATOR(pg_catalog.<=) 400
-			AND (pg_catalog.octet_length(members) OPERATOR(pg_catalog.=) pg_catalog.length(members)
-				OR members OPERATOR(pg_catalog.!~) E'[\\uE000-\\U0010FFFF]') THEN
-			RETURN pg_catalog.concat('{', members, '}');
-		END IF;
+	IF pg_catalog.octet_length(document) OPERATOR(pg_catalog.<=) 400
+		AND document OPERATOR(pg_catalog.~~) '{"%'
+		AND document OPERATOR(pg_catalog.!~) E'[\\\\\\uE000-\\U0010FFFF]|.[[{]|[ {]"[:,}]'
+		AND document OPERATOR(pg_catalog.!~~) '%0.000000%'
+		AND NOT value OPERATOR(pg_catalog.@?) '$.* ? (@ >= 1000000000000000000000 || @ <= -1000000000000000000000)'
+	THEN
+		members := pg_catalog.string_to_array(
+			pg_catalog.rtrim(pg_catalog.substr(pg_catalog.replace(document, '": ', E'\x01'), 3), '}'), ', "');
+		FOREACH member IN ARRAY members LOOP
+			IF member OPERATOR(pg_catalog.~~) E'%\x01%.%0' THEN
+				members := pg_catalog.array_replace(members, member, pg_catalog.rtrim(pg_catalog.rtrim(member, '0'), '.'));
+			END IF;
+		END LOOP;
+		RETURN '{"' OPERATOR(pg_catalog.||) pg_catalog.replace(
+			pg_catalog.array_to_string(pg_catalog.tsvector_to_array(pg_catalog.array_to_tsvector(members)), ',"'), E'\x01', '":')
+			OPERATOR(pg_catalog.||) '}';
 	END IF;
 	RETURN idempotency_internal.canonical_any(value);
 END
@@ -1211,12 +1233,6 @@ AS $$
 	END, true)
 $$;
 COMMENT ON FUNCTION idempotency_internal.set_result(text, text, text) IS 'set the result of the last call about a scope';
-
-CREATE FUNCTION idempotency_internal.set_first_result(result text)
-	RETURNS text
-	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-	RETURN set_config('idempotency_internal.results', chr(30) || result, true);
-COMMENT ON FUNCTION idempotency_internal.set_first_result(text) IS 'the same, in a transaction without results: scope, mark and key';
 
 -- The writer is the xmin of a row that the transaction can see, and that claims to be its own.
 -- A subtransaction has a greater number than its transaction.  A frozen row keeps its xmin,
@@ -1730,20 +1746,18 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.claim_any(text, text, text, json, interval, interval, interval, bytea) IS
 	'claim() and try_claim() with any arguments, and under any search path';
 
--- Whether a claim needs no checks of its names and of settings but these.  The name is the
--- result of a granted claim (see above) without its first character.  A name that begins as
--- an array or an object might be one.  A body in SQL's own syntax is parsed once, when it is
--- created, so no search path changes its meaning.
-CREATE FUNCTION idempotency_internal.is_plain(name text)
+-- Whether a claim needs no checks of its names and of settings but these.  "result" is that of
+-- a granted claim (see above).  A name that begins as an array or an object might be one.  One
+-- comparison for all settings: those of the edition are empty or missing.  A body in SQL's own
+-- syntax is parsed once, when it is created, so no search path changes its meaning.
+CREATE FUNCTION idempotency_internal.is_plain(result text)
 	RETURNS boolean
 	LANGUAGE sql STABLE PARALLEL SAFE
-	RETURN name ~ E'^[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*\\u001Fk[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*$'
-		AND octet_length(name) <= 255
-		AND coalesce(current_setting('idempotency.scope_prefix', true), '') = ''
-		AND coalesce(current_setting('idempotency.retention', true), '') = ''
-		AND coalesce(current_setting('idempotency_internal.results', true), '') = ''
-		AND current_setting('transaction_isolation') = 'read committed'
-		AND current_setting('transaction_read_only') = 'off';
+	RETURN octet_length(result) <= 255
+		AND result ~ E'^\x1E[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*\x1Fk[^[{\\u0001-\\u001F\\u007F-\\u009F][^\\u0001-\\u001F\\u007F-\\u009F]*$'
+		AND concat(current_setting('idempotency.scope_prefix', true), current_setting('idempotency.retention', true),
+			current_setting('idempotency_internal.results', true),
+			current_setting('transaction_isolation'), ', read only ', current_setting('transaction_read_only')) = 'read committed, read only off';
 COMMENT ON FUNCTION idempotency_internal.is_plain(text) IS 'whether a claim needs no more checks';
 
 -- claim() and try_claim() have one body.  A first claim without a lease, and a replay, of a
@@ -1769,16 +1783,14 @@ CREATE FUNCTION idempotency.%1$I(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 AS $function$
 DECLARE
-	name pg_catalog.text := scope OPERATOR(pg_catalog.||) E'\x1Fk' OPERATOR(pg_catalog.||) key;
+	result pg_catalog.text := E'\x1E' OPERATOR(pg_catalog.||) scope OPERATOR(pg_catalog.||) E'\x1Fk' OPERATOR(pg_catalog.||) key;
 	request_fingerprint pg_catalog.bytea;
 	stored record;
-	result pg_catalog.text;
 	-- distributed: operation idempotency.operation;
 BEGIN
 	IF lease IS NULL AND wait IS NULL AND retention IS NULL AND fingerprint IS NULL
-		AND idempotency_internal.is_plain(name)
-		AND (request IS NULL OR pg_catalog.pg_typeof(request) OPERATOR(pg_catalog.=) ANY
-			('{pg_catalog.jsonb,pg_catalog.json,pg_catalog.text,pg_catalog.varchar}'::pg_catalog.regtype[]))
+		AND idempotency_internal.is_document(idempotency_internal.null_like(request))
+		AND idempotency_internal.is_plain(result)
 	THEN
 		IF request IS NOT NULL THEN
 			request_fingerprint := idempotency_internal.fingerprint(request::pg_catalog.jsonb);
@@ -1788,26 +1800,25 @@ BEGIN
 		INTO stored
 		FROM idempotency.key AS k
 		WHERE k.scope OPERATOR(pg_catalog.=) %1$I.scope COLLATE pg_catalog."C" AND k.key OPERATOR(pg_catalog.=) %1$I.key COLLATE pg_catalog."C";
-		IF NOT FOUND THEN
-			IF idempotency_internal.announce(scope, key) THEN
-				INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
-				VALUES (pg_catalog.clock_timestamp(), '-infinity', scope, key, request_fingerprint,
-					pg_catalog.pg_current_xact_id(), '24:00:00')
-				ON CONFLICT DO NOTHING;
-				IF FOUND THEN
-					result := idempotency_internal.set_first_result(name);
-					RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
-				END IF;
+		IF NOT FOUND AND idempotency_internal.announce(scope, key) THEN
+			INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
+			VALUES (pg_catalog.clock_timestamp(), '-infinity', scope, key, request_fingerprint,
+				pg_catalog.pg_current_xact_id(), '24:00:00')
+			ON CONFLICT DO NOTHING;
+			IF FOUND THEN
+				result := pg_catalog.set_config('idempotency_internal.results', result, true);
+				RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
 			END IF;
 		ELSIF stored.token IS NULL AND stored.claim_retention IS NULL
 			AND stored.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
 			AND (stored.fingerprint OPERATOR(pg_catalog.=) request_fingerprint) IS NOT FALSE
 		THEN
-			result := idempotency_internal.set_first_result(scope OPERATOR(pg_catalog.||) E'\x1Fn');
+			result := pg_catalog.set_config('idempotency_internal.results',
+				E'\x1E' OPERATOR(pg_catalog.||) scope OPERATOR(pg_catalog.||) E'\x1Fn', true);
 			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 		END IF;
 		-- both layouts
-		-- distributed: operation := idempotency_internal.claim_first(scope, key, request_fingerprint, name, %3$L);
+		-- distributed: operation := idempotency_internal.claim_first(scope, key, request_fingerprint, result, %3$L);
 		-- distributed: IF operation.outcome OPERATOR(pg_catalog.<>) 'in_progress' THEN RETURN operation; END IF;
 		-- distributed: IF operation.outcome IS NOT NULL THEN wait := '0'; END IF;
 	END IF;
@@ -2081,15 +2092,6 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer, json, bigint, interval) IS
 	'store the outcome of an operation that the caller owns';
 
--- Whether an outcome needs no checks but these: it is below the least possible limit, and
--- the transaction can write.
-CREATE FUNCTION idempotency_internal.is_small(response json, status integer)
-	RETURNS boolean
-	LANGUAGE sql STABLE PARALLEL SAFE
-	RETURN coalesce(octet_length(response::text) <= 1024, true) AND coalesce(status, 200) BETWEEN 100 AND 599
-		AND current_setting('transaction_read_only') = 'off';
-COMMENT ON FUNCTION idempotency_internal.is_small(json, integer) IS 'whether an outcome needs no more checks';
-
 CREATE FUNCTION idempotency.complete(
 	scope text, key text, response anycompatible DEFAULT NULL,
 	status integer DEFAULT 200, headers anycompatible DEFAULT NULL,
@@ -2098,32 +2100,39 @@ CREATE FUNCTION idempotency.complete(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 AS $$
 DECLARE
-	document pg_catalog.json := idempotency_internal.document(response);
+	document pg_catalog.json;
 	now pg_catalog.timestamptz;
 BEGIN
-	-- The claim of a key that had no row: the condition of the UPDATE is the test of ownership.
-	-- An open claim is never committed, so the transaction that sees one has written it, and
-	-- needs no is_written_here().  Every name is qualified, as in claim().
-	IF token IS NULL AND retention IS NULL AND headers IS NULL AND idempotency_internal.is_small(document, status) THEN
+	-- The claim of a key that had no row, and a response below the least possible limit.  The
+	-- condition of the UPDATE is the test of ownership: an open claim is never committed, so the
+	-- transaction that sees one has written it, and needs no is_written_here().  Every name is
+	-- qualified, as in claim().
+	IF token IS NULL AND retention IS NULL AND headers IS NULL
+		AND idempotency_internal.is_document(idempotency_internal.null_like(response))
+		AND (pg_catalog.octet_length(response::pg_catalog.text) OPERATOR(pg_catalog.>) 1024) IS NOT TRUE
+		AND coalesce(status, 200) OPERATOR(pg_catalog.>=) 100 AND coalesce(status, 200) OPERATOR(pg_catalog.<=) 599
+		AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+	THEN
+		document := response;
 		now := pg_catalog.clock_timestamp();
 		-- not distributed:
 		UPDATE idempotency.key AS k SET
 			created_at = now,
-			expires_at = idempotency_internal.retention_end(k.claim_retention, now),
+			expires_at = now OPERATOR(pg_catalog.+) k.claim_retention,
 			status = coalesce(complete.status, 200),
 			response = document,
 			claim_retention = NULL
 		WHERE k.scope OPERATOR(pg_catalog.=) complete.scope COLLATE pg_catalog."C"
 			AND k.key OPERATOR(pg_catalog.=) complete.key COLLATE pg_catalog."C"
 			AND k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()
-			AND k.claim_retention IS NOT NULL AND k.token IS NULL AND k.claim_fingerprint IS NULL;
+			AND k.claim_retention OPERATOR(pg_catalog.<>) '-1 s' AND k.token IS NULL AND k.claim_fingerprint IS NULL;
 		IF FOUND THEN
 			RETURN document;
 		END IF;
 		-- both layouts
 		-- distributed: IF idempotency_internal.complete_first(scope, key, coalesce(status, 200), document) THEN RETURN document; END IF;
 	END IF;
-	RETURN idempotency_internal.finish('complete', scope, key, document,
+	RETURN idempotency_internal.finish('complete', scope, key, idempotency_internal.document(response),
 		coalesce(status, 200), idempotency_internal.document(headers), token, retention);
 END
 $$;
