@@ -51,10 +51,12 @@ PG_FUNCTION_INFO_V1(idempotency_reap);
 #define DURATION_MS 1000
 
 /*
- * How many keys a batch removes, in about 0.1 ms: a claim waits for it if all processors are
- * busy.  Commit and state cost as much as 30 rows.
+ * How many keys a worker removes without a rest, in about 0.1 ms: a claim waits for it if all
+ * processors are busy.  A batch is some of these parts, because its commit and the state cost as
+ * much as 30 keys.
  */
-#define BATCH_KEYS 200
+#define PART_KEYS 200
+#define BATCH_PARTS 5
 
 /* The tasks of a visit, which alternates between them after each batch. */
 typedef enum Task
@@ -74,6 +76,7 @@ static VisitJob job;
 typedef struct Visit
 {
 	ReaperRun keys;
+	instr_time began;
 	bool refused; /* a task was, and the log says so */
 	bool ended[TASKS];
 } Visit;
@@ -141,6 +144,42 @@ idempotency_reap(PG_FUNCTION_ARGS)
  */
 
 /*
+ * Rest sleeps for as long as work has taken since it "began" and 1 ms, but not beyond the end
+ * of the visit.
+ */
+static void
+Rest(const Visit *visit, instr_time began)
+{
+	static uint32 event = 0;
+	long left = DURATION_MS - MillisecondsSince(visit->began);
+
+	if (event == 0)
+		event = WaitEventExtensionNew("IdempotencyReaperRest");
+	if (!ShutdownRequestPending)
+		WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
+}
+
+/*
+ * ReapKeys does a batch of the keys, in parts with rests between them.
+ */
+static RunState
+ReapKeys(Visit *visit)
+{
+	RunState state = RUN_GOES_ON;
+
+	for (int part = 1; part <= BATCH_PARTS && state == RUN_GOES_ON; part++)
+	{
+		instr_time began;
+
+		INSTR_TIME_SET_CURRENT(began);
+		state = ReaperRunBatch(&visit->keys);
+		if (part < BATCH_PARTS && state == RUN_GOES_ON)
+			Rest(visit, began);
+	}
+	return state;
+}
+
+/*
  * Batch does one batch of a task in the current transaction.
  */
 static VisitResult
@@ -164,7 +203,7 @@ Batch(Visit *visit, Task task, bool last)
 		state = RelaySurvey();
 	else if (task == TASK_KEYS)
 	{
-		state = ReaperRunBatch(&visit->keys);
+		state = ReapKeys(visit);
 		if (state == RUN_ENDED || (state == RUN_GOES_ON && (last || visit->keys.reaped.rows > 0)))
 			ReaperRunSave(&visit->keys);
 	}
@@ -319,17 +358,15 @@ static VisitResult
 DoVisit(void)
 {
 	Visit visit = {
-		.keys = {.plan = {.maxRows = PG_INT64_MAX, .batchRows = BATCH_KEYS, .dontWait = true}}};
-	uint32 event = WaitEventExtensionNew("IdempotencyReaperRest");
+		.keys = {.plan = {.maxRows = PG_INT64_MAX, .batchRows = PART_KEYS, .dontWait = true}}};
 	Task task = TASK_SURVEY;
-	instr_time visitBegan;
 
 	for (Task other = TASK_SURVEY + 1; other < TASKS; other++)
 		visit.ended[other] = !job.reap;
-	INSTR_TIME_SET_CURRENT(visitBegan);
+	INSTR_TIME_SET_CURRENT(visit.began);
 	for (;; task = NextTask(&visit, task))
 	{
-		bool last = MillisecondsSince(visitBegan) >= DURATION_MS;
+		bool last = MillisecondsSince(visit.began) >= DURATION_MS;
 		VisitResult result = VISIT_ENDED;
 		instr_time began;
 
@@ -348,14 +385,7 @@ DoVisit(void)
 		visit.ended[task] = result != VISIT_UNFINISHED;
 		if (last && NextTask(&visit, task) != TASKS)
 			return visit.refused ? VISIT_REFUSED : VISIT_UNFINISHED;
-
-		/* Rest as long as the batch took and 1 ms, but not beyond the end of the visit */
-		if (!ShutdownRequestPending)
-		{
-			long left = DURATION_MS - MillisecondsSince(visitBegan);
-
-			WorkerSleep(Max(Min(MillisecondsSince(began) + 1, left), 0), event);
-		}
+		Rest(&visit, began);
 	}
 }
 
