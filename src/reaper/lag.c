@@ -27,7 +27,7 @@
 #include "outbox/table.h"
 #include "reaper/reaper.h"
 
-/* How many rows a batch reads of a subscription, and after how long it reads no other. */
+/* How many rows a batch reads of a subscription, and how long it moves subscriptions. */
 #define BATCH_ROWS 10000
 #define BATCH_MS 50
 
@@ -191,12 +191,8 @@ OutboxLagBatch(bool dontWait)
 		moved |=
 			MoveOn(DatumGetTextPP(name),
 				   GetCurrentTimestamp() - (TimestampTz) Min(microseconds, LONGEST_LAG), &more);
+		more |= moved && MillisecondsSince(began) >= BATCH_MS;
 		MemoryContextReset(each);
-		if (MillisecondsSince(began) >= BATCH_MS)
-		{
-			more |= moved;
-			break;
-		}
 	}
 	MemoryContextSwitchTo(caller);
 	ExtensionQueryEnd();
