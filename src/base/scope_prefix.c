@@ -14,6 +14,7 @@
 #include "postgres.h"
 
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/pg_db_role_setting.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -44,8 +45,9 @@ ApplySettingsOfLogin(void)
 }
 
 /*
- * CheckScopePrefix throws 42501 unless the scope begins with the login role's prefix, and
- * what RequireSetting() throws.  Needs a transaction.
+ * CheckScopePrefix throws 42501 unless the scope begins with the login role's prefix,
+ * 25000 in a parallel query if the prefix would have to be applied first, and what
+ * RequireSetting() throws.  Needs a transaction.
  */
 void
 CheckScopePrefix(const text *scope)
@@ -55,6 +57,12 @@ CheckScopePrefix(const text *scope)
 
 	if (PrefixSetting.hidden)
 	{
+		/* the server would not set them, and a worker's leader may have none yet */
+		if (IsInParallelMode())
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+					 errmsg("cannot apply idempotency.scope_prefix during a parallel operation"),
+					 errhint("Mark your function that calls this one PARALLEL UNSAFE.")));
 		ApplySettingsOfLogin();
 		PrefixSetting.hidden = false;
 	}

@@ -15,6 +15,7 @@
  */
 #include "postgres.h"
 
+#include "access/parallel.h"
 #include <limits.h>
 #include <math.h>
 
@@ -252,7 +253,8 @@ SettingDefine(Setting *setting, const char *description, const char *more, const
 							   check, assign, NULL);
 	defining = false;
 	found = FindSetting(setting->name);
-	setting->hidden = wasSetAtLogin && found->reset_source == PGC_S_DEFAULT;
+	/* a parallel worker will drop the value of the login for that of its leader */
+	setting->hidden = wasSetAtLogin && (found->reset_source == PGC_S_DEFAULT || IsParallelWorker());
 	if (!wasSet || found->source != PGC_S_DEFAULT)
 		return;
 	setting->state = SETTING_DENIED;

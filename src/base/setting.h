@@ -33,7 +33,7 @@ typedef struct Setting
 
 	char *text; /* as it was set; never NULL once it is defined */
 	SettingState state;
-	bool hidden; /* the value of the login, by one that the session had no right to set */
+	bool hidden; /* the value of the login: the session or a leader may have another */
 } Setting;
 
 /* What a check hook passes to its assign hook. */

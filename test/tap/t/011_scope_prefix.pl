@@ -146,6 +146,18 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 		}
 	}
 
+	# A parallel worker, whose leader has loaded the library but not applied the prefix yet. A
+	# function can be marked as parallel safe although it calls one that is not.
+	my $parallel = $node->safe_psql('postgres', q{SELECT name FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query')});
+	foreach my $options (undef, "-c $guc=", "-c $guc=t2/")
+	{
+		my $got = session(qq{SELECT idempotency.natural_key('a'); SET $parallel = on;
+			CREATE FUNCTION pg_temp.worker() RETURNS text LANGUAGE plpgsql PARALLEL SAFE AS
+				'BEGIN RETURN (idempotency.peek(''t2/x'', ''k'')).response; END';
+			\\echo tried\nSELECT pg_temp.worker();} . $probes =~ s/\\echo tried//r, options => $options);
+		is($got eq 'no connection' ? $bound : $got, $bound, "$library: a parallel worker, with the options '" . ($options // '') . "'");
+	}
+
 	foreach my $way ("SET $guc = 't2/'", "SET $guc = ''", "SET $guc FROM CURRENT")
 	{
 		my $in_advance = $way =~ /CURRENT/ ? "SET $guc = 't2/';" : '';
