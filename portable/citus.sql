@@ -196,7 +196,7 @@ BEGIN
 		RETURNS idempotency.operation
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
 		DECLARE
-			stored record;
+			stored pg_catalog.record;
 			result pg_catalog.text;
 			done pg_catalog.bool;
 		BEGIN

@@ -1785,7 +1785,7 @@ AS $function$
 DECLARE
 	result pg_catalog.text := E'\x1E' OPERATOR(pg_catalog.||) scope OPERATOR(pg_catalog.||) E'\x1Fk' OPERATOR(pg_catalog.||) key;
 	request_fingerprint pg_catalog.bytea;
-	stored record;
+	stored pg_catalog.record;
 	-- distributed: operation idempotency.operation;
 BEGIN
 	IF lease IS NULL AND wait IS NULL AND retention IS NULL AND fingerprint IS NULL
@@ -2613,7 +2613,7 @@ DECLARE
 	final_codes pg_catalog.text[];
 	code pg_catalog.text;
 	document pg_catalog.json := request::pg_catalog.text;
-	routine record;
+	routine pg_catalog.record;
 	operation idempotency.operation;
 	stored idempotency.operation;
 	response pg_catalog.json;
