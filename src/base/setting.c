@@ -15,10 +15,10 @@
  */
 #include "postgres.h"
 
-#include "access/parallel.h"
 #include <limits.h>
 #include <math.h>
 
+#include "access/parallel.h"
 #include "access/parallel.h"
 #include "utils/datetime.h"
 #include "utils/guc_tables.h"
