@@ -37,6 +37,24 @@ PG_FUNCTION_INFO_V1(idempotency_run);
 #define FINAL_ERROR_STATUS 422
 
 /*
+ * DocumentType returns the OID of idempotency.document: the type of the calling
+ * function's third argument.  A call through the fast path of the protocol has no
+ * expression that would tell it.
+ */
+static Oid
+DocumentType(FunctionCallInfo fcinfo)
+{
+	Oid *types;
+	int count;
+	Oid document;
+
+	get_func_signature(fcinfo->flinfo->fn_oid, &types, &count);
+	document = types[2];
+	pfree(types);
+	return document;
+}
+
+/*
  * CheckHandler throws 42883 if there is no such function, 42P13 unless it takes one
  * document (json, or idempotency.document, whose OID is "document") and returns json, 22023 if it
  * is strict and there is no request, and 42501 unless the caller may execute it.
@@ -160,7 +178,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 		ErrorBadArgument("handler is missing", "Pass a function as regprocedure.");
 	handler = PG_GETARG_OID(3);
 	PreventCommandIfReadOnly("idempotency.run()");
-	CheckHandler(handler, get_fn_expr_argtype(fcinfo->flinfo, 2), document != NULL);
+	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
 
 	/* Claim or replay */
 	claimed = ClaimOrThrow(&request, &outcome);
