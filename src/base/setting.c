@@ -19,7 +19,6 @@
 #include <math.h>
 
 #include "access/parallel.h"
-#include "access/parallel.h"
 #include "utils/datetime.h"
 #include "utils/guc_tables.h"
 #include "utils/timestamp.h"
