@@ -227,8 +227,17 @@ SELECT (idempotency.try_claim('s', 'first', '{"b": 1.5}'::pg_catalog.text)).outc
 SELECT (idempotency.claim('s', 'lease', lease => '1 min')).outcome
 SELECT idempotency.claim('s', 'open')
 SQL
-foreach my $path ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog')
+foreach my $layout ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog', 'distributed')
 {
+	my $path = $layout;
+	# the functions of the distributed layout, without Citus
+	if ($path eq 'distributed')
+	{
+		$node->command_ok([ 'psql', '--no-psqlrc', '--quiet', '--dbname', $node->connstr('portable'), '--file', '../../portable/citus.sql' ], 'citus.sql');
+		$node->safe_psql('portable', q{SET search_path = pg_catalog, pg_temp;
+			SELECT idempotency_internal.add_tenant('text', 'pg_catalog."default"', '0'); SELECT idempotency_internal.make_again()});
+		$path = 'public, pg_catalog';
+	}
 	my ($rc, $out, $err) = $node->psql('portable', join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @portable, 'COMMIT;'),
 		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=terse', '--username', 'user' ]);
 	like($err, qr/\A\S*\s*ERROR:  cannot commit a transaction with an open idempotency claim$/m, "no shadow captures the portable edition under $path");
