@@ -227,6 +227,9 @@ SELECT (idempotency.try_claim('s', 'first', '{"b": 1.5}'::pg_catalog.text)).outc
 SELECT (idempotency.claim('s', 'lease', lease => '1 min')).outcome
 SELECT idempotency.claim('s', 'open')
 SQL
+# With the library, its settings have values, and the edition takes the slower paths.
+$node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
+$node->restart;
 foreach my $layout ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public, idempotency, pg_catalog', 'distributed')
 {
 	my $path = $layout;
@@ -245,6 +248,8 @@ foreach my $layout ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public
 	like($out, qr/^claimed\n.*^\{"b": 2\}$/ms, 'operations succeed among shadows');
 	$node->safe_psql('portable', 'DELETE FROM idempotency.key');
 }
+$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idempotency'");
+$node->restart;
 
 # ----------------------------------------------------------------
 # Casts
