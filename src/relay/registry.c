@@ -276,8 +276,9 @@ RegistryPut(Oid database, int64 number, Oid owner, const TopicSet *wants)
 }
 
 /*
- * RegistryRemove removes a subscription that is gone, or has no handler any more;
- * from one that is running its worker does so, when it polls next.
+ * RegistryRemove removes a subscription that is gone, or has no handler any more.  For one
+ * that is running its worker does so, when it polls next; if it has a handler again by
+ * then, a batch in flight is a consumer's.
  */
 void
 RegistryRemove(Oid database, int64 number)
@@ -288,6 +289,8 @@ RegistryRemove(Oid database, int64 number)
 	it = Find(database, number);
 	if (it != NULL && it->state == RELAY_STATE_IDLE)
 		RegistryFree(it);
+	else if (it != NULL)
+		it->unhandled = RELAY_UNHANDLED_ANY;
 	LWLockRelease(Registry->lock);
 }
 
