@@ -274,7 +274,7 @@ TimeLeft(int interval, instr_time began)
 /*
  * BeginCycle begins a cycle if it is time to, and returns in how many milliseconds it
  * will be, or 0; -1: never.  The first cycle surveys only, which is quick, and the
- * subscriptions that it finds wait for it.  While pg_database is locked, nothing more is due.
+ * subscriptions that it finds wait for it.  There is no cycle while pg_database is locked.
  */
 static long
 BeginCycle(void)
@@ -292,12 +292,14 @@ BeginCycle(void)
 	if (cycle.reap)
 		cycle.reaped = cycle.began;
 	cycle.firstVisit = cycle.visits;
-	cycle.state = CYCLE_CHOOSING;
 
 	/* Read the databases */
 	StartTransactionCommand();
 	if (ConditionalLockRelationOid(DatabaseRelationId, AccessShareLock))
+	{
 		UpdateDatabases();
+		cycle.state = CYCLE_CHOOSING;
+	}
 	CommitTransactionCommand();
 	return 0;
 }

@@ -96,8 +96,10 @@ PassOld(OutboxCursor *cursor, const OutboxCursor *batchEnd, TimestampTz cutoff, 
 static bool
 PassLate(Position *position, TimestampTz cutoff, Passed *passed)
 {
+	bool isOut = position->batch != 0;
+
 	/* A batch is its consumer's until its lease is over and all of it is too old. */
-	if (position->batch != 0)
+	if (isOut)
 	{
 		if (PositionIsLeased(position))
 			return false;
@@ -108,7 +110,7 @@ PassLate(Position *position, TimestampTz cutoff, Passed *passed)
 		position->batch = 0;
 	}
 	PassOld(&position->start, NULL, cutoff, passed);
-	return passed->first != 0 || passed->exhausted;
+	return passed->first != 0 || (passed->exhausted && !isOut);
 }
 
 /*

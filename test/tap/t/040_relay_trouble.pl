@@ -121,6 +121,21 @@ becomes_true(q{SELECT count(*) = 1 FROM done WHERE topic = 'unfit' AND what = 'f
 is(as_app(q{SELECT payload ->> 'do' FROM idempotency.fetch('other')}), 'fetch', 'a subscription without a handler can be fetched');
 as_app(q{SELECT idempotency.subscribe('other', ARRAY['unfit'], 'other(idempotency.event)', max_attempts => 1)});
 becomes_true(q{SELECT count(*) = 1 FROM done WHERE topic = 'other' AND what = 'fetch' AND attempt = 1}, 'an event that a consumer did not acknowledge is delivered to the handler at its first attempt');
+
+# The same while the worker is running: it sleeps for a moment after an event.
+idle();
+$session = open_session($node, extra_params => [ '--username', 'app' ]);
+$session->query_safe(q{DO $$ BEGIN
+		PERFORM idempotency.publish('unfit', '{"do": "running"}');
+		COMMIT;
+		WHILE NOT EXISTS (SELECT FROM done WHERE topic = 'other' AND what = 'running') LOOP PERFORM pg_sleep(0.005); END LOOP;
+	END $$});
+$session->query_safe(q{BEGIN; SELECT idempotency.subscribe('other', ARRAY['unfit'])});
+publish('unfit', 'taken');
+like($session->query_safe(q{SELECT payload ->> 'do' FROM idempotency.fetch('other')}), qr/taken/, 'a consumer fetches between two handlers');
+$session->query_safe(q{SELECT idempotency.subscribe('other', ARRAY['unfit'], 'other(idempotency.event)', max_attempts => 1); COMMIT});
+$session->quit;
+becomes_true(q{SELECT count(*) = 1 FROM done WHERE topic = 'other' AND what = 'taken' AND attempt = 1}, 'the same while the worker is running');
 is(as_app(q{SELECT idempotency.unsubscribe('other')}), 't', 'unsubscribe');
 $node->safe_psql('postgres', 'DELETE FROM idempotency.parked; DELETE FROM done');
 log_since();
