@@ -4,8 +4,9 @@
  *	  One run of the reaper over the table of keys, batch by batch: where it reads,
  *	  and when it ends.
  *
- * README.md describes the two positions of a run.  A batch is what a worker does in one
- * transaction: small, so that a claim that meets it waits for less than a millisecond.
+ * README.md describes the two positions of a run.  A batch is what a worker does without a
+ * rest: small, so that a claim waits less than a millisecond for a processor.  Some of them are
+ * one transaction (launcher/visit.c).
  *
  * Locks: those of keys/expire.c and reaper/state.c, to the end of the transaction.
  *
