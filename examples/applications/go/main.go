@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v4"
+	"github.com/jackc/pgx/v5"
 )
 
 // The same request can succeed later: lost connections, serialization failures and
@@ -46,7 +46,7 @@ func retrying(work func(*pgx.Conn) error) error {
 // charge charges a customer: key, charge and answer commit in one transaction.
 func charge(key, customer string, amount int64) (response string, err error) {
 	err = retrying(func(connection *pgx.Conn) error {
-		return connection.BeginFunc(ctx, func(tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, connection, func(tx pgx.Tx) error {
 			var replayed bool
 			if err := tx.QueryRow(ctx, `SELECT replayed, coalesce(response::text, '')
 				FROM idempotency.claim('charge', $1, json_build_object('customer', $2::text, 'amount', $3::bigint))`,
@@ -93,7 +93,7 @@ func order(key, item string, amount int64) (response string, err error) {
 			key, token, charged); err != nil {
 			return err
 		}
-		return connection.BeginFunc(ctx, func(tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, connection, func(tx pgx.Tx) error {
 			// Refuses a former owner before it writes, and holds off a takeover until the commit.
 			if _, err := tx.Exec(ctx, "SELECT idempotency.renew('order', $1, $2, $3::text::interval)", key, token, lease); err != nil {
 				return err
@@ -121,7 +121,7 @@ func consume(input *json.Decoder) (string, error) {
 		messages[each.ID], ids = each, append(ids, each.ID)
 	}
 	err := retrying(func(connection *pgx.Conn) error {
-		return connection.BeginFunc(ctx, func(tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, connection, func(tx pgx.Tx) error {
 			var fresh []string
 			err := tx.QueryRow(ctx, "SELECT array_agg(id) FROM idempotency.once_many('consumer', $1, '30 days') AS id", ids).Scan(&fresh)
 			for i := 0; i < len(fresh) && err == nil; i++ {

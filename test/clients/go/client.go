@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgconn"
-	"github.com/jackc/pgx/v4"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 type request struct {
@@ -37,8 +37,8 @@ type session struct {
 var ctx = context.Background()
 
 func connect(host string, prepared bool) (*session, error) {
-	mode := map[bool]string{true: "prepare", false: "describe"}[prepared]
-	connection, err := pgx.Connect(ctx, fmt.Sprintf("host=%s statement_cache_mode=%s", host, mode))
+	mode := map[bool]string{true: "cache_statement", false: "cache_describe"}[prepared]
+	connection, err := pgx.Connect(ctx, fmt.Sprintf("host=%s default_query_exec_mode=%s", host, mode))
 	return &session{connection: connection}, err
 }
 
