@@ -72,6 +72,7 @@ OBJS = \
 	src/base/guc.o \
 	src/base/lockwait.o \
 	src/base/name.o \
+	src/base/pattern.o \
 	src/base/query.o \
 	src/base/reevaluation.o \
 	src/base/relation.o \

@@ -476,25 +476,54 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_name(text, text) IS 'raise IK400 for a scope or key that cannot be used';
 
-CREATE FUNCTION idempotency_internal.check_scope(scope text)
+CREATE FUNCTION idempotency_internal.check_prefix(start text, scope text)
 	RETURNS void
 	LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $$
 DECLARE
 	prefix text := idempotency_internal.setting('scope_prefix');
 BEGIN
-	PERFORM idempotency_internal.check_name('scope', scope);
 	IF right(prefix, 1) NOT IN ('', '/', ':') THEN
 		PERFORM idempotency_internal.raise_setting('scope_prefix', 'A scope prefix must end in "/" or ":".',
 			'Correct it with ALTER ROLE or ALTER DATABASE, and connect again, or use SET.');
-	ELSIF NOT starts_with(scope, prefix) THEN
+	ELSIF NOT starts_with(start, prefix) THEN
 		PERFORM idempotency_internal.raise('42501', format('permission denied for idempotency scope "%s"', scope),
 			format('Scopes of this role must begin with "%s".', prefix),
 			'A superuser sets idempotency.scope_prefix per role.');
 	END IF;
 END
 $$;
+COMMENT ON FUNCTION idempotency_internal.check_prefix(text, text) IS 'raise 42501 unless start, which all scopes of a pattern have, begins with the prefix of the role';
+
+CREATE FUNCTION idempotency_internal.check_scope(scope text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	PERFORM idempotency_internal.check_name('scope', scope);
+	PERFORM idempotency_internal.check_prefix(scope, scope);
+END
+$$;
 COMMENT ON FUNCTION idempotency_internal.check_scope(text) IS 'raise IK400 or 42501 for a scope that cannot be used';
+
+-- Patterns of scopes: "*" matches any characters, and a backslash escapes the next one.
+CREATE FUNCTION idempotency_internal.pattern_prefix(pattern text)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT regexp_replace(substring($1 FROM E'^(?:\\\\.|[^\\\\*])*'), E'\\\\(.)', E'\\1', 'g')
+$$;
+COMMENT ON FUNCTION idempotency_internal.pattern_prefix(text) IS 'what each scope that a pattern matches begins with';
+
+CREATE FUNCTION idempotency_internal.like_pattern(pattern text)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT coalesce(string_agg(CASE WHEN m.match[1] = '*' THEN '%' WHEN m.match[1] IN ('%', '_', E'\\') THEN E'\\' || m.match[1] ELSE m.match[1] END,
+			'' ORDER BY m.position), '')
+		FROM regexp_matches($1, E'\\\\?.', 'g') WITH ORDINALITY AS m (match, position)
+$$;
+COMMENT ON FUNCTION idempotency_internal.like_pattern(text) IS 'a pattern of scopes as a pattern of LIKE';
 
 CREATE FUNCTION idempotency_internal.check_names(scope text, key text)
 	RETURNS void
@@ -2261,15 +2290,26 @@ CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max inte
 	RETURNS SETOF idempotency.abandoned
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 	SET enable_bitmapscan = off SET enable_sort = off -- the index has the order, also before the first ANALYZE
+	SET plan_cache_mode = force_custom_plan -- the plan depends on the pattern
 AS $$
 DECLARE
+	prefix text;
+	is_exact boolean;
 	is_last boolean := current_setting('transaction_isolation') = 'read committed';
 	found_row idempotency.key;
 	new idempotency.key;
 BEGIN
-	IF NOT idempotency_internal.names_are_valid(scope, scope) THEN
-		PERFORM idempotency_internal.check_scope(scope);
+	PERFORM idempotency_internal.check_name('scope', scope);
+	prefix := idempotency_internal.pattern_prefix(scope);
+	is_exact := scope ~ E'^(?:\\\\.|[^\\\\*])*$';
+	IF scope !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+		PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
+			'A backslash escapes the next character; write two for one.');
 	END IF;
+	PERFORM idempotency_internal.check_prefix(prefix, scope);
+	-- distributed: IF split_part(scope, '/', 1) <> split_part(prefix, '/', 1) THEN
+	-- distributed: 	PERFORM idempotency_internal.raise('0A000', 'pattern of scopes does not name the tenant', NULL, 'Pass a pattern such as "acme/*".');
+	-- distributed: END IF;
 	IF lease IS NULL THEN
 		PERFORM idempotency_internal.raise('22023', 'lease is missing', NULL,
 			'Pass the time within which the completer renews the lease, such as ''30 seconds''.');
@@ -2288,7 +2328,9 @@ BEGIN
 	FOR found_row IN
 		SELECT k.*
 		FROM idempotency.key AS k
-		WHERE k.scope = claim_abandoned.scope COLLATE "C" AND k.token IS NOT NULL AND k.expires_at > clock_timestamp()
+		WHERE CASE WHEN is_exact THEN k.scope = prefix COLLATE "C" ELSE k.scope LIKE idempotency_internal.like_pattern(claim_abandoned.scope) COLLATE "C" END
+			-- distributed: AND k.tenant = home
+			AND k.token IS NOT NULL AND k.expires_at > clock_timestamp()
 			AND clock_timestamp() NOT BETWEEN k.leased_at AND k.leased_until
 			AND k.claim_retention IS NULL
 			AND (is_last OR k.xmax = 0 OR idempotency_internal.is_unchanged(k.scope, k.key, k.ctid)) -- not distributed
@@ -2715,6 +2757,7 @@ CREATE FUNCTION idempotency.require_claim()
 AS $$
 DECLARE
 	pattern text := coalesce(tg_argv[0], '*');
+	like_pattern text := idempotency_internal.like_pattern(pattern);
 	result text;
 	asked boolean := false;
 BEGIN
@@ -2725,12 +2768,11 @@ BEGIN
 			'Create the trigger BEFORE or AFTER the write, on the table behind the view.');
 	ELSIF tg_nargs > 1 THEN
 		PERFORM idempotency_internal.raise('39P01', 'idempotency.require_claim() takes one argument at most', NULL,
-			'Pass a scope, which may end in "*".');
+			'Pass a pattern of scopes.');
 	END IF;
 
 	FOREACH result IN ARRAY string_to_array(substr(idempotency_internal.results(), 2), chr(30)) LOOP
-		IF split_part(result, chr(31), 1) = pattern
-			OR right(pattern, 1) = '*' AND starts_with(split_part(result, chr(31), 1), left(pattern, -1)) THEN
+		IF split_part(result, chr(31), 1) LIKE like_pattern THEN
 			IF idempotency_internal.is_granted(split_part(result, chr(31), 1),
 				left(split_part(result, chr(31), 2), 1), substr(split_part(result, chr(31), 2), 2)) THEN
 				RETURN CASE WHEN tg_op = 'DELETE' THEN old ELSE new END;

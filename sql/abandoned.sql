@@ -118,6 +118,40 @@ SELECT key FROM idempotency.claim_abandoned('limit', '1 min', 3) LIMIT 1;
 SELECT state, count(*) FROM idempotency.keys WHERE scope = 'limit' GROUP BY state ORDER BY state;
 
 --
+-- Patterns of scopes
+--
+
+-- The scopes that the pattern matches count as one: the oldest leases come first, so that an
+-- operation that fails repeatedly blocks no other scope.
+SELECT pg_temp.abandon(s, k, h) > 0 AS abandoned FROM (VALUES ('acme/refund/1', 'a', 1), ('acme/refund/2', 'b', 2), ('acme/refund/1', 'c', 3),
+	('acme/refund/%', 'd', 4), ('acme/refund/*', 'e', 5), ('acme/refund/\', 'f', 6), ('acme/refund', 'g', 7), ('acme/refund0', 'h', 8), ('acme/pay/refund', 'i', 9), ('acme/refunds/1', 'j', 10)) AS a (s, k, h);
+SELECT key FROM idempotency.claim_abandoned('acme/refund/*', '1 min', 4);
+UPDATE idempotency.key SET leased_until = now() - interval '1 s', leased_at = now() - interval '1 min' WHERE token IS NOT NULL AND attempt = 2;
+SELECT key, attempt FROM idempotency.claim_abandoned('acme/refund/*', '1 min', 100);
+UPDATE idempotency.key SET leased_until = now() - interval '1 s', leased_at = now() - interval '1 min' WHERE scope ~ 'refund';
+-- Which scopes a pattern matches. A backslash makes a pattern of one scope of any text.
+CREATE FUNCTION pg_temp.matched(pattern text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	matched text;
+BEGIN
+	SELECT string_agg(a.scope, ', ' ORDER BY a.key) INTO matched FROM idempotency.claim_abandoned(pattern, '1 min', 1000) AS a WHERE a.scope ~ 'refund';
+	RAISE EXCEPTION 'undo' USING ERRCODE = 'P9999';
+EXCEPTION WHEN SQLSTATE 'P9999' THEN
+	RETURN matched;
+END
+$$;
+SELECT p AS pattern, pg_temp.matched('acme/' || p) FROM unnest(ARRAY['*', 'refund/*', 'refund*', '*/refund', '*und/1', 'r*d', 'r**', '*/\*',
+	'refund/\*', 'refund/%', 'refund/\%', 're_und', 'refund/\\', '\refund', 'refund/', 'REFUND*']) AS p;
+-- not distributed: a pattern names the tenant
+SELECT p AS pattern, pg_temp.matched(p) FROM unnest(ARRAY['*', '*/refund', 'a*/refund/1', 'a\cm\e/refund']) AS p;
+-- both layouts
+-- More operations than a search finds at once, in several scopes
+SELECT count(pg_temp.abandon('pattern/' || n % 7, 'k' || n, 1 + n % 20)) FROM generate_series(1, 600) AS n;
+SELECT count(*), max(substr(key, 2)::int) AS newest, count(DISTINCT scope) AS scopes FROM idempotency.claim_abandoned('pattern/*', '1 min', 300);
+SELECT count(*), min(substr(key, 2)::int) AS oldest FROM idempotency.claim_abandoned('pattern/*', '1 min', 1000);
+SELECT idempotency.forget(scope, key) FROM idempotency.key WHERE scope ~ 'refund|pattern' \g /dev/null
+
+--
 -- The operation after the takeover
 --
 
@@ -215,6 +249,7 @@ SELECT call, pg_temp.error_of('SELECT * FROM idempotency.' || call) AS error FRO
 	'claim_abandoned('''', ''1 min'')',
 	'claim_abandoned(E''a\nb'', ''1 min'')',
 	'claim_abandoned(repeat(''s'', 256), ''1 min'')',
+	'claim_abandoned(''refund/\\\'', ''1 min'')',
 	'claim_abandoned(''locks'', NULL)',
 	'claim_abandoned(''locks'', ''0'')',
 	'claim_abandoned(''locks'', ''-1 min'')',
@@ -236,6 +271,15 @@ ROLLBACK;
 SET idempotency.scope_prefix = 'abandoned/';
 SELECT pg_temp.error_of('SELECT * FROM idempotency.claim_abandoned(''locks'', ''1 min'')');
 SELECT key FROM idempotency.claim_abandoned('abandoned/2', '1 min');
+SELECT key FROM idempotency.claim_abandoned('abandoned/*', '1 min');
+-- not distributed: a pattern names the tenant
+SELECT pattern, pg_temp.error_of(format('SELECT * FROM idempotency.claim_abandoned(%L, ''1 min'')', pattern))
+	FROM unnest(ARRAY['*', 'abandoned*', '*abandoned/', 'aband\oned/*', 'abandoned\/\*']) AS pattern;
+-- The prefix is compared with what all matches begin with, not with the pattern.
+SET idempotency.scope_prefix = 'a*/';
+SELECT pattern, pg_temp.error_of(format('SELECT * FROM idempotency.claim_abandoned(%L, ''1 min'')', pattern))
+	FROM unnest(ARRAY['a*/', 'a*/*', 'a\*/*']) AS pattern;
+-- both layouts
 RESET idempotency.scope_prefix;
 
 -- The select list accepts the call and gives the same result.

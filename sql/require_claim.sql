@@ -313,8 +313,8 @@ COPY payment_1 FROM stdin;
 -- The scope of a guard
 --
 
--- An argument that ends in * means every scope with that prefix; no argument means any
--- scope. A * elsewhere is an ordinary character.
+-- The argument is a pattern: * matches any characters, and a backslash escapes the next one.
+-- No argument means any scope.
 CREATE TABLE pattern_star (id int);
 CREATE TRIGGER g BEFORE INSERT ON pattern_star FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('tenant1/*');
 CREATE TABLE pattern_all (id int);
@@ -323,6 +323,8 @@ CREATE TABLE pattern_none (id int);
 CREATE TRIGGER g BEFORE INSERT ON pattern_none FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim();
 CREATE TABLE pattern_inside (id int);
 CREATE TRIGGER g BEFORE INSERT ON pattern_inside FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('*/charge');
+CREATE TABLE pattern_escaped (id int);
+CREATE TRIGGER g BEFORE INSERT ON pattern_escaped FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('tenant1/\*');
 CREATE TABLE pattern_like (id int);
 CREATE TRIGGER g BEFORE INSERT ON pattern_like FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('tenant_/%');
 
@@ -334,7 +336,7 @@ BEGIN
 	IF scope IS NOT NULL THEN
 		PERFORM idempotency.claim(scope, 'key');
 	END IF;
-	FOREACH pattern IN ARRAY '{star,all,none,inside,like}'::text[] LOOP
+	FOREACH pattern IN ARRAY '{star,all,none,inside,escaped,like}'::text[] LOOP
 		IF pg_temp.try(format('INSERT INTO pattern_%s VALUES (1)', pattern)) = 'accepted' THEN
 			result := result || ' ' || pattern;
 		END IF;
@@ -346,7 +348,7 @@ END
 $$;
 SELECT s AS claimed_scope, pg_temp.open_for(s) AS open
 	FROM unnest(ARRAY[NULL, 'tenant1/charge', 'tenant1/', 'tenant1', 'tenant10/charge', 'Tenant1/charge',
-		'*/charge', 'tenant1/*', 'x']) AS s;
+		'*/charge', 'tenant1/*', 'tenant_/%', 'x']) AS s;
 INSERT INTO pattern_star VALUES (1);
 INSERT INTO pattern_none VALUES (1);
 

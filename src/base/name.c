@@ -190,7 +190,7 @@ ScopeFromArg(FunctionCallInfo fcinfo)
 {
 	text *scope = NameFromArg(fcinfo, 0, "scope");
 
-	CheckScopePrefix(scope);
+	CheckScopePrefix(scope, scope);
 	return scope;
 }
 

@@ -45,12 +45,13 @@ ApplySettingsOfLogin(void)
 }
 
 /*
- * CheckScopePrefix throws 42501 unless the scope begins with the login role's prefix,
- * 25000 in a parallel query if the prefix would have to be applied first, and what
+ * CheckScopePrefix throws 42501 unless "start" begins with the login role's prefix: the
+ * scope that the error names, or what all scopes begin with that this pattern matches.
+ * Throws 25000 in a parallel query if the prefix would have to be applied first, and what
  * RequireSetting() throws.  Needs a transaction.
  */
 void
-CheckScopePrefix(const text *scope)
+CheckScopePrefix(const text *start, const text *scope)
 {
 	const char *prefix;
 	size_t bytes;
@@ -72,7 +73,7 @@ CheckScopePrefix(const text *scope)
 	bytes = strlen(prefix);
 	if (bytes == 0)
 		return;
-	if (VARSIZE_ANY_EXHDR(scope) < bytes || memcmp(VARDATA_ANY(scope), prefix, bytes) != 0)
+	if (VARSIZE_ANY_EXHDR(start) < bytes || memcmp(VARDATA_ANY(start), prefix, bytes) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),

@@ -36,6 +36,9 @@ enum
 	ABANDONED_COLUMNS
 };
 
+/* How many operations one search finds. */
+#define BATCH 256
+
 static const Oid columnType[ABANDONED_COLUMNS] = {
 	[ABANDONED_TOKEN] = INT8OID,   [ABANDONED_SCOPE] = TEXTOID,
 	[ABANDONED_KEY] = TEXTOID,	   [ABANDONED_REQUEST] = JSONOID,
@@ -68,32 +71,49 @@ PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const Lease *lease)
 }
 
 /*
- * TakeOver takes over at most "max" abandoned operations of "scope", in the order of
- * their tokens.
+ * TakeOver takes over at most "max" abandoned operations of the scopes that the pattern
+ * matches, in the order of their tokens.
  */
 static void
-TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
+TakeOver(ReturnSetInfo *rsinfo, const ScopePattern *scopes, const Interval *lease, int max)
 {
+	MemoryContext caller = CurrentMemoryContext;
+	MemoryContext batch =
+		AllocSetContextCreate(caller, "idempotency takeovers", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext each =
-		AllocSetContextCreate(CurrentMemoryContext, "idempotency takeover", ALLOCSET_DEFAULT_SIZES);
-	MemoryContext caller = MemoryContextSwitchTo(each);
+		AllocSetContextCreate(caller, "idempotency takeover", ALLOCSET_DEFAULT_SIZES);
 	ClaimRequest request = {.lease = lease};
-	int64 token = 0;
+	AbandonedKey found[BATCH];
+	int64 after = 0;
+	int limit;
+	int count;
 
-	while (max > 0 && KeyStoreAbandoned(scope, &token, &request.name))
+	do
 	{
-		StoredOutcome stored;
-
-		if (ClaimAbandoned(&request, &stored))
+		/* With several scopes, a search costs the same for one as for a batch */
+		limit = scopes->isExact ? Min(max, BATCH) : BATCH;
+		MemoryContextSwitchTo(batch);
+		count = KeyStoreAbandoned(scopes, after, found, limit);
+		MemoryContextSwitchTo(each);
+		for (int i = 0; i < count && max > 0; i++)
 		{
-			PutOperation(rsinfo, &request.name, &stored.lease);
-			max--;
+			StoredOutcome stored;
+
+			request.name = found[i].name;
+			after = found[i].token;
+			if (ClaimAbandoned(&request, &stored))
+			{
+				PutOperation(rsinfo, &request.name, &stored.lease);
+				max--;
+			}
+			MemoryContextReset(each);
 		}
-		MemoryContextReset(each);
-	}
+		MemoryContextReset(batch);
+	} while (count == limit && max > 0);
 
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(each);
+	MemoryContextDelete(batch);
 }
 
 /*
@@ -102,9 +122,11 @@ TakeOver(ReturnSetInfo *rsinfo, text *scope, const Interval *lease, int max)
 Datum
 idempotency_claim_abandoned(PG_FUNCTION_ARGS)
 {
-	text *scope = ScopeFromArg(fcinfo);
-	const Interval *lease = LeaseFromArg(fcinfo, 1);
+	ScopePattern scopes;
+	const Interval *lease;
 
+	ScopePatternFromArg(fcinfo, &scopes);
+	lease = LeaseFromArg(fcinfo, 1);
 	if (lease == NULL)
 		ErrorBadArgument(
 			"lease is missing",
@@ -116,6 +138,6 @@ idempotency_claim_abandoned(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	CompositeCheck(((ReturnSetInfo *) fcinfo->resultinfo)->setDesc, "abandoned", columnType,
 				   ABANDONED_COLUMNS);
-	TakeOver((ReturnSetInfo *) fcinfo->resultinfo, scope, lease, PG_GETARG_INT32(2));
+	TakeOver((ReturnSetInfo *) fcinfo->resultinfo, &scopes, lease, PG_GETARG_INT32(2));
 	return (Datum) 0;
 }

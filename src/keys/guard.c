@@ -9,6 +9,7 @@
 
 #include "commands/trigger.h"
 #include "fmgr.h"
+#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
@@ -64,9 +65,9 @@ ErrorTriggerInstead(Relation view)
 }
 
 /*
- * require_claim([scope]): a trigger that refuses (IK403) every write of a transaction
- * whose latest call about the scope granted no claim.  The scope may end in "*", which
- * is the default.  Throws 39P01 unless it is called BEFORE or AFTER a write, with one
+ * require_claim([pattern]): a trigger that refuses (IK403) every write of a transaction
+ * whose latest call about a scope that the pattern matches granted no claim.  The default
+ * is "*".  Throws 39P01 unless it is called BEFORE or AFTER a write, with one
  * argument at most.
  */
 Datum
@@ -85,11 +86,11 @@ idempotency_require_claim(PG_FUNCTION_ARGS)
 		ErrorTriggerInstead(trigdata->tg_relation);
 	if (trigdata->tg_trigger->tgnargs > 1)
 		ErrorBadTrigger("idempotency.require_claim() takes one argument at most",
-						"Pass a scope, which may end in \"*\".");
+						"Pass a pattern of scopes.");
 	if (trigdata->tg_trigger->tgnargs == 1)
 		pattern = trigdata->tg_trigger->tgargs[0];
 
-	if (!ScopeGranted(pattern, &asked))
+	if (!ScopeGranted(cstring_to_text(pattern), &asked))
 		ErrorClaimRequired(trigdata->tg_relation, pattern, asked);
 
 	/* Return the row as it is, for a BEFORE ROW trigger */

@@ -17,6 +17,7 @@
 #include "utils/memutils.h"
 
 #include "base/errors.h"
+#include "base/pattern.h"
 #include "base/wakeup.h"
 #include "keys/transaction.h"
 
@@ -200,36 +201,32 @@ ScopeSetResult(const text *scope, const text *key, bool granted)
 }
 
 /*
- * LatestResult returns the result of the latest call about the scope of these bytes, or
- * about one that begins with them; NULL if there was none.
+ * LatestResult returns the result of the latest call about "scope", or about a scope that
+ * the pattern "scope" matches; NULL if there was none.
  */
 static const ScopeResult *
-LatestResult(const char *scope, size_t bytes, bool prefix)
+LatestResult(const text *scope, bool isPattern)
 {
 	dlist_iter iter;
 
 	dlist_foreach (iter, &results)
 	{
 		const ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
-		size_t length = VARSIZE_ANY_EXHDR(result->scope);
 
-		if ((prefix ? length >= bytes : length == bytes) &&
-			memcmp(VARDATA_ANY(result->scope), scope, bytes) == 0)
+		if (isPattern ? PatternMatches(scope, result->scope) : TextEquals(scope, result->scope))
 			return result;
 	}
 	return NULL;
 }
 
 /*
- * ScopeGranted tells whether the latest call about a scope that matches "pattern", which
- * may end in "*", granted a claim.  "asked" is set to whether there was such a call.
+ * ScopeGranted tells whether the latest call about a scope that "pattern" matches granted a
+ * claim.  "asked" is set to whether there was such a call.
  */
 bool
-ScopeGranted(const char *pattern, bool *asked)
+ScopeGranted(const text *pattern, bool *asked)
 {
-	size_t length = strlen(pattern);
-	bool prefix = length > 0 && pattern[length - 1] == '*';
-	const ScopeResult *latest = LatestResult(pattern, prefix ? length - 1 : length, prefix);
+	const ScopeResult *latest = LatestResult(pattern, true);
 
 	*asked = latest != NULL;
 	return latest != NULL && latest->granted;
@@ -242,7 +239,7 @@ ScopeGranted(const char *pattern, bool *asked)
 const text *
 ScopeCurrentKey(const text *scope)
 {
-	const ScopeResult *latest = LatestResult(VARDATA_ANY(scope), VARSIZE_ANY_EXHDR(scope), false);
+	const ScopeResult *latest = LatestResult(scope, false);
 
 	return latest == NULL ? NULL : latest->key;
 }

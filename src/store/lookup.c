@@ -191,36 +191,94 @@ KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
 }
 
 /*
- * KeyStoreAbandoned looks for the first abandoned operation of a scope, in the order of
- * tokens, as of now, whose token is above "token".  If there is one, it copies the name into
- * the current memory context, sets "token", and returns true.  The caller must lock the key
- * and probe again: another session can have claimed it.
+ * SetScopeKeys fills "keys" with the conditions of an index scan on the scopes that begin
+ * with the prefix of a pattern, or equal it.  Returns their number.
  */
-bool
-KeyStoreAbandoned(const text *scope, int64 *token, KeyName *name)
+static int
+SetScopeKeys(ScanKeyData *keys, const ScopePattern *scopes)
+{
+	text *end;
+	int bytes;
+
+	if (scopes->isExact)
+	{
+		ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
+							   F_TEXTEQ, PointerGetDatum(scopes->prefix));
+		return 1;
+	}
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTGreaterEqualStrategyNumber, InvalidOid,
+						   C_COLLATION_OID, F_TEXT_GE, PointerGetDatum(scopes->prefix));
+
+	/* The least text above all that begin with the prefix; not always valid in the encoding */
+	end = TextCopy(scopes->prefix);
+	bytes = VARSIZE_ANY_EXHDR(end);
+	while (bytes > 0 && (unsigned char) VARDATA_ANY(end)[bytes - 1] == 0xFF)
+		bytes--;
+	if (bytes == 0)
+		return 1;
+	VARDATA_ANY(end)[bytes - 1]++;
+	SET_VARSIZE(end, VARHDRSZ + bytes);
+	ScanKeyEntryInitialize(&keys[1], 0, 1, BTLessStrategyNumber, InvalidOid, C_COLLATION_OID,
+						   F_TEXT_LT, PointerGetDatum(end));
+	return 2;
+}
+
+/*
+ * AddAbandoned adds the operation of a row to the "count" ones in "found", which are in the
+ * order of their tokens, unless "limit" are there and all have smaller tokens.  Returns the
+ * new count.
+ */
+static int
+AddAbandoned(AbandonedKey *found, int count, int limit, TupleTableSlot *slot)
+{
+	int64 token = KeyRowToken(slot);
+	int place;
+
+	if (count == limit)
+	{
+		if (found[count - 1].token < token)
+			return count;
+		count--;
+		pfree(found[count].name.scope);
+		pfree(found[count].name.key);
+	}
+	for (place = count; place > 0 && found[place - 1].token > token; place--)
+		found[place] = found[place - 1];
+	found[place].token = token;
+	KeyRowName(slot, &found[place].name);
+	return count + 1;
+}
+
+/*
+ * KeyStoreAbandoned looks for abandoned operations in the scopes that the pattern matches, as
+ * of now.  It fills "found" with the first "limit" of them whose tokens are above "after", in
+ * the order of tokens, with names in the current memory context, and returns their number.
+ * The caller must lock each key and probe again: another session can have claimed it.
+ *
+ * The index has this order within a scope.  With several scopes, all their leases are read.
+ */
+int
+KeyStoreAbandoned(const ScopePattern *scopes, int64 after, AbandonedKey *found, int limit)
 {
 	Relation table = KeyTableOpen(RowExclusiveLock);
 	Relation index = KeyTableOpenAbandonedIndex();
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	IndexScanDesc scan = index_beginscan_compat(table, index, snapshot, 2);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
-	ScanKeyData keys[2];
-	bool found = false;
+	ScanKeyData keys[3];
+	int keyCount = SetScopeKeys(keys, scopes);
+	IndexScanDesc scan;
+	int count = 0;
 
-	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID,
-						   F_TEXTEQ, PointerGetDatum(scope));
-	ScanKeyEntryInitialize(&keys[1], 0, 2, BTGreaterStrategyNumber, InvalidOid, InvalidOid,
-						   F_INT8GT, Int64GetDatum(*token));
-	index_rescan(scan, keys, 2, NULL, 0);
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, slot))
+	ScanKeyEntryInitialize(&keys[keyCount++], 0, 2, BTGreaterStrategyNumber, InvalidOid, InvalidOid,
+						   F_INT8GT, Int64GetDatum(after));
+	scan = index_beginscan_compat(table, index, snapshot, keyCount);
+	index_rescan(scan, keys, keyCount, NULL, 0);
+	while ((count < limit || !scopes->isExact) &&
+		   index_getnext_slot(scan, ForwardScanDirection, slot))
 	{
 		CHECK_FOR_INTERRUPTS();
-		found = KeyRowState(slot) == KEY_ABANDONED;
-	}
-	if (found)
-	{
-		KeyRowName(slot, name);
-		*token = KeyRowToken(slot);
+		if (KeyRowState(slot) == KEY_ABANDONED && KeyRowIsIn(slot, scopes))
+			count = AddAbandoned(found, count, limit, slot);
 	}
 
 	index_endscan(scan);
@@ -228,5 +286,5 @@ KeyStoreAbandoned(const text *scope, int64 *token, KeyName *name)
 	UnregisterSnapshot(snapshot);
 	index_close(index, AccessShareLock);
 	table_close(table, NoLock);
-	return found;
+	return count;
 }

@@ -173,6 +173,18 @@ KeyRowIsOf(TupleTableSlot *slot, const KeyName *name)
 	return KeyNameEquals(&found, name);
 }
 
+/*
+ * KeyRowIsIn tells whether a pattern matches the scope of a row.
+ */
+bool
+KeyRowIsIn(TupleTableSlot *slot, const ScopePattern *scopes)
+{
+	bool isnull;
+	text *scope = DatumGetTextPP(slot_getattr(slot, COL_SCOPE, &isnull));
+
+	return scopes->isExact || PatternMatches(scopes->pattern, scope);
+}
+
 static void
 ReadLease(TupleTableSlot *slot, Lease *lease)
 {

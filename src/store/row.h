@@ -67,6 +67,7 @@ extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const Stored
 						 int parts);
 
 extern bool KeyRowIsOf(TupleTableSlot *slot, const KeyName *name);
+extern bool KeyRowIsIn(TupleTableSlot *slot, const ScopePattern *scopes);
 extern bool KeyRowIsOwn(TupleTableSlot *slot);
 extern void KeyRowCheckSnapshot(Relation table, const KeyName *name, TupleTableSlot *slot);
 

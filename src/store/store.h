@@ -12,6 +12,7 @@
 #include "storage/itemptr.h"
 
 #include "base/name.h"
+#include "base/pattern.h"
 #include "base/timing.h"
 
 /* What a probe finds under a name. */
@@ -79,6 +80,13 @@ typedef enum LeasePart
 	LEASE_REQUEST = 8	  /* fingerprint and request */
 } LeasePart;
 
+/* An operation that KeyStoreAbandoned() has found. */
+typedef struct AbandonedKey
+{
+	int64 token;
+	KeyName name;
+} AbandonedKey;
+
 typedef struct KeyStoreBatch KeyStoreBatch;
 
 extern KeyState KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version);
@@ -92,7 +100,8 @@ extern void KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen,
 								const StoredOutcome *changed, int parts);
 extern void KeyStoreDelete(const KeyName *name, const KeyVersion *seen);
 
-extern bool KeyStoreAbandoned(const text *scope, int64 *token, KeyName *name);
+extern int KeyStoreAbandoned(const ScopePattern *scopes, int64 after, AbandonedKey *found,
+							 int limit);
 
 extern KeyStoreBatch *KeyStoreBatchBegin(void);
 extern bool KeyStoreBatchInsert(KeyStoreBatch *batch, const KeyName *name,

@@ -1,0 +1,22 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/pattern.h
+ *	  Patterns of topics and of scopes.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_PATTERN_H
+#define IDEMPOTENCY_BASE_PATTERN_H
+
+typedef struct ScopePattern
+{
+	const text *pattern;
+	text *prefix; /* what each match begins with; the only match if there is no "*" */
+	bool isExact; /* there is no "*" */
+} ScopePattern;
+
+extern bool PatternMatches(const text *pattern, const text *value);
+extern void PatternCheck(const text *pattern, const char *what);
+extern void ScopePatternFromArg(FunctionCallInfo fcinfo, ScopePattern *scopes);
+
+#endif /* IDEMPOTENCY_BASE_PATTERN_H */
