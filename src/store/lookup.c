@@ -29,7 +29,7 @@
  * FindVersion stores into "slot" the version of the row of "name" that "snapshot"
  * shows and, if "own" is set, this transaction wrote.  Returns false if there is
  * none.  The index is scanned with "scanSnapshot": the same snapshot, or SnapshotAny,
- * which takes no predicate locks and misses no row that is being updated.
+ * which takes no predicate locks.
  */
 static bool
 FindVersion(Relation table, const KeyName *name, Snapshot scanSnapshot, Snapshot snapshot, bool own,

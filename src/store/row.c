@@ -233,12 +233,16 @@ KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
  */
 
 /*
- * KeyRowIsOwn tells whether this transaction wrote the row version in "slot".
+ * KeyRowIsOwn tells whether this transaction wrote the row version in "slot".  A frozen
+ * row keeps the number of its transaction, which another one can have 2^32 numbers later;
+ * HeapTupleHeaderGetXmin() hides it.
  */
 bool
 KeyRowIsOwn(TupleTableSlot *slot)
 {
-	return TransactionIdIsCurrentTransactionId(KeyRowXmin(slot));
+	HeapTuple tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
+
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 }
 
 /*

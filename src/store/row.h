@@ -43,7 +43,8 @@ enum
 };
 
 /*
- * KeyRowXmin returns the transaction that wrote the row version in "slot".
+ * KeyRowXmin returns the transaction that wrote the row version in "slot", also of a
+ * frozen one: with the TID, it identifies the version.
  */
 static inline TransactionId
 KeyRowXmin(TupleTableSlot *slot)
