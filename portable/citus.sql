@@ -103,6 +103,7 @@ BEGIN
 	ALTER TABLE idempotency.key ADD CONSTRAINT key_pkey PRIMARY KEY (tenant, scope, key);
 	COMMENT ON INDEX idempotency.key_pkey IS 'decides which claim succeeds';
 	DROP TRIGGER require_outcome ON idempotency.key;
+	DROP TRIGGER require_proof ON idempotency.key;
 
 	-- Transactions.  These functions are called under the search path of a client, so every
 	-- name in them is qualified.

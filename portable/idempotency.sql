@@ -1295,6 +1295,83 @@ COMMENT ON FUNCTION idempotency_internal.is_granted(text, text, text) IS
 	'whether this transaction has claimed the key of a result';
 
 -- ---------------------------------------------------------------------------
+-- Calls about a lease: one that fails, or is rolled back, prevents the commit
+-- ---------------------------------------------------------------------------
+
+-- A rollback to a savepoint undoes all that SQL can write, except the value of a sequence that
+-- a session has set: currval() tells each session its own.  So each call notes itself there and
+-- in a setting of the transaction.  The two are equal unless the last call failed, or was rolled
+-- back; then only a call with the same token makes them equal again.  (setval() does not change
+-- lastval(), which belongs to the client.)
+--
+-- A note is the number of the call in the transaction, and 32 bits of a hash of its token; they
+-- are 0 once calls with different tokens have failed, and from then on nothing lifts that.
+CREATE SEQUENCE idempotency_internal.call;
+COMMENT ON SEQUENCE idempotency_internal.call IS 'the last call about a lease, which currval() tells each session';
+
+CREATE FUNCTION idempotency_internal.token_note(token bigint)
+	RETURNS bigint
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$SELECT (hashint8($1)::bigint & 2147483647) + 1$$;
+COMMENT ON FUNCTION idempotency_internal.token_note(bigint) IS 'the part of a note that tells tokens apart';
+
+CREATE FUNCTION idempotency_internal.note_call(token bigint, is_grant boolean DEFAULT false)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	succeeded bigint := nullif(current_setting('idempotency_internal.call', true), '');
+	last bigint := CASE WHEN succeeded IS NULL THEN 0 ELSE currval('idempotency_internal.call') END;
+	note bigint := idempotency_internal.token_note(token);
+BEGIN
+	-- The claim that granted the token is no call with it: its rollback leaves nothing to prove.
+	IF is_grant AND succeeded IS NOT NULL THEN
+		RETURN;
+	ELSIF succeeded <> last AND last & 4294967295 <> note THEN
+		note := 0;
+	END IF;
+	last := setval('idempotency_internal.call', (((last >> 32) + 1) << 32) + note);
+	IF note <> 0 THEN
+		PERFORM set_config('idempotency_internal.call', last::text, true);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.note_call(bigint, boolean) IS
+	'note that a call about the lease of a token begins; an error, or a rollback, takes half of the note back';
+
+CREATE FUNCTION idempotency_internal.require_proof()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	last bigint;
+BEGIN
+	IF coalesce(current_setting('idempotency_internal.call', true), '') <> '' THEN
+		last := currval('idempotency_internal.call');
+		IF current_setting('idempotency_internal.call')::bigint <> last THEN
+			PERFORM idempotency_internal.raise('IK410', 'cannot commit without proof that the lease is current',
+				CASE idempotency_internal.token_note(coalesce(new.token, new.finished_by))
+					WHEN last & 4294967295 THEN format('Scope "%s", key "%s", token %s.', new.scope, new.key, coalesce(new.token, new.finished_by))
+				END,
+				'A call with this token failed and was caught, or was rolled back. Call '
+				'idempotency.complete(), fail(), release(), renew() or checkpoint() with the '
+				'token again, or roll back and begin the retry with idempotency.claim().');
+		END IF;
+	END IF;
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.require_proof() IS
+	'trigger: refuse to commit after a call about a lease that failed, or was rolled back';
+
+-- Each claim, and each call with a token, queues an event; that of a call that fails is lost.
+CREATE CONSTRAINT TRIGGER require_proof AFTER INSERT OR UPDATE OF token, proven_in ON idempotency.key
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+	WHEN (new.claim_retention IS NULL AND (new.token IS NOT NULL OR new.proven_in IS NOT NULL))
+	EXECUTE FUNCTION idempotency_internal.require_proof();
+COMMENT ON TRIGGER require_proof ON idempotency.key IS 'the last call about a lease must have succeeded';
+
+-- ---------------------------------------------------------------------------
 -- Claims
 -- ---------------------------------------------------------------------------
 
@@ -1660,6 +1737,11 @@ BEGIN
 
 	IF state IN ('absent', 'expired', 'abandoned') THEN
 		result := idempotency_internal.set_result(p_scope, 'k', p_key);
+		-- not distributed:
+		IF lease IS NOT NULL THEN
+			PERFORM idempotency_internal.note_call(new.token, is_grant => true);
+		END IF;
+		-- both layouts
 		-- distributed: IF lease IS NULL AND NOT for_once THEN result := idempotency_internal.note_open(p_scope, p_key, false); END IF;
 		RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
 			CASE WHEN lease IS NOT NULL THEN new.token END,
@@ -2020,6 +2102,7 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only(function);
 	END IF;
+	PERFORM idempotency_internal.note_call(token) WHERE token IS NOT NULL; -- not distributed
 	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
 		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
@@ -2041,8 +2124,11 @@ BEGIN
 		AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL) AND idempotency_internal.is_written_here(k.xmin);
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_no_claim(scope, key);
+	ELSIF stored.claim_retention IS NULL THEN
+		PERFORM idempotency_internal.note_call(stored.token); -- not distributed
+		RETURN stored.token;
 	END IF;
-	RETURN CASE WHEN stored.claim_retention IS NULL THEN stored.token END;
+	RETURN NULL;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.own(text, text, text, bigint) IS 'check that the caller owns an operation';
@@ -2058,6 +2144,7 @@ AS $$
 DECLARE
 	now timestamptz;
 	failed boolean := function = 'fail';
+	finished_by bigint;
 BEGIN
 	IF p_token IS NOT NULL OR current_setting('transaction_read_only') = 'on'
 		OR NOT idempotency_internal.names_are_valid(p_scope, p_key)
@@ -2108,11 +2195,15 @@ BEGIN
 			WHEN p_token IS NOT NULL THEN k.token = p_token
 			ELSE k.claimed_in = pg_current_xact_id_if_assigned() AND (k.claim_retention IS NOT NULL OR k.token IS NOT NULL)
 				AND idempotency_internal.is_written_here(k.xmin)
-		END;
+		END
+	RETURNING k.finished_by INTO finished_by;
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_no_claim(p_scope, p_key);
 	ELSIF p_token IS NOT NULL THEN
 		PERFORM idempotency_internal.set_result(p_scope, 'k', p_key);
+	ELSIF finished_by IS NOT NULL THEN
+		PERFORM idempotency_internal.note_call(finished_by); -- not distributed
+		NULL;
 	-- distributed: ELSIF idempotency_internal.note_closed(p_scope, p_key, false) THEN NULL;
 	END IF;
 	RETURN p_response;
@@ -2258,8 +2349,8 @@ CREATE FUNCTION idempotency.checkpoint(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	new_state json := idempotency_internal.document(state);
 	own_token bigint := idempotency_internal.own('checkpoint', scope, key, token);
+	new_state json := idempotency_internal.document(state);
 BEGIN
 	IF coalesce(recovery_point, '') = '' THEN
 		PERFORM idempotency_internal.raise('22023', 'recovery point is missing', NULL,
@@ -2349,6 +2440,7 @@ BEGIN
 			leased_until = new.leased_until,
 			claimed_in = new.claimed_in
 		WHERE k.scope = new.scope AND k.key = new.key;
+		PERFORM idempotency_internal.note_call(new.token, is_grant => true); -- not distributed
 		PERFORM idempotency_internal.set_result(new.scope, 'k', new.key);
 		RETURN NEXT ROW(new.token, new.scope, new.key, new.request, new.attempt, new.recovery_point, new.recovery_state)::idempotency.abandoned;
 	END LOOP;

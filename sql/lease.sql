@@ -870,6 +870,7 @@ SELECT idempotency.release('lease', 'guarded', :own), idempotency.current_key('l
 INSERT INTO guarded DEFAULT VALUES;
 \echo :SQLSTATE
 ROLLBACK TO before;
+SELECT idempotency.renew('lease', 'guarded', :own, '1 min') > now() AS renewed;
 COMMIT;
 -- A call that is not granted closes the guard: another owner's lease, a replay, or a
 -- lost lease.

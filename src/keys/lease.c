@@ -174,29 +174,37 @@ RequireOwnership(const KeyName *name, const int64 *token, Ownership *own)
 /*
  * OwnerCall runs "body" for the owner of the operation that the first two arguments
  * name; argument "tokenArg" is the token of its lease, or NULL for a claim of this
- * transaction.  The token stays unproven until the body has returned: whatever fails
- * before, and wherever the error is caught, the transaction cannot commit unless
- * another call with the token succeeds.  Throws 25006, IK400, 42501, and what
- * RequireOwnership() and the body throw.
+ * transaction, whose lease has its token too.  The token is unproven from the entry until
+ * the body has returned, even if an earlier call had proven it: whatever fails, and
+ * wherever the error is caught, the transaction cannot commit unless another call with
+ * the token succeeds.  Throws 25006, IK400, 42501, and what RequireOwnership() and the
+ * body throw.
  */
 Datum
 OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody body)
 {
-	bool byToken = !PG_ARGISNULL(tokenArg);
-	int64 token = byToken ? PG_GETARG_INT64(tokenArg) : 0;
+	bool leased = !PG_ARGISNULL(tokenArg);
+	int64 token = leased ? PG_GETARG_INT64(tokenArg) : 0;
 	Ownership own;
 	KeyName name;
 	Datum result;
 
-	if (byToken)
+	if (leased)
 		TokenPassed(token, NULL);
 	PreventCommandIfReadOnly(function);
 	KeyNameFromArgs(fcinfo, &name);
-	if (byToken)
+	if (!leased)
+	{
+		const OpenClaim *claim = OpenClaimFind(&name);
+
+		token = claim == NULL ? 0 : claim->token;
+		leased = token != 0;
+	}
+	if (leased)
 		TokenPassed(token, &name);
-	RequireOwnership(&name, byToken ? &token : NULL, &own);
+	RequireOwnership(&name, leased ? &token : NULL, &own);
 	result = body(fcinfo, &name, &own);
-	if (byToken)
+	if (leased)
 		TokenProven(token);
 	return result;
 }

@@ -35,18 +35,19 @@ typedef struct PassedToken
 {
 	dlist_node node;
 	int64 token;
-	KeyName name;				/* scope NULL: the call failed before the name was read */
-	SubTransactionId grantedIn; /* invalid: granted to another transaction */
-	SubTransactionId provenIn;	/* invalid: unproven */
+	KeyName name;			   /* scope NULL: the call failed before the name was read */
+	bool granted;			   /* to this transaction, in heldIn */
+	SubTransactionId heldIn;   /* the first success, which locked the key; invalid: none */
+	SubTransactionId provenIn; /* the last call, if it succeeded; invalid: unproven */
 } PassedToken;
 
 static dlist_head claims = DLIST_STATIC_INIT(claims);
 static dlist_head results = DLIST_STATIC_INIT(results);
 static dlist_head tokens = DLIST_STATIC_INIT(tokens);
 
-/* Why the transaction must abort: an operation it does not own (scope NULL: none). */
-static KeyName notOwned;
-static int notOwnedError; /* the SQLSTATE */
+/* Why the transaction must abort: an operation that it does not own. */
+static int notOwnedError; /* the SQLSTATE; 0: none */
+static KeyName notOwned;  /* scope NULL: there was no memory for the name */
 
 /* ----------------------------------------------------------------
  * Open claims
@@ -60,16 +61,18 @@ IsOpen(const OpenClaim *claim)
 }
 
 /*
- * KeepName copies a name, to the end of the transaction.
+ * KeepName copies a name, to the end of the transaction.  "kept" changes only once both
+ * copies exist: without memory for one, it stays without a name.
  */
 static void
 KeepName(const KeyName *name, KeyName *kept)
 {
 	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+	KeyName copy = *name;
 
-	kept->scope = TextCopy(name->scope);
-	kept->key = TextCopy(name->key);
-	kept->lock = name->lock;
+	copy.scope = TextCopy(name->scope);
+	copy.key = TextCopy(name->key);
+	*kept = copy;
 	MemoryContextSwitchTo(caller);
 }
 
@@ -318,13 +321,14 @@ TokenGranted(int64 token)
 {
 	PassedToken *passed = TokenAdd(token);
 
-	passed->grantedIn = GetCurrentSubTransactionId();
-	passed->provenIn = passed->grantedIn;
+	passed->granted = true;
+	passed->heldIn = GetCurrentSubTransactionId();
+	passed->provenIn = passed->heldIn;
 }
 
 /*
- * TokenPassed adds a token that was passed to a function, for the operation "name", or
- * NULL while that is unknown.  Until TokenProven(), the transaction cannot commit.
+ * TokenPassed marks a token as unproven: a call about the operation "name", or NULL while
+ * that is unknown, has begun with it.  Until TokenProven(), the transaction cannot commit.
  */
 void
 TokenPassed(int64 token, const KeyName *name)
@@ -333,6 +337,7 @@ TokenPassed(int64 token, const KeyName *name)
 
 	if (passed == NULL)
 		passed = TokenAdd(token);
+	passed->provenIn = InvalidSubTransactionId;
 	if (name != NULL && passed->name.scope == NULL)
 		KeepName(name, &passed->name);
 }
@@ -347,20 +352,22 @@ TokenProven(int64 token)
 	PassedToken *passed = TokenFind(token);
 
 	Assert(passed != NULL);
-	if (passed->provenIn == InvalidSubTransactionId)
-		passed->provenIn = GetCurrentSubTransactionId();
+	passed->provenIn = GetCurrentSubTransactionId();
+	if (passed->heldIn == InvalidSubTransactionId)
+		passed->heldIn = passed->provenIn;
 }
 
 /*
- * TokenIsHeld tells whether "token", of a lease in progress, is proven: this
- * transaction owns the operation until it ends, or rolls back to a savepoint.
+ * TokenIsHeld tells whether this transaction has locked the key of the lease of "token",
+ * and owns the operation until it ends, or rolls back to a savepoint: whatever failed
+ * since.
  */
 bool
 TokenIsHeld(int64 token)
 {
 	const PassedToken *passed = TokenFind(token);
 
-	return passed != NULL && passed->provenIn != InvalidSubTransactionId;
+	return passed != NULL && passed->heldIn != InvalidSubTransactionId;
 }
 
 /*
@@ -441,8 +448,8 @@ EndResults(SubTransactionId child, SubTransactionId parent)
 }
 
 /*
- * EndTokens does the same with tokens.  A token that the subtransaction proved stays
- * proven by its grant.
+ * EndTokens does the same with tokens.  If the subtransaction that aborts made the last
+ * call with a token, the token is unproven, whatever an earlier call did.
  */
 static void
 EndTokens(SubTransactionId child, SubTransactionId parent)
@@ -453,15 +460,13 @@ EndTokens(SubTransactionId child, SubTransactionId parent)
 	{
 		PassedToken *passed = dlist_container(PassedToken, node, iter.cur);
 
-		if (passed->grantedIn == child && parent == InvalidSubTransactionId)
-		{
-			DeleteToken(passed);
-			continue;
-		}
-		if (passed->grantedIn == child)
-			passed->grantedIn = parent;
 		if (passed->provenIn == child)
-			passed->provenIn = parent != InvalidSubTransactionId ? parent : passed->grantedIn;
+			passed->provenIn = parent;
+		if (passed->heldIn != child)
+			continue;
+		passed->heldIn = parent;
+		if (passed->granted && parent == InvalidSubTransactionId)
+			DeleteToken(passed);
 	}
 }
 
@@ -490,10 +495,10 @@ SubTransactionCallback(SubXactEvent event, SubTransactionId child, SubTransactio
 void
 PreventCommit(const KeyName *name, int sqlstate)
 {
-	if (notOwned.scope != NULL)
+	if (notOwnedError != 0)
 		return;
-	KeepName(name, &notOwned);
 	notOwnedError = sqlstate;
+	KeepName(name, &notOwned);
 }
 
 /*
@@ -514,7 +519,7 @@ ErrorTokenUnproven(const KeyName *name, int64 token)
 
 /*
  * ErrorCommitPrevented reports, at commit, that an error with this SQLSTATE was caught;
- * "name" is the operation it was about.
+ * "name" is the operation it was about, or NULL if that is unknown.
  */
 pg_noreturn static void
 ErrorCommitPrevented(const KeyName *name, int sqlstate)
@@ -524,7 +529,7 @@ ErrorCommitPrevented(const KeyName *name, int sqlstate)
 			 sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
 				 ? errmsg("cannot commit after a call without a claim")
 				 : errmsg("cannot commit after a lost lease"),
-			 DetailName(name),
+			 name == NULL ? 0 : DetailName(name),
 			 sqlstate == ERRCODE_IDEMPOTENCY_NO_CLAIM
 				 ? errhint("Roll back, and claim and complete in one transaction, or pass the "
 						   "token of the lease.")
@@ -570,8 +575,8 @@ CheckMayCommit(bool preparing)
 	int open = 0;
 	dlist_iter iter;
 
-	if (notOwned.scope != NULL)
-		ErrorCommitPrevented(&notOwned, notOwnedError);
+	if (notOwnedError != 0)
+		ErrorCommitPrevented(notOwned.scope == NULL ? NULL : &notOwned, notOwnedError);
 	if (unproven != NULL)
 		ErrorTokenUnproven(unproven->name.scope == NULL ? NULL : &unproven->name, unproven->token);
 
@@ -596,7 +601,7 @@ CheckMayCommit(bool preparing)
 bool
 TransactionMustAbort(void)
 {
-	return notOwned.scope != NULL || UnprovenToken() != NULL;
+	return notOwnedError != 0 || UnprovenToken() != NULL;
 }
 
 /*
@@ -608,7 +613,8 @@ Reset(void)
 	dlist_init(&claims);
 	dlist_init(&results);
 	dlist_init(&tokens);
-	notOwned.scope = NULL;
+	notOwnedError = 0;
+	memset(&notOwned, 0, sizeof(notOwned));
 }
 
 static void
