@@ -617,6 +617,12 @@ CREATE FUNCTION idempotency.require_claim()
 COMMENT ON FUNCTION idempotency.require_claim() IS
 	'trigger: refuse a write from a transaction without a claim in the scope';
 
+CREATE FUNCTION idempotency.check_commit()
+	RETURNS void
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_check_commit';
+COMMENT ON FUNCTION idempotency.check_commit() IS
+	'raise what COMMIT would raise now';
+
 CREATE FUNCTION idempotency.current_key(scope idempotency.identifier)
 	RETURNS text
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_current_key';
@@ -1258,7 +1264,7 @@ AS $$
 			idempotency.claim, idempotency.try_claim, idempotency.complete, idempotency.fail,
 			idempotency.release, idempotency.renew, idempotency.checkpoint,
 			idempotency.claim_abandoned, idempotency.run, idempotency.peek, idempotency.current_key,
-			idempotency.require_claim, idempotency.publish,
+			idempotency.require_claim, idempotency.check_commit, idempotency.publish,
 			idempotency.once, idempotency.once_many,
 			idempotency.canonical, idempotency.fingerprint(idempotency.document),
 			idempotency.fingerprint(text, text, idempotency.document),

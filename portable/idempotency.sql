@@ -1339,24 +1339,41 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.note_call(bigint, boolean) IS
 	'note that a call about the lease of a token begins; an error, or a rollback, takes half of the note back';
 
+CREATE FUNCTION idempotency_internal.is_unproven()
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	-- currval() is an error before the first call of a session
+	RETURN coalesce(current_setting('idempotency_internal.call', true), '') <> ''
+		AND current_setting('idempotency_internal.call')::bigint <> currval('idempotency_internal.call');
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_unproven() IS 'whether the last call about a lease failed, or was rolled back';
+
+CREATE FUNCTION idempotency_internal.raise_unproven(detail text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('IK410', 'cannot commit without proof that the lease is current', $1,
+		'A call with this token failed and was caught, or was rolled back. Call '
+		'idempotency.complete(), fail(), release(), renew() or checkpoint() with the '
+		'token again, or roll back and begin the retry with idempotency.claim().')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_unproven(text) IS 'IK410, at commit: the last call about a lease failed';
+
 CREATE FUNCTION idempotency_internal.require_proof()
 	RETURNS trigger
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	last bigint;
+	token bigint := coalesce(new.token, new.finished_by);
 BEGIN
-	IF coalesce(current_setting('idempotency_internal.call', true), '') <> '' THEN
-		last := currval('idempotency_internal.call');
-		IF current_setting('idempotency_internal.call')::bigint <> last THEN
-			PERFORM idempotency_internal.raise('IK410', 'cannot commit without proof that the lease is current',
-				CASE idempotency_internal.token_note(coalesce(new.token, new.finished_by))
-					WHEN last & 4294967295 THEN format('Scope "%s", key "%s", token %s.', new.scope, new.key, coalesce(new.token, new.finished_by))
-				END,
-				'A call with this token failed and was caught, or was rolled back. Call '
-				'idempotency.complete(), fail(), release(), renew() or checkpoint() with the '
-				'token again, or roll back and begin the retry with idempotency.claim().');
-		END IF;
+	IF idempotency_internal.is_unproven() THEN
+		PERFORM idempotency_internal.raise_unproven(CASE idempotency_internal.token_note(token)
+			WHEN currval('idempotency_internal.call') & 4294967295 THEN
+				format('Scope "%s", key "%s", token %s.', new.scope, new.key, token)
+		END);
 	END IF;
 	RETURN NULL;
 END
@@ -2885,6 +2902,30 @@ $$;
 COMMENT ON FUNCTION idempotency.require_claim() IS
 	'trigger: refuse a write from a transaction without a claim in the scope';
 
+-- The trigger of open claims runs now: its events are done with only if no claim is open.  Those
+-- of leases must stay, because a later call can fail; they know which lease it is.
+CREATE FUNCTION idempotency.check_commit()
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	-- not distributed:
+	IF idempotency_internal.is_unproven() THEN
+		SET CONSTRAINTS idempotency.require_proof IMMEDIATE;
+		PERFORM idempotency_internal.raise_unproven(NULL);
+	END IF;
+	SET CONSTRAINTS idempotency.require_outcome IMMEDIATE;
+	SET CONSTRAINTS idempotency.require_outcome DEFERRED;
+	-- both layouts
+	-- distributed: IF to_regclass('idempotency_internal.open_claim') IS NOT NULL THEN
+	-- distributed: SET CONSTRAINTS idempotency_internal.require_outcome IMMEDIATE;
+	-- distributed: SET CONSTRAINTS idempotency_internal.require_outcome DEFERRED;
+	-- distributed: END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.check_commit() IS
+	'raise what COMMIT would raise now';
+
 CREATE FUNCTION idempotency.current_key(scope text)
 	RETURNS text
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -2977,7 +3018,7 @@ CREATE FUNCTION idempotency.grant_client(role regrole)
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
 		'{claim,try_claim,complete,fail,release,renew,checkpoint,claim_abandoned,run,peek,current_key,
-			require_claim,once,once_many,canonical,fingerprint,derive_key,natural_key,uuidv7,parse_header,problem,
+			require_claim,check_commit,once,once_many,canonical,fingerprint,derive_key,natural_key,uuidv7,parse_header,problem,
 			problem_headers}')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS

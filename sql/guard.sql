@@ -207,6 +207,56 @@ PREPARE TRANSACTION 'regress_idempotency_guard';
 ROLLBACK PREPARED 'regress_idempotency_guard';
 SELECT count(*) FROM charge WHERE id = 300;
 
+--
+-- Tests that roll back: check_commit() and SET CONSTRAINTS ALL IMMEDIATE raise what COMMIT would
+--
+
+SELECT idempotency.check_commit();
+BEGIN;
+SELECT outcome FROM idempotency.claim('guard', 'checked');
+SAVEPOINT s;
+SELECT idempotency.check_commit();
+\echo :SQLSTATE
+ROLLBACK TO s;
+SET CONSTRAINTS ALL IMMEDIATE;
+\echo :SQLSTATE
+ROLLBACK TO s;
+-- nothing else, and not of other constraints
+SET CONSTRAINTS ALL DEFERRED;
+SET CONSTRAINTS claim_late IMMEDIATE;
+SELECT idempotency.complete('guard', 'checked');
+SELECT idempotency.check_commit();
+SET CONSTRAINTS ALL IMMEDIATE;
+SET CONSTRAINTS ALL DEFERRED;
+-- and again, whatever was checked before
+SELECT outcome FROM idempotency.claim('guard', 'checked later');
+SAVEPOINT s;
+SELECT idempotency.check_commit();
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idempotency.release('guard', 'checked later');
+SELECT idempotency.check_commit();
+ROLLBACK;
+-- not distributed: a guard of leases
+-- A lease may stay open, but the last call about it must have succeeded.
+SELECT setval('idempotency.token', 1000000);
+BEGIN;
+SELECT token AS own FROM idempotency.claim('guard', 'leased', lease => '1 min') \gset
+SELECT idempotency.check_commit();
+SAVEPOINT s;
+SELECT idempotency.complete('guard', 'leased', '1', status => 1000, token => :own);
+ROLLBACK TO s;
+SELECT idempotency.check_commit();
+\echo :SQLSTATE
+ROLLBACK TO s;
+SET CONSTRAINTS ALL IMMEDIATE;
+\echo :SQLSTATE
+ROLLBACK TO s;
+SELECT idempotency.complete('guard', 'leased', '1', token => :own);
+SELECT idempotency.check_commit();
+ROLLBACK;
+-- both layouts
+
 DROP TABLE charge, late;
 DROP FUNCTION complete_late, claim_late;
 DROP PROCEDURE charge_many, charge_undone;

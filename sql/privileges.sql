@@ -49,6 +49,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.once(''privileges'', ''k'')'),
 	('SELECT idempotency.once_many(''privileges'', ''{k}''::text[])'),
 	('SELECT idempotency.current_key(''privileges'')'),
+	('SELECT idempotency.check_commit()'),
 	('SELECT idempotency.require_claim()'),
 	('SELECT ''{}''::jsonb::idempotency.document'),
 	('SELECT idempotency.canonical(''{}'')'),

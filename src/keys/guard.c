@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * keys/guard.c
- *	  require_claim() and current_key(), for tables that require a claim.
+ *	  require_claim() and current_key(), for tables that require a claim; check_commit().
  *
  *-------------------------------------------------------------------------
  */
@@ -18,6 +18,7 @@
 
 PG_FUNCTION_INFO_V1(idempotency_require_claim);
 PG_FUNCTION_INFO_V1(idempotency_current_key);
+PG_FUNCTION_INFO_V1(idempotency_check_commit);
 
 /*
  * ErrorClaimRequired reports a write to a guarded table.  "asked" tells whether the
@@ -111,4 +112,15 @@ idempotency_current_key(PG_FUNCTION_ARGS)
 	if (key == NULL)
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(TextCopy(key));
+}
+
+/*
+ * check_commit(): throws what COMMIT would throw now, without the deferred triggers, which
+ * could still finish a claim.
+ */
+Datum
+idempotency_check_commit(PG_FUNCTION_ARGS)
+{
+	CheckMayCommit(false);
+	PG_RETURN_VOID();
 }

@@ -4,6 +4,9 @@
  *	  What the current transaction has claimed, how that follows savepoints, and
  *	  the commit guard.
  *
+ * SET CONSTRAINTS ALL IMMEDIATE checks what COMMIT would: it runs deferred triggers and
+ * checks now, and test suites that roll back call it instead of COMMIT.
+ *
  * Three lists live in TopTransactionContext, newest first: open claims, results by
  * scope, and passed tokens.  README says how each follows savepoints, and what the
  * guard refuses.
@@ -13,6 +16,8 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "nodes/parsenodes.h"
+#include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
@@ -48,6 +53,8 @@ static dlist_head tokens = DLIST_STATIC_INIT(tokens);
 /* Why the transaction must abort: an operation that it does not own. */
 static int notOwnedError; /* the SQLSTATE; 0: none */
 static KeyName notOwned;  /* scope NULL: there was no memory for the name */
+
+static ProcessUtility_hook_type previousUtility = NULL;
 
 /* ----------------------------------------------------------------
  * Open claims
@@ -646,11 +653,32 @@ TransactionCallback(XactEvent event, void *arg)
 }
 
 /*
- * TransactionStateInit registers the callbacks; called once per backend.
+ * UtilityWithCheck runs a utility command.  After SET CONSTRAINTS ALL IMMEDIATE it throws
+ * what CheckMayCommit() throws.
+ */
+static void
+UtilityWithCheck(PlannedStmt *statement, const char *source, bool readOnlyTree,
+				 ProcessUtilityContext context, ParamListInfo parameters,
+				 QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
+{
+	ProcessUtility_hook_type next =
+		previousUtility != NULL ? previousUtility : standard_ProcessUtility;
+	const ConstraintsSetStmt *set = (const ConstraintsSetStmt *) statement->utilityStmt;
+	bool checks = IsA(set, ConstraintsSetStmt) && set->constraints == NIL && !set->deferred;
+
+	next(statement, source, readOnlyTree, context, parameters, environment, receiver, completion);
+	if (checks)
+		CheckMayCommit(false);
+}
+
+/*
+ * TransactionStateInit registers the callbacks and the hook; called once per backend.
  */
 void
 TransactionStateInit(void)
 {
+	previousUtility = ProcessUtility_hook;
+	ProcessUtility_hook = UtilityWithCheck;
 	RegisterXactCallback(TransactionCallback, NULL);
 	RegisterSubXactCallback(SubTransactionCallback, NULL);
 }

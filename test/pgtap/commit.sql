@@ -10,7 +10,7 @@ WHERE e.extname = 'pgtap' \g /dev/null
 \set ON_ERROR_STOP off
 \set VERBOSITY sqlstate
 
-SELECT plan(13);
+SELECT plan(15);
 
 CREATE TABLE public.charge (customer integer);
 
@@ -47,6 +47,14 @@ ROLLBACK TO inner_block;
 INSERT INTO public.charge VALUES (4);
 COMMIT;
 SELECT is(:'LAST_ERROR_SQLSTATE'::text, 'IK428', 'a claim whose complete() was rolled back is open again');
+
+-- A test that rolls back
+
+BEGIN;
+SELECT idempotency.claim('commit', 'tested') \g /dev/null
+SELECT throws_ok('SELECT idempotency.check_commit()', 'IK428', NULL, 'a test that rolls back meets IK428 by check_commit()');
+SELECT throws_ok('SET CONSTRAINTS ALL IMMEDIATE', 'IK428', NULL, 'and by SET CONSTRAINTS ALL IMMEDIATE');
+ROLLBACK;
 
 -- IK412
 

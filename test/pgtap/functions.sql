@@ -59,6 +59,7 @@ SELECT set_eq(
 
 		-- guards
 		('require_claim()', 'trigger', 'c', 'volatile', 'unsafe', false),
+		('check_commit()', 'void', 'c', 'volatile', 'unsafe', false),
 		('current_key(scope idempotency.identifier)', 'text', 'c', 'volatile', 'unsafe', false),
 
 		-- outbox

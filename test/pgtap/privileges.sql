@@ -119,6 +119,7 @@ SELECT set_eq(
 		('idempotency.once(idempotency.identifier,idempotency.identifier,interval)', 'client consumer'),
 		('idempotency.once_many(idempotency.identifier,idempotency.identifier[],interval)', 'client consumer'),
 		('idempotency.require_claim()', 'client'),
+		('idempotency.check_commit()', 'client'),
 		('idempotency.current_key(idempotency.identifier)', 'client'),
 		('idempotency_internal.single_evaluation(internal)', ''),
 		('idempotency.publish(text,idempotency.document,idempotency.identifier,text,idempotency.document,uuid)', 'client'),
