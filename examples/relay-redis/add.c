@@ -111,7 +111,8 @@ AppendEvent(Relay *relay, int row)
 
 /*
  * SendChunk sends the next events from the row "from". Returns the row after them; the
- * replies tell whether they arrived.
+ * replies tell whether they arrived. An event that has left the batch is redelivered after
+ * an earlier one, and must not arrive before: a PING takes its place.
  */
 static int
 SendChunk(Relay *relay, int from)
@@ -121,7 +122,13 @@ SendChunk(Relay *relay, int from)
 
 	AppendCommand(relay, "MULTI");
 	while (row < relay->count && row - from < relay->pipeline && bytes < CHUNK_BYTES)
-		bytes += AppendEvent(relay, row++);
+	{
+		if (relay->left[row])
+			AppendCommand(relay, "PING");
+		else
+			bytes += AppendEvent(relay, row);
+		row++;
+	}
 	AppendCommand(relay, "EXEC");
 	(void) RedisFlush(&relay->redis);
 	return row;
@@ -165,7 +172,7 @@ static bool
 NackRefused(Relay *relay, int from, const redisReply *executed)
 {
 	for (size_t at = 0; at < executed->elements; at++)
-		if (executed->element[at]->type == REDIS_REPLY_ERROR &&
+		if (executed->element[at]->type == REDIS_REPLY_ERROR && !relay->left[from + (int) at] &&
 			!NackEvent(relay, from + (int) at, executed->element[at]->str))
 			return false;
 	return true;

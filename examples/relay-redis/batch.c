@@ -11,6 +11,7 @@
  *-------------------------------------------------------------------------
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "relay.h"
@@ -73,6 +74,12 @@ StoreBatch(Relay *relay, int64_t asked)
 		return;
 	relay->events = relay->postgres.result;
 	relay->postgres.result = NULL;
+	relay->left = calloc((size_t) relay->count, sizeof(bool));
+	if (relay->left == NULL)
+	{
+		LogInfo("out of memory");
+		exit(EXIT_REFUSED);
+	}
 	relay->owned = true;
 	snprintf(relay->batch, sizeof(relay->batch), "%s", EventField(relay, 0, "batch"));
 	LeaseStarted(relay, asked);
@@ -186,6 +193,25 @@ ExtendBatch(Relay *relay)
 }
 
 /*
+ * MarkLeft records that an event has left the batch, and with it the later events of its
+ * aggregate.
+ */
+static void
+MarkLeft(Relay *relay, int row)
+{
+	const char *aggregate = EventField(relay, row, "aggregateid");
+
+	relay->left[row] = true;
+	while (aggregate != NULL && ++row < relay->count)
+	{
+		const char *other = EventField(relay, row, "aggregateid");
+
+		if (other != NULL && strcmp(other, aggregate) == 0)
+			relay->left[row] = true;
+	}
+}
+
+/*
  * NackEvent calls nack for one event that Redis refuses. PostgreSQL redelivers the
  * event later, and the later events of its aggregate after it. Returns false if the
  * batch was lost, or if PostgreSQL did not answer.
@@ -206,6 +232,7 @@ NackEvent(Relay *relay, int row, const char *error)
 		when = PostgresValue(&relay->postgres, 0, "retry_at");
 		LogInfo("event %s: %s; %s%s", parameters[2], error,
 				when ? "again at " : "a dead letter now", when ? when : "");
+		MarkLeft(relay, row);
 	}
 	else if (answer == ANSWER_REFUSED && !BatchLost(relay))
 		Refused(relay, "nack");
@@ -277,5 +304,7 @@ DiscardBatch(Relay *relay)
 {
 	PQclear(relay->events);
 	relay->events = NULL;
+	free(relay->left);
+	relay->left = NULL;
 	relay->count = 0;
 }

@@ -28,6 +28,7 @@ typedef struct Relay
 	/* The current batch. */
 	PGresult *events; /* NULL: none */
 	int count;
+	bool *left; /* which of them have left it after NackEvent() */
 	char batch[24];	  /* batch number */
 	bool owned;		  /* false after an error IK408 */
 	int64_t extendAt; /* time of the next extension */

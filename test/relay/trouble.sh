@@ -238,9 +238,9 @@ scenario_stop() {
 	by_password
 }
 
-# closed_in_stream returns whether the stream has the event that Redis first rejected.
+# closed_in_stream returns whether the stream has the events that Redis first rejected.
 closed_in_stream() {
-	[ "$(redis TYPE events:account.closed)" = stream ]
+	[ "$(redis TYPE events:account.closed)" = stream ] && [ "$(redis XLEN events:account.closed)" -ge 2 ]
 }
 
 # have_lines returns whether so many events have had their effect.
@@ -248,21 +248,21 @@ have_lines() {
 	[ "$(lines)" -ge "$1" ]
 }
 
-# refused_by_redis publishes an event whose stream cannot exist, between other events of
-# its account and of another account.
+# refused_by_redis publishes two events whose stream cannot exist, between other events of
+# their account and of another account.
 refused_by_redis() {
 	redis SET events:account.closed 'not a stream' >/dev/null
 	sql bank "BEGIN; SELECT bank.book(1, 1);
-		SELECT idempotency.publish('account.closed', '{}', aggregate_id => '1');
+		SELECT idempotency.publish('account.closed', '{}', aggregate_id => '1') FROM generate_series(1, 2);
 		SELECT bank.book(1, 1), bank.book(2, 1); COMMIT" >/dev/null
 	start_relay relay --lease=2 --wait=1
 	start_consumer consumer --sole --max-attempts=3
 	await 10 logged relay 'again at'
 	await 10 have_lines 3 || true
-	check refused "effects of other events than the one Redis rejects" -eq 3 "$(lines)"
+	check refused "effects of other events than those Redis rejects" -eq 3 "$(lines)"
 	redis DEL events:account.closed >/dev/null
 	await 20 closed_in_stream || true
-	check refused "entries of that event, once Redis accepts it" -eq 1 "$(redis XLEN events:account.closed)"
+	check refused "entries of these events, once Redis accepts them" -eq 2 "$(redis XLEN events:account.closed)"
 }
 
 # refused_by_function publishes an event that the function rejects.
