@@ -352,7 +352,7 @@ SELECT pg_temp.age_batch('order'), pg_temp.fetch('order', 2), pg_temp.ack('order
 SELECT pg_temp.fetch('order', 2), pg_temp.ack('order');
 SELECT pg_temp.parked('order');
 
--- A dead letter unblocks its aggregate: the waiting events, and those in the batch.
+-- A dead letter unblocks its aggregate: the events that wait for it.
 SELECT idempotency.subscribe('order', '{order,other}', max_attempts => 2);
 SELECT pg_temp.publish('{60,61}', 'A', 'order');
 SELECT pg_temp.fetch('order'), pg_temp.nack('order', 60), pg_temp.ack('order');
@@ -365,6 +365,30 @@ SELECT idempotency.subscribe('order', '{order,other}', max_attempts => 1);
 SELECT pg_temp.publish('{64,65}', 'A', 'order');
 SELECT pg_temp.fetch('order'), pg_temp.nack('order', 64), pg_temp.age_batch('order');
 SELECT pg_temp.fetch('order'), pg_temp.ack('order'), pg_temp.parked('order');
+-- Like after a failure, the later events of the aggregate have left the batch, so that
+-- ack() does not include what the consumer has skipped. They are delivered again at once,
+-- with the same attempt, parked ones included.
+SELECT idempotency.subscribe('order', '{order,other}', max_attempts => 1);
+SELECT pg_temp.publish('{180,181,182,183}', 'A', 'order'), pg_temp.publish('{184}', 'B', 'order');
+SELECT pg_temp.fetch('order'), pg_temp.nack('order', 181), pg_temp.parked('order');
+SELECT pg_temp.error_of('SELECT pg_temp.nack(''order'', 182)');
+SELECT pg_temp.age_batch('order', '2 min'), pg_temp.fetch('order'), pg_temp.ack('order');
+SELECT pg_temp.fetch('order'), pg_temp.nack('order', 182), pg_temp.parked('order'), pg_temp.ack('order');
+SELECT pg_temp.drain('order'), pg_temp.parked('order'), idempotency.redrive('order');
+SELECT pg_temp.drain('order'), pg_temp.parked('order');
+
+-- An event that fails after an earlier one was redriven waits for the earlier one that
+-- remains in the batch, whatever becomes of the batch.
+SELECT idempotency.subscribe('order', '{order,other}', max_attempts => 2);
+SELECT pg_temp.publish('{185,186,187}', 'A', 'order');
+SELECT pg_temp.fetch('order', 1), pg_temp.nack('order', 185), pg_temp.ack('order');
+SELECT pg_temp.fetch('order'), pg_temp.nack('order', 185), pg_temp.ack('order');
+SELECT pg_temp.fetch('order'), idempotency.redrive('order'), pg_temp.nack('order', 187), pg_temp.parked('order');
+BEGIN;
+SELECT pg_temp.return_batch('order'), pg_temp.parked('order'), pg_temp.drain('order', 1);
+ROLLBACK;
+SELECT pg_temp.age_batch('order', '2 min'), pg_temp.drain('order', 1), pg_temp.parked('order');
+SELECT idempotency.subscribe('order', '{order,other}', max_attempts => 1);
 
 -- Redriven dead letters of an aggregate are delivered in their original order, whatever
 -- the order of their failures and the server's plan; newer events wait for them.
@@ -478,7 +502,9 @@ SELECT idempotency.publish('many', '0') IS NOT NULL AS published;
 SELECT pg_temp.drain('many');
 
 -- After the failed event is acknowledged, 100 events are unblocked per batch. Neither
--- redelivery, acknowledgement nor another failure reads all waiting events.
+-- redelivery, acknowledgement nor another failure reads all waiting events; only a server
+-- with assertions does, to check their order.
+SHOW debug_assertions \gset
 CREATE FUNCTION pg_temp.parked_read() RETURNS bigint LANGUAGE sql AS $$
 	SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint FROM pg_index WHERE indrelid = 'idempotency.parked'::regclass
 $$;
@@ -493,13 +519,13 @@ SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempoten
 BEGIN;
 SELECT pg_temp.parked_read() AS before \gset
 SELECT pg_temp.ack('many');
-SELECT pg_temp.parked_read() - :before < 1500 AS few;
+SELECT pg_temp.parked_read() - :before < 1500 OR :'debug_assertions' AS few;
 COMMIT;
 SELECT id AS first FROM idempotency.fetch('many', 1) \gset
 BEGIN;
 SELECT pg_temp.parked_read() AS before \gset
 SELECT idempotency.nack('many', pg_temp.batch('many'), :'first', 'it failed', '0') IS NOT NULL AS again;
-SELECT pg_temp.parked_read() - :before < 1500 AS few;
+SELECT pg_temp.parked_read() - :before < 1500 OR :'debug_assertions' AS few;
 COMMIT;
 SELECT pg_temp.ack('many');
 SELECT parked, waiting FROM idempotency.subscriptions WHERE subscription = 'many';

@@ -218,7 +218,7 @@ DECLARE
 	failed text[] := '{}';
 BEGIN
 	FOR event IN SELECT * FROM idempotency.fetch('receipts', wait => p_wait, lease => p_lease) LOOP
-		CONTINUE WHEN event.aggregateid = ANY (failed);
+		CONTINUE WHEN event.aggregateid = ANY (failed); -- nack removed it from the batch
 		BEGIN
 			PERFORM payments.send_receipt(event);
 		EXCEPTION WHEN check_violation THEN

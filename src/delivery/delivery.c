@@ -115,6 +115,8 @@ Collect(const Subscription *subscription, OutboxScan *scan, int max, bool blocke
 			batch->events = lappend(batch->events, event);
 	}
 	batch->wrote |= waiting > 0;
+	if (waiting > 0)
+		ParkedCheckOrder(subscription->name);
 	batch->more = waiting == FETCH_PARKS || OutboxScanExhausted(scan);
 }
 
@@ -331,6 +333,7 @@ DeliveryAck(const Subscription *subscription, int64 batch, const List *rest)
 			CursorAddNumber(&position.end, EventSeq(lfirst(cell)));
 	}
 	ParkedAcknowledge(subscription->name, &position);
+	ParkedCheckOrder(subscription->name);
 	EndBatch(subscription, &position);
 	CountEvent(COUNT_ACKNOWLEDGED);
 }
@@ -354,6 +357,7 @@ DeliveryGiveBack(const Subscription *subscription, int64 batch, bool singly)
 	foreach (cell, again.events)
 		ParkedAdd(subscription->name, lfirst(cell), now);
 	ParkedRestoreOrder(subscription->name, now);
+	ParkedCheckOrder(subscription->name);
 	if (singly)
 		position.singles = list_length(again.events);
 	EndBatch(subscription, &position);
@@ -403,13 +407,14 @@ RetryAt(const Subscription *subscription, int attempts, const Interval *retryIn)
 }
 
 /*
- * HoldFollowers removes the later events of an aggregate from the batch, and makes them
- * and those that are parked wait behind the event at "failed".  Returns whether that
- * changed the position.
+ * RemoveFollowers removes the later events of an aggregate from the batch, and parks them.
+ * So the caller of nack() can skip them, and an acknowledgement does not include them,
+ * whether the event at "failed" is retried or dead.  Returns whether that changed the
+ * position.
  */
 static bool
-HoldFollowers(const Subscription *subscription, Position *position, const List *events,
-			  const ListCell *failed)
+RemoveFollowers(const Subscription *subscription, Position *position, const List *events,
+				const ListCell *failed)
 {
 	bool changed = false;
 	ListCell *cell;
@@ -423,7 +428,6 @@ HoldFollowers(const Subscription *subscription, Position *position, const List *
 		else
 			ParkedAdd(subscription->name, lfirst(cell), 0);
 	}
-	ParkedHoldFollowers(subscription->name, lfirst(failed));
 	return changed;
 }
 
@@ -445,13 +449,13 @@ FindEvent(const Subscription *subscription, const Batch *batch, const pg_uuid_t 
 	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event is not in the batch"),
 					errdetail("Subscription \"%s\", batch %lld.",
 							  text_to_cstring(subscription->name), (long long) batch->number),
-					errhint("Pass the id of an event of the batch, once; an event that waits "
-							"behind a failed one has left the batch with it.")));
+					errhint("Pass the id of an event of the batch, once; after nack(), later "
+							"events of the same aggregate have left the batch too.")));
 }
 
 /*
- * Park parks an event of the batch that is out, of which "events" are left, and makes
- * the later ones of its aggregate wait behind it.  Returns as DeliveryNack().
+ * Park parks an event of the batch that is out, of which "events" are left, and removes
+ * the later ones of its aggregate from the batch.  Returns as DeliveryNack().
  */
 static TimestampTz
 Park(const Subscription *subscription, Position *position, const List *events,
@@ -471,14 +475,16 @@ Park(const Subscription *subscription, Position *position, const List *events,
 	InjectionPoint("event-parked");
 	changed = RemoveParked(position, event);
 
-	/* Hold or release its followers */
+	/* Remove its followers from the batch; they wait for it, or are redelivered at once */
 	if (!event->isnull[EVENT_AGGREGATE])
 	{
 		if (retryAt != 0)
-			changed |= HoldFollowers(subscription, position, events, failed);
-		else
+			ParkedHoldFollowers(subscription->name, event);
+		changed |= RemoveFollowers(subscription, position, events, failed);
+		if (retryAt == 0)
 			ParkedRelease(subscription->name, &aggregate, 1);
 	}
+	ParkedCheckOrder(subscription->name);
 
 	/* Write the position */
 	InjectionPoint("event-write");
@@ -491,8 +497,9 @@ Park(const Subscription *subscription, Position *position, const List *events,
 }
 
 /*
- * DeliveryNack parks an event of the batch, and makes the later ones of its aggregate
- * wait behind it.  Returns when it is redelivered, or 0 if it is a dead letter now.
+ * DeliveryNack parks an event of the batch.  The later ones of its aggregate leave the batch
+ * too: they are redelivered after it.  Returns when it is redelivered, or 0 if it is a dead
+ * letter now.
  */
 TimestampTz
 DeliveryNack(const Subscription *subscription, int64 number, const pg_uuid_t *id, const text *error,

@@ -3,8 +3,9 @@
  * delivery/parked.c
  *	  The table idempotency.parked: events that failed, or wait for one that did.
  *
- * README.md describes the states and the order that they keep.  Every function here keeps
- * it, but for ParkedAdd() with a time, after which the caller calls ParkedRestoreOrder().
+ * README.md describes the states and the order that they keep, which ParkedCheckOrder()
+ * checks after each change.  A caller of ParkedAdd() with a time calls ParkedRestoreOrder(),
+ * and one that removes events from the order calls ParkedRelease().
  *
  * Locks: the caller holds the subscription's, to the end of the transaction.
  *
@@ -76,9 +77,9 @@ static ExtensionQuery numbersQuery = {
 static ExtensionQuery blocksQuery = {
 	.table = "parked",
 	.text = "SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND aggregateid" EQ
-			"$2 AND dead_at IS NULL LIMIT 1",
-	.parameters = 2,
-	.types = {TEXTOID, TEXTOID},
+			"$2 AND dead_at IS NULL AND seq" LT "$3 LIMIT 1",
+	.parameters = 3,
+	.types = {TEXTOID, TEXTOID, INT8OID},
 };
 
 static ExtensionQuery hasErrorQuery = {
@@ -198,12 +199,14 @@ ParkedRemoveFrom(List *events, const text *subscription)
 }
 
 /*
- * ParkedBlocks tells whether an event has to wait for a parked one of its aggregate.
+ * ParkedBlocks tells whether an event has to wait for an earlier one of its aggregate.  One
+ * that committed late does not wait for later ones.
  */
 bool
 ParkedBlocks(const text *subscription, const Event *event)
 {
-	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_AGGREGATE]};
+	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_AGGREGATE],
+					  event->values[EVENT_SEQ]};
 
 	return !event->isnull[EVENT_AGGREGATE] && ExtensionQueryDo(&blocksQuery, values, NULL) > 0;
 }
@@ -234,25 +237,41 @@ ParkedHasError(const text *subscription, const Event *event, const text *error)
 	"subscription, seq, id, aggregatetype, aggregateid, type, payload, headers, attempts,"         \
 	" published_at"
 
+/*
+ * An event without a time waits.  One that committed late, so that a later event of its
+ * aggregate is scheduled, takes the time of that one.
+ */
 static ExtensionQuery addQuery = {
 	.table = "parked",
 	.text = "INSERT INTO idempotency.parked (" COPIED ", retry_at)"
-			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9 OPERATOR(pg_catalog.-) 1, $10, $11)"
+			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9 OPERATOR(pg_catalog.-) 1, $10,"
+			" coalesce($11, (SELECT pg_catalog.min(later.retry_at) FROM idempotency.parked AS later"
+			" WHERE later.subscription" EQ "$1 AND later.aggregateid" EQ "$5"
+			" AND later.retry_at IS NOT NULL AND later.seq" GT "$2)))"
 			" ON CONFLICT (subscription, seq) DO NOTHING",
 	.parameters = 11,
 	.types = {TEXTOID, EVENT_TYPES, TIMESTAMPTZOID},
 };
 
+/*
+ * The event is not scheduled before an earlier one of its aggregate: those that remain in
+ * the batch, or that redrive() has scheduled meanwhile.
+ */
 static ExtensionQuery failQuery = {
 	.table = "parked",
-	.text = "INSERT INTO idempotency.parked AS p (" COPIED ","
-			" error, first_failed_at, last_failed_at, retry_at, dead_at)"
-			" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12, $13,"
-			" CASE WHEN $13 IS NULL THEN $12 END)"
-			" ON CONFLICT (subscription, seq) DO UPDATE SET attempts = excluded.attempts,"
-			" error = excluded.error, last_failed_at = excluded.last_failed_at,"
-			" first_failed_at = coalesce(p.first_failed_at, excluded.first_failed_at),"
-			" retry_at = excluded.retry_at, dead_at = excluded.dead_at",
+	.text =
+		"INSERT INTO idempotency.parked AS p (" COPIED ","
+		" error, first_failed_at, last_failed_at, retry_at, dead_at)"
+		" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12,"
+		" (SELECT CASE WHEN $13 IS NULL OR pg_catalog.bool_or(earlier.retry_at IS NULL) THEN NULL"
+		" ELSE greatest($13, pg_catalog.max(earlier.retry_at)) END"
+		" FROM idempotency.parked AS earlier WHERE earlier.subscription" EQ
+		"$1 AND earlier.aggregateid" EQ "$5 AND earlier.dead_at IS NULL AND earlier.seq" LT "$2),"
+		" CASE WHEN $13 IS NULL THEN $12 END)"
+		" ON CONFLICT (subscription, seq) DO UPDATE SET attempts = excluded.attempts,"
+		" error = excluded.error, last_failed_at = excluded.last_failed_at,"
+		" first_failed_at = coalesce(p.first_failed_at, excluded.first_failed_at),"
+		" retry_at = excluded.retry_at, dead_at = excluded.dead_at",
 	.parameters = 13,
 	.types = {TEXTOID, EVENT_TYPES, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID},
 };
@@ -303,10 +322,8 @@ static ExtensionQuery redriveQuery = {
 
 /*
  * Of an aggregate with events that are scheduled at $2 and others that are not, only the
- * first scheduled one stays so.  An event that committed late can wait below it: if it
- * counted as the first, nothing would be scheduled, and the aggregate would wait forever.
- * The events that are scheduled at $2 lead to the aggregates, so that no others are read,
- * however many there are.
+ * first one stays scheduled.  The events that are scheduled at $2 lead to the aggregates, so
+ * that no others are read, however many there are.
  */
 static ExtensionQuery orderQuery = {
 	.table = "parked",
@@ -458,6 +475,46 @@ ParkedRedrive(const text *subscription, const pg_uuid_t *id)
 	int64 count = (int64) ExtensionQueryDo(&redriveQuery, values, isnull);
 
 	if (count > 0)
+	{
 		ParkedRestoreOrder(subscription, now);
+		ParkedCheckOrder(subscription);
+	}
 	return count;
 }
+
+/* ----------------------------------------------------------------
+ * Checking
+ * ----------------------------------------------------------------
+ */
+
+#ifdef USE_ASSERT_CHECKING
+/*
+ * An event that is scheduled although an earlier one of its aggregate waits or is scheduled
+ * later, or that waits although nothing of its aggregate is scheduled.
+ */
+static ExtensionQuery disorderQuery = {
+	.table = "parked",
+	.text = "SELECT FROM idempotency.parked AS p WHERE p.subscription" EQ "$1"
+			" AND p.dead_at IS NULL AND CASE WHEN p.retry_at IS NULL"
+			" THEN NOT EXISTS (SELECT FROM idempotency.parked AS scheduled"
+			" WHERE scheduled.subscription" EQ "$1 AND scheduled.aggregateid" EQ "p.aggregateid"
+			" AND scheduled.retry_at IS NOT NULL)"
+			" ELSE EXISTS (SELECT FROM idempotency.parked AS earlier"
+			" WHERE earlier.subscription" EQ "$1 AND earlier.aggregateid" EQ "p.aggregateid"
+			" AND earlier.dead_at IS NULL AND earlier.seq" LT "p.seq"
+			" AND (earlier.retry_at IS NULL OR earlier.retry_at" GT "p.retry_at)) END LIMIT 1",
+	.parameters = 1,
+	.types = {TEXTOID},
+};
+
+/*
+ * ParkedCheckOrder asserts that the parked events keep the order.
+ */
+void
+ParkedCheckOrder(const text *subscription)
+{
+	Datum values[] = {PointerGetDatum(subscription)};
+
+	Assert(ExtensionQueryDo(&disorderQuery, values, NULL) == 0);
+}
+#endif

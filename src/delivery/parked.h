@@ -30,4 +30,10 @@ extern void ParkedRelease(const text *subscription, Datum *aggregates, int count
 extern void ParkedAcknowledge(const text *subscription, const Position *position);
 extern int64 ParkedRedrive(const text *subscription, const pg_uuid_t *id);
 
+#ifdef USE_ASSERT_CHECKING
+extern void ParkedCheckOrder(const text *subscription);
+#else
+#define ParkedCheckOrder(subscription) ((void) 0)
+#endif
+
 #endif /* IDEMPOTENCY_DELIVERY_PARKED_H */

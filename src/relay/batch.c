@@ -198,23 +198,21 @@ RelayBatchLeave(const RelayJob *job)
  */
 
 /*
- * Fail parks an event of a batch that has failed.  Returns whether the later events of
- * its aggregate must wait.
+ * Fail parks an event of a batch that has failed.
  */
-static bool
+static void
 Fail(const Subscription *subscription, const Batch *batch, const ListCell *event, const text *error)
 {
 	Datum id;
 
 	if (DeliveryFail(subscription, batch->number, batch->events, event, error) != 0)
-		return true;
+		return;
 	id = ((Event *) lfirst(event))->values[EVENT_ID];
 	ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now",
 						 DatumGetCString(DirectFunctionCall1(uuid_out, id)),
 						 text_to_cstring(subscription->name)),
 				  errdetail_internal("%s", text_to_cstring(error)),
 				  errhint("idempotency.redrive() gives it once more.")));
-	return false;
 }
 
 /*
@@ -235,14 +233,14 @@ RelayBatchRecover(const RelayJob *job, const Subscription *subscription)
 	{
 		const text *why = failure != NULL ? failure : cstring_to_text(KILLED);
 
-		(void) Fail(subscription, &left, list_head(left.events), why);
+		Fail(subscription, &left, list_head(left.events), why);
 		DeliveryAck(subscription, left.number, NIL);
 	}
 }
 
 /*
- * IsHeld tells whether an event waits behind one of its aggregate that has failed
- * in this batch.
+ * IsHeld tells whether an event has left the batch with an earlier one of its aggregate that
+ * has failed.
  */
 static bool
 IsHeld(const Event *event, const List *failed)
@@ -283,8 +281,8 @@ ThrowUnlessEventFailed(const Subscription *subscription, EventHandler *handler, 
 }
 
 /*
- * HandleEvent calls the handler with an event of the batch.  If that fails, and the
- * later events of its aggregate must wait, it is added to "failed".
+ * HandleEvent calls the handler with an event of the batch.  If that fails, it is added to
+ * "failed".
  */
 static void
 HandleEvent(const Subscription *subscription, EventHandler *handler, ListCell *cell, List **failed)
@@ -294,13 +292,13 @@ HandleEvent(const Subscription *subscription, EventHandler *handler, ListCell *c
 	if (IsHeld(lfirst(cell), *failed) || EventHandle(handler, lfirst(cell), &error))
 		return;
 	ThrowUnlessEventFailed(subscription, handler, error);
-	if (Fail(subscription, &current, cell, error))
-		*failed = lappend(*failed, lfirst(cell));
+	Fail(subscription, &current, cell, error);
+	*failed = lappend(*failed, lfirst(cell));
 }
 
 /*
- * Rest returns the events of the batch after one, without those that wait for an event
- * that failed.
+ * Rest returns the events of the batch after one, without those that have left it with an
+ * event that failed.
  */
 static List *
 Rest(const ListCell *cell, const List *failed)
