@@ -1247,8 +1247,8 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[]) IS
 	'grant privileges on objects of the extension to a role';
 
--- Three sets of privileges.  Clients claim, finish and publish.  Consumers deduplicate and
--- read events, including those of other roles.  Operators read keys and delete them.
+-- Four sets of privileges.  Clients claim, finish and publish.  Consumers deduplicate and
+-- read events, including those of other roles.  Operators read keys and delete them.  Backups read all tables.
 -- A cast of a constant through I/O functions needs EXECUTE on them.
 CREATE FUNCTION idempotency.grant_client(role regrole)
 	RETURNS void
@@ -1311,6 +1311,19 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';
+
+-- What pg_dump needs: it locks and copies each table, and reads each sequence.
+CREATE FUNCTION idempotency.grant_backup(role regrole)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT idempotency_internal.grant_privileges(role,
+		'SELECT ON idempotency.key, idempotency.outbox, idempotency.subscription, idempotency.position,
+			idempotency.parked, idempotency.reaper',
+		'SELECT ON SEQUENCE idempotency.token, idempotency.outbox_seq, idempotency.subscription_number')
+$$;
+COMMENT ON FUNCTION idempotency.grant_backup(regrole) IS
+	'let a role dump the database, with all keys, responses and events';
 
 -- The server's default privileges and those of the installing role (ALTER DEFAULT
 -- PRIVILEGES) apply to each object above.  Revoke them all; only the owner keeps privileges.

@@ -23,7 +23,8 @@ INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, fingerp
 	leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by)
 SELECT * FROM pg_temp.moved_key;
 SET LOCAL ROLE :"owner";
-SELECT CASE g.operator WHEN true THEN idempotency.grant_operator(g.role) ELSE idempotency.grant_client(g.role) END
+SELECT CASE g.kind WHEN 'client' THEN idempotency.grant_client(g.role) WHEN 'operator' THEN idempotency.grant_operator(g.role)
+	ELSE idempotency.grant_backup(g.role) END
 FROM pg_temp.moved_grant AS g;
 
 COMMIT;

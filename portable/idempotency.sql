@@ -2986,7 +2986,7 @@ $$;
 -- Privileges: none for PUBLIC
 -- ---------------------------------------------------------------------------
 
-CREATE FUNCTION idempotency_internal.grant_privileges(role regrole, functions text[], privilege text DEFAULT NULL)
+CREATE FUNCTION idempotency_internal.grant_privileges(role regrole, functions text[], VARIADIC privileges text[] DEFAULT '{}')
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
@@ -3001,16 +3001,14 @@ BEGIN
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.keytext, idempotency.outcome, idempotency.operation, idempotency.abandoned']
 		|| ARRAY(SELECT format('EXECUTE ON FUNCTION %s', p.oid::regprocedure) FROM pg_proc AS p
 			WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname = ANY (functions))
-		|| privilege
+		|| privileges
 	LOOP
-		IF granted IS NOT NULL THEN
-			EXECUTE format('GRANT %s TO %s', granted, role);
-		END IF;
+		EXECUTE format('GRANT %s TO %s', granted, role);
 	END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[], text) IS
-	'grant functions, by name, and another privilege to a role';
+COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[], text[]) IS
+	'grant functions, by name, and other privileges to a role';
 
 CREATE FUNCTION idempotency.grant_client(role regrole)
 	RETURNS void
@@ -3032,6 +3030,18 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';
+
+-- What pg_dump needs: it locks and copies each table.  With the distributed layout, there is
+-- one in each schema.
+CREATE FUNCTION idempotency.grant_backup(role regrole)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT idempotency_internal.grant_privileges(role, '{}', 'USAGE ON SCHEMA idempotency_internal',
+		'SELECT ON ALL TABLES IN SCHEMA idempotency, idempotency_internal')
+$$;
+COMMENT ON FUNCTION idempotency.grant_backup(regrole) IS
+	'let a role dump the database, with all keys and responses';
 
 -- Default privileges apply to each object above.  Revoke them all; only the owner keeps
 -- privileges.

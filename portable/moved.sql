@@ -16,10 +16,14 @@ CREATE TEMPORARY TABLE moved_key ON COMMIT DROP AS
 		leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by
 	FROM idempotency.key;
 
--- Clients may call claim(), and operators forget()
+-- Clients may call claim(), operators forget(), and backups read the table
 CREATE TEMPORARY TABLE moved_grant ON COMMIT DROP AS
-	SELECT DISTINCT p.proname = 'forget' AS operator, a.grantee::regrole AS role
+	SELECT DISTINCT CASE p.proname WHEN 'claim' THEN 'client' ELSE 'operator' END AS kind, a.grantee::regrole AS role
 	FROM pg_catalog.pg_proc AS p, pg_catalog.aclexplode(p.proacl) AS a
 	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname IN ('claim', 'forget')
-		AND a.grantee NOT IN (0, p.proowner);
+		AND a.grantee NOT IN (0, p.proowner)
+	UNION
+	SELECT 'backup', a.grantee::regrole
+	FROM pg_catalog.pg_class AS c, pg_catalog.aclexplode(c.relacl) AS a
+	WHERE c.oid = 'idempotency.key'::regclass AND a.privilege_type = 'SELECT' AND a.grantee NOT IN (0, c.relowner);
 GRANT SELECT ON moved_grant TO PUBLIC;

@@ -8,7 +8,7 @@
 -- the server, because their functions are dropped, and succeed when they are retried in a
 -- new session.  Tokens of running leases stay valid, and later tokens are greater than all
 -- before, also for keys that were deleted: the sequence continues from the clock, as the
--- tokens of the portable edition do.  Clients and operators keep their privileges.  As
+-- tokens of the portable edition do.  Clients, operators and backups keep their privileges.  As
 -- uninstall.sql, it fails if other objects depend on the portable edition.
 
 \set ON_ERROR_STOP on
@@ -25,7 +25,8 @@ SELECT * FROM pg_temp.moved_key;
 SELECT pg_catalog.setval('idempotency.token', greatest(max(m.token), max(m.finished_by),
 	(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint)) AS last_token
 FROM pg_temp.moved_key AS m;
-SELECT CASE g.operator WHEN true THEN idempotency.grant_operator(g.role) ELSE idempotency.grant_client(g.role) END
+SELECT CASE g.kind WHEN 'client' THEN idempotency.grant_client(g.role) WHEN 'operator' THEN idempotency.grant_operator(g.role)
+	ELSE idempotency.grant_backup(g.role) END
 FROM pg_temp.moved_grant AS g;
 
 COMMIT;

@@ -21,8 +21,10 @@ GRANT CREATE ON SCHEMA public TO PUBLIC;
 CREATE ROLE regress_idempotency_nobody;
 CREATE ROLE regress_idempotency_client;
 CREATE ROLE regress_idempotency_operator;
+CREATE ROLE regress_idempotency_backup;
 SELECT idempotency.grant_client('regress_idempotency_client');
 SELECT idempotency.grant_operator('regress_idempotency_operator');
+SELECT idempotency.grant_backup('regress_idempotency_backup');
 
 --
 -- Privileges
@@ -62,6 +64,8 @@ GRANT SELECT ON door TO PUBLIC;
 SET ROLE regress_idempotency_nobody;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 SET ROLE regress_idempotency_client;
+SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
+SET ROLE regress_idempotency_backup;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 SET ROLE regress_idempotency_operator;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
@@ -187,7 +191,7 @@ SELECT c.oid::regclass AS relations FROM pg_class AS c, aclexplode(c.relacl) AS 
 DELETE FROM idempotency.key WHERE scope LIKE 'portable%';
 DROP TABLE guarded;
 SET client_min_messages = warning;
-DROP OWNED BY regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator CASCADE;
+DROP OWNED BY regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator, regress_idempotency_backup CASCADE;
 RESET client_min_messages;
-DROP ROLE regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator;
+DROP ROLE regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator, regress_idempotency_backup;
 REVOKE CREATE ON SCHEMA public FROM PUBLIC;

@@ -75,6 +75,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.grant_client(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_consumer(''regress_idempotency_nobody'')'),
 	('SELECT idempotency.grant_operator(''regress_idempotency_nobody'')'),
+	('SELECT idempotency.grant_backup(''regress_idempotency_nobody'')'),
 	('SELECT idempotency_internal.refuse_update()'),
 	('SELECT idempotency_internal.grant_privileges(''regress_idempotency_nobody'', ''SELECT ON idempotency.key'')'),
 	('SELECT * FROM idempotency.keys'),
@@ -320,12 +321,13 @@ SELECT idempotency.grant_operator('"regress idempotency ""quoted"""');
 SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(idempotency.identifier, idempotency.identifier, bigint)', 'EXECUTE') AS client,
 	has_function_privilege('regress idempotency "quoted"', 'idempotency.ack(text, bigint)', 'EXECUTE') AS consumer,
 	has_function_privilege('regress idempotency "quoted"', 'idempotency.forget(idempotency.identifier, idempotency.identifier)', 'EXECUTE') AS operator;
-SELECT idempotency.grant_client(NULL), idempotency.grant_consumer(NULL), idempotency.grant_operator(NULL);
+SELECT idempotency.grant_client(NULL), idempotency.grant_consumer(NULL), idempotency.grant_operator(NULL), idempotency.grant_backup(NULL);
 SELECT count(*) AS rights_of_public FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND has_function_privilege('public', oid, 'EXECUTE');
 SELECT idempotency.grant_client('no_such_role');
 SELECT idempotency.grant_consumer('public');
 SELECT idempotency.grant_operator('public');
+SELECT idempotency.grant_backup('public');
 -- An OID without a role is not used as a name.
 SELECT idempotency.grant_client(1::oid);
 \echo :SQLSTATE

@@ -8,9 +8,11 @@ BEGIN;
 CREATE ROLE docs_client;
 CREATE ROLE docs_consumer;
 CREATE ROLE docs_operator;
+CREATE ROLE docs_backup;
 SELECT idempotency.grant_client('docs_client') \g /dev/null
 SELECT idempotency.grant_consumer('docs_consumer') \g /dev/null
 SELECT idempotency.grant_operator('docs_operator') \g /dev/null
+SELECT idempotency.grant_backup('docs_backup') \g /dev/null
 
 -- Functions: the line with the properties of the function.
 SELECT
@@ -34,7 +36,7 @@ SELECT
 	'grant_' || may.they,
 	'SELECT on ' || pg_catalog.string_agg(pg_catalog.format('`%s`', c.relname), ', ' ORDER BY c.relname) || ';',
 	0
-FROM (VALUES ('client', 'docs_client'), ('consumer', 'docs_consumer'), ('operator', 'docs_operator')) AS may (they, role)
+FROM (VALUES ('client', 'docs_client'), ('consumer', 'docs_consumer'), ('operator', 'docs_operator'), ('backup', 'docs_backup')) AS may (they, role)
 JOIN pg_catalog.pg_class AS c ON pg_catalog.has_table_privilege(may.role, c.oid, 'SELECT')
 WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 GROUP BY may.they

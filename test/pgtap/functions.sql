@@ -98,7 +98,8 @@ SELECT set_eq(
 		-- privileges
 		('grant_client(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
 		('grant_consumer(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
-		('grant_operator(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true)
+		('grant_operator(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
+		('grant_backup(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true)
 	$$,
 	'these functions, with these results, languages, volatilities, parallel safeties and strictnesses, and no other');
 

@@ -1,5 +1,5 @@
--- The public contract: privileges. Four roles access every object: a role without
--- grants, a client, a consumer and an operator. A new object fails here until the lists
+-- The public contract: privileges. Five roles access every object: a role without
+-- grants, a client, a consumer, an operator and a backup. A new object fails here until the lists
 -- below say which roles can use it.
 
 BEGIN;
@@ -14,10 +14,12 @@ CREATE ROLE idempotency_plain;
 CREATE ROLE idempotency_client;
 CREATE ROLE idempotency_consumer;
 CREATE ROLE idempotency_operator;
+CREATE ROLE idempotency_backup;
 CREATE ROLE "idempotency ""odd"", role";
 SELECT idempotency.grant_client('idempotency_client') \g /dev/null
 SELECT idempotency.grant_consumer('idempotency_consumer') \g /dev/null
 SELECT idempotency.grant_operator('idempotency_operator') \g /dev/null
+SELECT idempotency.grant_backup('idempotency_backup') \g /dev/null
 SELECT idempotency.grant_client('"idempotency ""odd"", role"') \g /dev/null
 
 CREATE TEMPORARY VIEW looker AS
@@ -26,7 +28,8 @@ CREATE TEMPORARY VIEW looker AS
 		('plain', 'idempotency_plain'),
 		('client', 'idempotency_client'),
 		('consumer', 'idempotency_consumer'),
-		('operator', 'idempotency_operator')) AS l (who, role);
+		('operator', 'idempotency_operator'),
+		('backup', 'idempotency_backup')) AS l (who, role);
 
 -- The types with their own access lists. An array uses the list of its element type.
 -- Row types of tables and views keep the server's default, because pg_dump warns about
@@ -147,6 +150,7 @@ SELECT set_eq(
 		('idempotency.grant_client(regrole)', ''),
 		('idempotency.grant_consumer(regrole)', ''),
 		('idempotency.grant_operator(regrole)', ''),
+		('idempotency.grant_backup(regrole)', ''),
 		('idempotency_internal.refuse_update()', ''),
 		('idempotency_internal.grant_privileges(regrole,text[])', ''),
 		('idempotency_internal.document(jsonb)', 'client'),
@@ -193,18 +197,22 @@ SELECT set_eq(
 	$$,
 	$$ VALUES ('keys', 'operator', 'SELECT'), ('zombies', 'operator', 'SELECT'), ('stats', 'operator', 'SELECT'),
 		('reaper', 'operator', 'SELECT'), ('subscriptions', 'operator', 'SELECT'),
-		('dead_letters', 'operator', 'SELECT') $$,
-	'relations: an operator can read the views, and nothing else');
+		('dead_letters', 'operator', 'SELECT'),
+		('key', 'backup', 'SELECT'), ('outbox', 'backup', 'SELECT'), ('subscription', 'backup', 'SELECT'),
+		('position', 'backup', 'SELECT'), ('parked', 'backup', 'SELECT'), ('reaper', 'backup', 'SELECT') $$,
+	'relations: an operator can read the views, a backup the tables, and nothing else');
 
-SELECT is_empty(
+SELECT set_eq(
 	$$
-		SELECT c.relname, l.who
+		SELECT c.relname::text, l.who, p.privilege
 		FROM pg_catalog.pg_class AS c
 		CROSS JOIN pg_temp.looker AS l
+		CROSS JOIN (VALUES ('USAGE'), ('SELECT'), ('UPDATE')) AS p (privilege)
 		WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace AND c.relkind = 'S'
-			AND pg_catalog.has_sequence_privilege(l.role, c.oid, 'USAGE, SELECT, UPDATE')
+			AND pg_catalog.has_sequence_privilege(l.role, c.oid, p.privilege)
 	$$,
-	'sequences: no privileges');
+	$$ VALUES ('token', 'backup', 'SELECT'), ('outbox_seq', 'backup', 'SELECT'), ('subscription_number', 'backup', 'SELECT') $$,
+	'sequences: a backup can read them, and nobody else');
 
 SELECT set_eq(
 	$$
@@ -231,8 +239,8 @@ SELECT set_eq(
 		CROSS JOIN (VALUES ('USAGE'), ('CREATE')) AS p (privilege)
 		WHERE pg_catalog.has_schema_privilege(l.role, 'idempotency', p.privilege)
 	$$,
-	$$ VALUES ('client', 'USAGE'), ('consumer', 'USAGE'), ('operator', 'USAGE') $$,
-	'the schema: USAGE without CREATE for clients, consumers and operators');
+	$$ VALUES ('client', 'USAGE'), ('consumer', 'USAGE'), ('operator', 'USAGE'), ('backup', 'USAGE') $$,
+	'the schema: USAGE without CREATE for clients, consumers, operators and backups');
 
 SELECT is_empty(
 	$$

@@ -3,7 +3,8 @@
 # Proves that every way to dump and restore a database keeps all keys. Records of every
 # kind are restored, replay the same bytes and reject another request. Only roles with
 # the right before can use them. Also proves that a dump creates the extension once and
-# none of its objects, and that pg_dump prints no warning.
+# none of its objects, that pg_dump prints no warning, and that a role with grant_backup
+# gets the same dumps as a superuser.
 
 use strict;
 use warnings FATAL => 'all';
@@ -220,6 +221,16 @@ sub fresh
 	restored($dbname);
 }
 
+# A role that can read all tables of the application cannot dump the database without
+# grant_backup, not even its schema.
+$node->safe_psql('postgres', 'CREATE ROLE backup LOGIN; GRANT SELECT ON charge TO backup');
+foreach my $option ('--schema-only', '--format=custom')
+{
+	$node->command_fails_like([ 'pg_dump', '--username=backup', $option, 'postgres' ], qr/permission denied/, "pg_dump $option without rights fails");
+}
+$node->safe_psql('postgres', q{SELECT idempotency.grant_backup('backup')});
+$before{rights} = rights_of('postgres');
+
 my @psql = ('psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file');
 my @restore = ('pg_restore', '--exit-on-error');
 
@@ -228,6 +239,20 @@ dumps($node, 'dump as archive', '--format=custom', '--file', "$dir/custom", 'pos
 dumps($node, 'dump as directory, in parallel', '--format=directory', '--jobs=2', '--file', "$dir/directory", 'postgres');
 dumps($node, 'dump the schema', '--schema-only', '--file', "$dir/schema", 'postgres');
 dumps($node, 'dump the data', '--data-only', '--disable-triggers', '--file', "$dir/data", 'postgres');
+
+# Each dump of that role has the same bytes.
+dumps($node, 'dump as plain text, as backup', '--username=backup', '--file', "$dir/backup", 'postgres');
+dumps($node, 'dump the schema, as backup', '--username=backup', '--schema-only', '--file', "$dir/backup_schema", 'postgres');
+dumps($node, 'dump the data, as backup', '--username=backup', '--data-only', '--disable-triggers', '--file', "$dir/backup_data", 'postgres');
+dumps($node, 'dump as archive, as backup', '--username=backup', '--format=custom', '--file', "$dir/backup_custom", 'postgres');
+dumps($node, 'dump as directory, in parallel, as backup', '--username=backup', '--format=directory', '--jobs=2', '--file', "$dir/backup_directory", 'postgres');
+foreach my $kind ([ '', 'plain' ], [ '_schema', 'schema' ], [ '_data', 'data' ])
+{
+	my @same = map { s/^\\(un)?restrict .*//mgr } slurp_file("$dir/backup$kind->[0]"), slurp_file("$dir/$kind->[1]");
+	ok($same[0] eq $same[1], "pg_dump as backup: the same $kind->[1]");
+}
+fails_with($node, "SET ROLE backup; $_", '42501', "backup may not: $_") foreach 'DELETE FROM idempotency.key', q{SELECT nextval('idempotency.token')},
+  q{SELECT idempotency.forget('kind', 'odd')}, q{SELECT idempotency.claim('kind', 'odd')};
 
 my $text = slurp_file("$dir/plain");
 is(scalar(() = $text =~ /^CREATE EXTENSION.*idempotency/mg), 1, 'a dump creates the extension once');
@@ -241,10 +266,10 @@ unlike(slurp_file("$dir/schema"), qr/^COPY/m, 'a dump of the schema has no data'
 
 fresh('from_plain', [@psql, "$dir/plain"]);
 fresh('from_custom', [@restore, "$dir/custom"]);
-fresh('from_directory', [@restore, '--jobs=2', "$dir/directory"]);
+fresh('from_directory', [@restore, '--jobs=2', "$dir/backup_directory"]);
 fresh('from_parts', [@psql, "$dir/schema"], [@psql, "$dir/data"]);
-fresh('from_archive_parts', [@restore, '--schema-only', "$dir/custom"],
-	[@restore, '--data-only', '--disable-triggers', "$dir/custom"]);
+fresh('from_archive_parts', [@restore, '--schema-only', "$dir/backup_custom"],
+	[@restore, '--data-only', '--disable-triggers', "$dir/backup_custom"]);
 
 # Restore into a database whose contents have changed: the dump replaces them.
 fresh('replaced', [@restore, "$dir/custom"]);

@@ -33,8 +33,9 @@ $node->safe_psql('postgres', q{
 CREATE ROLE client LOGIN;
 CREATE ROLE operator LOGIN;
 ALTER ROLE operator SET deadlock_timeout = '1ms'; -- so that not the operator detects a deadlock
+CREATE ROLE backup LOGIN;
 CREATE ROLE owner;
-SELECT idempotency.grant_client('client'), idempotency.grant_operator('operator');
+SELECT idempotency.grant_client('client'), idempotency.grant_operator('operator'), idempotency.grant_backup('backup');
 CREATE SCHEMA app;
 CREATE TABLE app.effect (id serial, key text, token int8);
 CREATE TABLE app.given (key text, answer text);
@@ -71,7 +72,9 @@ BEGIN
 	INSERT INTO app.effect (key, token) VALUES (charge_leased.key, charge_leased.token) RETURNING id INTO effect;
 	RETURN idempotency.complete('lease', key, to_json(effect), token => token);
 END $$;
-GRANT USAGE ON SCHEMA app TO client, operator;
+GRANT USAGE ON SCHEMA app TO client, operator, backup;
+GRANT SELECT ON ALL TABLES IN SCHEMA app TO backup;
+GRANT SELECT ON ALL SEQUENCES IN SCHEMA app TO backup;
 GRANT SELECT ON app.control TO operator;
 GRANT ALL ON ALL TABLES IN SCHEMA app TO client;
 GRANT ALL ON ALL SEQUENCES IN SCHEMA app TO client;
@@ -208,6 +211,7 @@ foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
 {
 	change_edition($recipe);
 	push @tokens, next_token();
+	dumps($node, "a role with grant_backup dumps the database after $recipe.sql", '--username=backup', '--file', "$dir/dump", 'postgres');
 }
 is_deeply(\@tokens, [ sort { $a <=> $b } @tokens ], 'tokens grow from one edition to the other, also if all keys were deleted');
 
