@@ -10,6 +10,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use Exporter 'import';
+use File::Basename;
+use File::Copy;
+use File::Path qw(make_path);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use PollTest;
@@ -18,7 +21,7 @@ use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(soak new_node open_session fails_with session_fails error_is
   answers_of keys_of synchronous_standby change_settings dumps backend_pid
-  wait_for_end wait_until_up upgrade_ok kill9 restart_after_kill9 memory_tools memory_is_flat);
+  copied_server wait_for_end wait_until_up upgrade_ok kill9 restart_after_kill9 memory_tools memory_is_flat);
 
 # A mutant run stops at the first failure.
 if ($ENV{IDEMPOTENCY_STOP_AT_FAILURE})
@@ -54,6 +57,33 @@ sub new_node
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 	return $node;
+}
+
+# copied_server creates an installation of the server that consists of links. It copies
+# the programs that locate files, because PostgreSQL locates its files relative to its
+# programs, and the directory of extensions. %opt: without: a pattern of the files of
+# extensions that it leaves out. Returns the prefix and the directory of
+# extension scripts.
+sub copied_server
+{
+	my ($to, %opt) = @_;
+	my ($bindir, $sharedir, $pkglibdir) = map { (run_command([ $ENV{PG_CONFIG} // 'pg_config', "--$_" ]))[0] } qw(bindir sharedir pkglibdir);
+	my $root = dirname($bindir);
+	$root = dirname($root) until index($sharedir, "$root/") == 0 && index($pkglibdir, "$root/") == 0;
+	my ($bin, $share, $lib) = map { $to . substr $_, length $root } $bindir, $sharedir, $pkglibdir;
+
+	make_path($bin, "$share/extension", dirname($lib));
+	foreach my $program (qw(postgres initdb pg_ctl pg_config psql))
+	{
+		copy("$bindir/$program", $bin) && chmod(0755, "$bin/$program") or die "$program: $!";
+	}
+	symlink $_, "$share/" . basename($_) for grep { !m{/extension$} } glob "$sharedir/*";
+	foreach my $file (glob "$sharedir/extension/*")
+	{
+		symlink $file, "$share/extension/" . basename($file) unless $opt{without} && basename($file) =~ $opt{without};
+	}
+	symlink $pkglibdir, $lib or die "$lib: $!";
+	return (dirname($bin), "$share/extension");
 }
 
 # upgrade_ok checks that pg_upgrade succeeds from one stopped server to another, with more

@@ -18,7 +18,6 @@ use warnings FATAL => 'all';
 
 use Digest::SHA;
 use File::Basename;
-use File::Copy;
 use File::Path qw(make_path);
 use IdempotencyTest;
 use OutboxTest;
@@ -77,28 +76,6 @@ foreach my $mistake (
 # A server with artificial versions
 # ----------------------------------------------------------------
 
-# copied_server creates an installation of the server that consists of links. It copies
-# the programs that locate files, because PostgreSQL locates its files relative to its
-# programs, and the directory of extensions. Returns the prefix and the directory of
-# extension scripts.
-sub copied_server
-{
-	my ($bindir, $sharedir, $pkglibdir) = map { (run_command([ $ENV{PG_CONFIG} // 'pg_config', "--$_" ]))[0] } qw(bindir sharedir pkglibdir);
-	my $root = dirname($bindir);
-	$root = dirname($root) until index($sharedir, "$root/") == 0 && index($pkglibdir, "$root/") == 0;
-	my ($bin, $share, $lib) = map { "$dir/server" . substr $_, length $root } $bindir, $sharedir, $pkglibdir;
-
-	make_path($bin, "$share/extension", dirname($lib));
-	foreach my $program (qw(postgres initdb pg_ctl pg_config psql))
-	{
-		copy("$bindir/$program", $bin) && chmod(0755, "$bin/$program") or die "$program: $!";
-	}
-	symlink $_, "$share/" . basename($_) for grep { !m{/extension$} } glob "$sharedir/*";
-	symlink $_, "$share/extension/" . basename($_) for glob "$sharedir/extension/*";
-	symlink $pkglibdir, $lib or die "$lib: $!";
-	return (dirname($bin), "$share/extension");
-}
-
 # The previous version is the script without the section about the outbox; that section
 # is the update script.
 my ($outbox) = $script =~ /^(-- -+\n-- The outbox: .*?)^-- -+\n-- Counters: /ms or die 'the script has no section about the outbox';
@@ -134,7 +111,7 @@ my %more = (
 	'ALTER TABLE idempotency.key SET (autovacuum_enabled = true)' => qr/missing: .*autovacuum_enabled/);
 my $after = join '', map { "$_;\n" } @tariff, sort keys %more;
 
-my ($prefix, $extension) = copied_server();
+my ($prefix, $extension) = copied_server("$dir/server");
 append_to_file("$extension/idempotency--0.9.sql", $before);
 append_to_file("$extension/idempotency--0.9--$default.sql", $way);
 append_to_file("$extension/idempotency--99.0.sql", $script . $after);
