@@ -48,7 +48,8 @@ BEGIN
 	definition := replace(definition, '-- distributed: ', '');
 
 	-- Citus 13.2.1 and 13.2.2 keep a plan of each execution of a generic one, see claim_first()
-	IF routine.provolatile = 'v' OR routine.proname = 'peek' THEN
+	IF (routine.provolatile = 'v' OR routine.proname = 'peek')
+		AND NOT (routine.prosecdef AND routine.proname IN ('claim', 'try_claim', 'complete', 'require_outcome')) THEN
 		definition := regexp_replace(definition, E'(\\n SET search_path TO [^\\n]*)', E'\\1\n SET plan_cache_mode TO ''force_custom_plan''');
 	END IF;
 
@@ -126,8 +127,7 @@ BEGIN
 	CREATE FUNCTION idempotency_internal.create_open_claim() RETURNS void
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $function$
 		BEGIN
-			PERFORM pg_advisory_xact_lock(hashtextextended('idempotency_internal.open_claim', 0));
-			IF to_regclass('idempotency_internal.open_claim') IS NULL THEN
+			BEGIN
 				CREATE UNLOGGED TABLE idempotency_internal.open_claim (
 					scope text COLLATE "C",
 					key text COLLATE "C",
@@ -140,7 +140,10 @@ BEGIN
 					DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
 					EXECUTE FUNCTION idempotency_internal.require_outcome();
 				PERFORM idempotency_internal.restrict_privileges('TABLE', 'idempotency_internal.open_claim', NULL);
-			END IF;
+			EXCEPTION
+				WHEN duplicate_table OR unique_violation THEN
+					NULL; -- another transaction has created it, and has committed
+			END;
 		END
 	$function$;
 	COMMENT ON FUNCTION idempotency_internal.create_open_claim() IS 'create the table of the open claims of this node';
@@ -177,6 +180,7 @@ BEGIN
 	-- lock_timeout, also where the row lies.
 	CREATE OR REPLACE FUNCTION idempotency_internal.announce(scope text, key text) RETURNS boolean
 		LANGUAGE sql VOLATILE PARALLEL UNSAFE AS 'SELECT false';
+	DROP SEQUENCE idempotency_internal.secret;
 
 	CREATE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$

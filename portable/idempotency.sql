@@ -7,15 +7,17 @@
 --	psql --no-psqlrc --file=portable/idempotency.sql
 --
 -- That role owns the functions and the table: clients call them with its rights, which is
--- why every function that is SECURITY DEFINER has a fixed search path, and why none calls
--- a function, an operator or a cast of its caller's.  README.md beside this file lists
--- what differs from the extension.
+-- why every function that is SECURITY DEFINER has a fixed search path, and takes no value of a
+-- type of its caller's: see "JSON of other types than text".  README.md beside this file
+-- lists what differs from the extension.
 
 \set ON_ERROR_STOP on
 \if :{?within_transaction}
 \else
 BEGIN;
 \endif
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL quote_all_identifiers = off; -- definitions are made from others, see below
 
 DO $$
 BEGIN
@@ -41,9 +43,6 @@ COMMENT ON SCHEMA idempotency IS 'idempotency keys: retries have their effect ex
 -- What the functions in the other schema call.  No role but the owner has USAGE.
 CREATE SCHEMA idempotency_internal;
 COMMENT ON SCHEMA idempotency_internal IS 'idempotency, portable edition 1.0: internal functions';
-
-SET LOCAL search_path = pg_catalog, pg_temp;
-SET LOCAL quote_all_identifiers = off; -- definitions are made from others, see below
 
 -- ---------------------------------------------------------------------------
 -- Types
@@ -184,6 +183,18 @@ COMMENT ON INDEX idempotency.key_pkey IS 'decides which claim succeeds';
 
 CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT NULL;
 COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, oldest token first';
+
+-- The numbers of advisory locks come from a random number that only the owner can read: each
+-- role can take advisory locks, and sees those of other sessions in pg_locks.  A sequence,
+-- because pg_sequence_last_value() reads it without a query.  pg_dump dumps its value; without
+-- one, which a dump of the schema alone restores, no claim gets a lock, and all are slower.
+CREATE SEQUENCE idempotency_internal.secret MINVALUE -9223372036854775808;
+COMMENT ON SEQUENCE idempotency_internal.secret IS 'its value makes the numbers of advisory locks unpredictable';
+DO $$
+BEGIN
+	PERFORM setval('idempotency_internal.secret', ('x' || translate(right(gen_random_uuid()::text, 17), '-', ''))::bit(64)::bigint);
+END
+$$;
 
 CREATE VIEW idempotency.keys AS
 	SELECT
@@ -699,49 +710,6 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_size(text, text, text, bigint) IS 'raise 54000 for a document that is too large';
 
-CREATE FUNCTION idempotency_internal.raise_document_type(type regtype)
-	RETURNS json
-	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-	PERFORM idempotency_internal.raise('42883', format('an argument of type %s is not JSON', type), NULL,
-		'Pass json, jsonb or text.');
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.raise_document_type(regtype) IS '42883: an argument has no type of JSON';
-
--- The parameters that take JSON are polymorphic, so that json, jsonb, text and untyped
--- literals bind.  Only these types are cast: a cast of the caller's own type could run its
--- code with the owner's rights.
-CREATE FUNCTION idempotency_internal.is_document(value anyelement)
-	RETURNS boolean
-	LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
-	SELECT pg_catalog.pg_typeof($1) OPERATOR(pg_catalog.=) ANY
-		('{pg_catalog.jsonb,pg_catalog.json,pg_catalog.text,pg_catalog.varchar,idempotency.document}'::pg_catalog.regtype[])
-$$;
-COMMENT ON FUNCTION idempotency_internal.is_document(anyelement) IS 'whether a value has a type of JSON';
-
--- The planner makes this a constant, and then is_document() of it, too: a test of the type
--- of an argument costs nothing at run time.
-CREATE FUNCTION idempotency_internal.null_like(value anyelement)
-	RETURNS anyelement
-	LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS 'SELECT CASE WHEN false THEN $1 END';
-COMMENT ON FUNCTION idempotency_internal.null_like(anyelement) IS 'a NULL of the type of a value';
-
-CREATE FUNCTION idempotency_internal.document(value anycompatible)
-	RETURNS json
-	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$
-	SELECT CASE
-		WHEN $1 IS NULL THEN NULL
-		WHEN idempotency_internal.is_document(idempotency_internal.null_like($1)) THEN $1::pg_catalog.text::pg_catalog.json
-		ELSE idempotency_internal.raise_document_type(pg_catalog.pg_typeof($1))
-	END
-$$;
-COMMENT ON FUNCTION idempotency_internal.document(anycompatible) IS 'a JSON argument as json, byte for byte';
-
 -- ---------------------------------------------------------------------------
 -- Requests: canonical JSON (RFC 8785), fingerprints and derived keys
 -- ---------------------------------------------------------------------------
@@ -910,15 +878,15 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.canonical(jsonb) IS 'the canonical text of a value, under any search path';
 
-CREATE FUNCTION idempotency.canonical(document anycompatible)
+CREATE FUNCTION idempotency.canonical(document text)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idempotency_internal.canonical(idempotency_internal.document(document)::jsonb);
+	RETURN idempotency_internal.canonical(document::jsonb);
 END
 $$;
-COMMENT ON FUNCTION idempotency.canonical(anycompatible) IS
+COMMENT ON FUNCTION idempotency.canonical(text) IS
 	'the canonical text of a JSON value (RFC 8785, but with exact numbers)';
 
 CREATE FUNCTION idempotency_internal.fingerprint(document jsonb)
@@ -927,15 +895,15 @@ CREATE FUNCTION idempotency_internal.fingerprint(document jsonb)
 	RETURN sha256(convert_to(idempotency_internal.canonical(document), 'UTF8'));
 COMMENT ON FUNCTION idempotency_internal.fingerprint(jsonb) IS 'SHA-256 of the canonical text of a JSON value';
 
-CREATE FUNCTION idempotency.fingerprint(document anycompatible)
+CREATE FUNCTION idempotency.fingerprint(document text)
 	RETURNS bytea
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idempotency_internal.fingerprint(idempotency_internal.document(document)::jsonb);
+	RETURN idempotency_internal.fingerprint(document::jsonb);
 END
 $$;
-COMMENT ON FUNCTION idempotency.fingerprint(anycompatible) IS
+COMMENT ON FUNCTION idempotency.fingerprint(text) IS
 	'SHA-256 of the canonical text of a JSON value, in UTF-8';
 
 -- A label that names the purpose, and then the texts, each as its length in four bytes
@@ -951,7 +919,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.digest(text, text[]) IS 'SHA-256 of a label and a list of texts';
 
 -- Not STRICT: a request may have no body.
-CREATE FUNCTION idempotency.fingerprint(method text, path text, body anycompatible)
+CREATE FUNCTION idempotency.fingerprint(method text, path text, body text)
 	RETURNS bytea
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -960,10 +928,10 @@ BEGIN
 		RETURN NULL;
 	END IF;
 	RETURN idempotency_internal.digest('idempotency request 1',
-		ARRAY[method, path, idempotency_internal.canonical(idempotency_internal.document(body)::jsonb)]);
+		ARRAY[method, path, idempotency_internal.canonical(body::jsonb)]);
 END
 $$;
-COMMENT ON FUNCTION idempotency.fingerprint(text, text, anycompatible) IS
+COMMENT ON FUNCTION idempotency.fingerprint(text, text, text) IS
 	'SHA-256 of a request: its method, its path and its canonical body';
 
 CREATE FUNCTION idempotency.derive_key(scope text, key text, step text)
@@ -1395,6 +1363,11 @@ COMMENT ON TRIGGER require_proof ON idempotency.key IS 'the last call about a le
 -- Writes a row of the table: a new one, or, if "seen" is a row's place, in place of the
 -- version of "seen" and "writer".  Returns false, with nothing written, if another
 -- transaction came first.  Waits for a transaction that is writing the row.
+--
+-- ON CONFLICT names no index, here and in record_many(): then it considers every unique index,
+-- also those that REINDEX CONCURRENTLY is about to use, or to drop, in which a race would raise
+-- 23505.  An index of somebody else's can also conflict, with the row of another key: callers
+-- that repeat the insertion count to max_conflicts().
 CREATE FUNCTION idempotency_internal.put(new idempotency.key, seen tid, writer xid)
 	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -1413,8 +1386,7 @@ BEGIN
 			-- distributed: home,
 			new.created_at, new.expires_at, new.scope, new.key, new.fingerprint, new.token, new.attempt, new.leased_at,
 			new.leased_until, new.request, new.retention, new.claimed_in, new.claim_fingerprint, new.claim_retention)
-		ON CONFLICT (scope, key) DO NOTHING; -- not distributed
-		-- distributed: ON CONFLICT DO NOTHING;
+		ON CONFLICT DO NOTHING;
 	ELSE
 		UPDATE idempotency.key AS k SET
 			created_at = new.created_at,
@@ -1443,15 +1415,42 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.put(idempotency.key, tid, xid) IS 'write a row, unless another transaction came first';
 
+-- After so many conflicts without a row of the key, another index is the reason.
+CREATE FUNCTION idempotency_internal.max_conflicts()
+	RETURNS integer
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+	RETURN 100;
+COMMENT ON FUNCTION idempotency_internal.max_conflicts() IS 'how often a call repeats an insertion';
+
+-- The insertion makes the server name the index.
+CREATE FUNCTION idempotency_internal.raise_conflict(scope text, key text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	INSERT INTO idempotency.key (
+		-- distributed: tenant,
+		created_at, expires_at, scope, key)
+	VALUES (
+		-- distributed: home,
+		clock_timestamp(), '-infinity', scope, key);
+	PERFORM idempotency_internal.raise_concurrent(scope, key);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_conflict(text, text) IS
+	'23505: a unique index that the edition has not created; or 40001';
+
 -- Tries the advisory lock of a new key, which tells other sessions that this one might be
 -- inserting its row.  No call waits for the lock, and the index alone decides: the lock
--- chooses between a plain insertion, and one in a subtransaction whose wait is bounded.
+-- chooses between a plain insertion, and one in a subtransaction whose wait is bounded.  So a
+-- client that holds it only makes a claim slower.  A key without a secret is NULL: no lock.
 CREATE FUNCTION idempotency_internal.announce(scope text, key text)
 	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-	RETURN pg_try_advisory_xact_lock(hashtextextended(key, hashtextextended(scope, 0)));
+	RETURN pg_try_advisory_xact_lock(hashtextextended(encode(sha256(convert_to(
+		pg_sequence_last_value('idempotency_internal.secret')::text || concat(E'\x1F', scope, E'\x1F', key), 'UTF8')), 'hex'), 0));
 COMMENT ON FUNCTION idempotency_internal.announce(text, text) IS
-	'whether no other session has announced to insert the key';
+	'whether no other session has announced to insert the key; NULL if that is unknown';
 
 -- Sets lock_timeout for a wait, in a subtransaction.  Returns false if the caller's own
 -- lock_timeout is shorter, and stays.
@@ -1651,6 +1650,7 @@ DECLARE
 	uncontended boolean;
 	written boolean;
 	wait_left bigint := wait_ms;
+	conflicts integer := 0;
 	result text;
 BEGIN
 	LOOP
@@ -1700,10 +1700,6 @@ BEGIN
 				NULL; -- a conflict with the snapshot must be explained
 			ELSIF seen IS NULL THEN
 				uncontended := idempotency_internal.announce(p_scope, p_key);
-				IF NOT uncontended AND wait_left <= 0 THEN
-					state := 'locked';
-					EXIT;
-				END IF;
 			ELSE
 				-- a row that another transaction has locked is not found
 				PERFORM FROM idempotency.key AS k
@@ -1730,6 +1726,10 @@ BEGIN
 			END IF;
 			insert_first := false;
 			is_last := true;
+			conflicts := conflicts + 1;
+			IF conflicts > idempotency_internal.max_conflicts() AND seen IS NULL THEN
+				PERFORM idempotency_internal.raise_conflict(p_scope, p_key);
+			END IF;
 			wait_left := greatest(extract(epoch FROM deadline - clock_timestamp()) * 1000, 0);
 			CONTINUE;
 		END IF;
@@ -1888,74 +1888,75 @@ CREATE FUNCTION idempotency_internal.is_plain(result text)
 			current_setting('transaction_isolation'), ', read only ', current_setting('transaction_read_only')) = 'read committed, read only off';
 COMMENT ON FUNCTION idempotency_internal.is_plain(text) IS 'whether a claim needs no more checks';
 
--- claim() and try_claim() have one body.  A first claim without a lease, and a replay, of a
+-- claim() and try_claim() have one body, for each type of the request.  A first claim without a lease, and a replay, of a
 -- transaction in READ COMMITTED need few statements, which are here; claim_any() has the
 -- rest, and finds each outcome again.
 --
--- These functions, complete() and the commit guard are most of the cost of a charge.  SET
--- search_path would be a tenth of it: instead, every name, type and operator is qualified.
+-- These functions, complete() and the commit guard are most of the cost of a charge.
 DO $do$
 DECLARE
 	form record;
 BEGIN
-	FOR form IN VALUES
-		('claim', 'claim an operation, or replay its outcome; any other outcome is an error', true),
-		('try_claim', 'claim an operation, or return why that failed; check the outcome', false)
+	FOR form IN
+		SELECT *
+		FROM (VALUES
+			('claim', 'claim an operation, or replay its outcome; any other outcome is an error', true),
+			('try_claim', 'claim an operation, or return why that failed; check the outcome', false)
+		) AS f (name, comment, refuse), (VALUES ('text', ' DEFAULT NULL'), ('json', ''), ('jsonb', '')) AS t (type, with_default)
 	LOOP
 		EXECUTE format($create$
 CREATE FUNCTION idempotency.%1$I(
-	scope text, key text, request anycompatible DEFAULT NULL,
+	scope text, key text, request %2$s%3$s,
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
-	result pg_catalog.text := E'\x1E' OPERATOR(pg_catalog.||) scope OPERATOR(pg_catalog.||) E'\x1Fk' OPERATOR(pg_catalog.||) key;
-	request_fingerprint pg_catalog.bytea;
-	stored pg_catalog.record;
+	result text := E'\x1E' || scope || E'\x1Fk' || key;
+	request_fingerprint bytea;
+	stored record;
 	-- distributed: operation idempotency.operation;
 BEGIN
 	IF lease IS NULL AND wait IS NULL AND retention IS NULL AND fingerprint IS NULL
-		AND idempotency_internal.is_document(idempotency_internal.null_like(request))
 		AND idempotency_internal.is_plain(result)
 	THEN
 		IF request IS NOT NULL THEN
-			request_fingerprint := idempotency_internal.fingerprint(request::pg_catalog.jsonb);
+			request_fingerprint := idempotency_internal.fingerprint(request::jsonb);
 		END IF;
 		-- not distributed:
 		SELECT k.expires_at, k.status, k.fingerprint, k.response, k.headers, k.token, k.claim_retention
 		INTO stored
 		FROM idempotency.key AS k
-		WHERE k.scope OPERATOR(pg_catalog.=) %1$I.scope COLLATE pg_catalog."C" AND k.key OPERATOR(pg_catalog.=) %1$I.key COLLATE pg_catalog."C";
+		WHERE k.scope = %1$I.scope COLLATE "C" AND k.key = %1$I.key COLLATE "C";
 		IF NOT FOUND AND idempotency_internal.announce(scope, key) THEN
 			INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
-			VALUES (pg_catalog.clock_timestamp(), '-infinity', scope, key, request_fingerprint,
-				pg_catalog.pg_current_xact_id(), '24:00:00')
+			VALUES (clock_timestamp(), '-infinity', scope, key, request_fingerprint,
+				pg_current_xact_id(), '24:00:00')
 			ON CONFLICT DO NOTHING;
 			IF FOUND THEN
-				result := pg_catalog.set_config('idempotency_internal.results', result, true);
+				result := set_config('idempotency_internal.results', result, true);
 				RETURN '(claimed,f,,1,,,,,,f,,,)'::idempotency.operation;
 			END IF;
 		ELSIF stored.token IS NULL AND stored.claim_retention IS NULL
-			AND stored.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-			AND (stored.fingerprint OPERATOR(pg_catalog.=) request_fingerprint) IS NOT FALSE
+			AND stored.expires_at > clock_timestamp()
+			AND (stored.fingerprint = request_fingerprint) IS NOT FALSE
 		THEN
-			result := pg_catalog.set_config('idempotency_internal.results',
-				E'\x1E' OPERATOR(pg_catalog.||) scope OPERATOR(pg_catalog.||) E'\x1Fn', true);
+			result := set_config('idempotency_internal.results',
+				E'\x1E' || scope || E'\x1Fn', true);
 			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 		END IF;
 		-- both layouts
-		-- distributed: operation := idempotency_internal.claim_first(scope, key, request_fingerprint, result, %3$L);
-		-- distributed: IF operation.outcome OPERATOR(pg_catalog.<>) 'in_progress' THEN RETURN operation; END IF;
+		-- distributed: operation := idempotency_internal.claim_first(scope, key, request_fingerprint, result, %4$L);
+		-- distributed: IF operation.outcome <> 'in_progress' THEN RETURN operation; END IF;
 		-- distributed: IF operation.outcome IS NOT NULL THEN wait := '0'; END IF;
 	END IF;
-	RETURN idempotency_internal.claim_any(%1$L, scope, key, idempotency_internal.document(request), lease, wait, retention, fingerprint);
+	RETURN idempotency_internal.claim_any(%1$L, scope, key, request::text::json, lease, wait, retention, fingerprint);
 END
 $function$
-			$create$, form.column1, form.column2, form.column3);
-		EXECUTE format('COMMENT ON FUNCTION idempotency.%I(text, text, anycompatible, interval, interval, interval, bytea) IS %L',
-			form.column1, form.column2);
+			$create$, form.name, form.type, form.with_default, form.refuse);
+		EXECUTE format('COMMENT ON FUNCTION idempotency.%I(text, text, %s, interval, interval, interval, bytea) IS %L',
+			form.name, form.type, form.comment);
 	END LOOP;
 END
 $do$;
@@ -2011,14 +2012,14 @@ COMMENT ON FUNCTION idempotency_internal.refuse_commit(idempotency.key) IS 'hand
 
 CREATE FUNCTION idempotency_internal.require_outcome()
 	RETURNS trigger
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	PERFORM FROM idempotency.key AS k
-	WHERE k.scope OPERATOR(pg_catalog.=) new.scope AND k.key OPERATOR(pg_catalog.=) new.key AND k.claim_retention IS NOT NULL;
+	WHERE k.scope = new.scope AND k.key = new.key AND k.claim_retention IS NOT NULL;
 	IF FOUND THEN
 		PERFORM idempotency_internal.refuse_commit(new); -- not distributed
-		-- distributed: PERFORM idempotency_internal.refuse_commit(pg_catalog.jsonb_populate_record(NULL::idempotency.key, pg_catalog.to_jsonb(new)));
+		-- distributed: PERFORM idempotency_internal.refuse_commit(jsonb_populate_record(NULL::idempotency.key, to_jsonb(new)));
 	END IF;
 	RETURN NULL;
 END
@@ -2230,65 +2231,63 @@ COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer,
 	'store the outcome of an operation that the caller owns';
 
 CREATE FUNCTION idempotency.complete(
-	scope text, key text, response anycompatible DEFAULT NULL,
-	status integer DEFAULT 200, headers anycompatible DEFAULT NULL,
+	scope text, key text, response text DEFAULT NULL,
+	status integer DEFAULT 200, headers text DEFAULT NULL,
 	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS json
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	document pg_catalog.json;
-	now pg_catalog.timestamptz;
+	document json;
+	now timestamptz;
 BEGIN
 	-- The claim of a key that had no row, and a response below the least possible limit.  The
 	-- condition of the UPDATE is the test of ownership: an open claim is never committed, so the
-	-- transaction that sees one has written it, and needs no is_written_here().  Every name is
-	-- qualified, as in claim().
+	-- transaction that sees one has written it, and needs no is_written_here().
 	IF token IS NULL AND retention IS NULL AND headers IS NULL
-		AND idempotency_internal.is_document(idempotency_internal.null_like(response))
-		AND (pg_catalog.octet_length(response::pg_catalog.text) OPERATOR(pg_catalog.>) 1024) IS NOT TRUE
-		AND coalesce(status, 200) OPERATOR(pg_catalog.>=) 100 AND coalesce(status, 200) OPERATOR(pg_catalog.<=) 599
-		AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+		AND (octet_length(response) > 1024) IS NOT TRUE
+		AND coalesce(status, 200) >= 100 AND coalesce(status, 200) <= 599
+		AND current_setting('transaction_read_only') = 'off'
 	THEN
 		document := response;
-		now := pg_catalog.clock_timestamp();
+		now := clock_timestamp();
 		-- not distributed:
 		UPDATE idempotency.key AS k SET
 			created_at = now,
-			expires_at = now OPERATOR(pg_catalog.+) k.claim_retention,
+			expires_at = now + k.claim_retention,
 			status = coalesce(complete.status, 200),
 			response = document,
 			claim_retention = NULL
-		WHERE k.scope OPERATOR(pg_catalog.=) complete.scope COLLATE pg_catalog."C"
-			AND k.key OPERATOR(pg_catalog.=) complete.key COLLATE pg_catalog."C"
-			AND k.claimed_in OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()
-			AND k.claim_retention OPERATOR(pg_catalog.<>) '-1 s' AND k.token IS NULL AND k.claim_fingerprint IS NULL;
+		WHERE k.scope = complete.scope COLLATE "C"
+			AND k.key = complete.key COLLATE "C"
+			AND k.claimed_in = pg_current_xact_id_if_assigned()
+			AND k.claim_retention <> '-1 s' AND k.token IS NULL AND k.claim_fingerprint IS NULL;
 		IF FOUND THEN
 			RETURN document;
 		END IF;
 		-- both layouts
 		-- distributed: IF idempotency_internal.complete_first(scope, key, coalesce(status, 200), document) THEN RETURN document; END IF;
 	END IF;
-	RETURN idempotency_internal.finish('complete', scope, key, idempotency_internal.document(response),
-		coalesce(status, 200), idempotency_internal.document(headers), token, retention);
+	RETURN idempotency_internal.finish('complete', scope, key, response::json,
+		coalesce(status, 200), headers::json, token, retention);
 END
 $$;
-COMMENT ON FUNCTION idempotency.complete(text, text, anycompatible, integer, anycompatible, bigint, interval) IS
+COMMENT ON FUNCTION idempotency.complete(text, text, text, integer, text, bigint, interval) IS
 	'store the success of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.fail(
-	scope text, key text, response anycompatible,
-	status integer, headers anycompatible DEFAULT NULL,
+	scope text, key text, response text,
+	status integer, headers text DEFAULT NULL,
 	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS json
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idempotency_internal.finish('fail', scope, key, idempotency_internal.document(response),
-		status, idempotency_internal.document(headers), token, retention);
+	RETURN idempotency_internal.finish('fail', scope, key, response::json,
+		status, headers::json, token, retention);
 END
 $$;
-COMMENT ON FUNCTION idempotency.fail(text, text, anycompatible, integer, anycompatible, bigint, interval) IS
+COMMENT ON FUNCTION idempotency.fail(text, text, text, integer, text, bigint, interval) IS
 	'store the final failure of a claimed operation, and return its response';
 
 -- A lease with a checkpoint stays, with a token that no owner has; a claim on an abandoned
@@ -2361,13 +2360,13 @@ COMMENT ON FUNCTION idempotency.renew(text, text, bigint, interval) IS
 
 CREATE FUNCTION idempotency.checkpoint(
 	scope text, key text, token bigint, recovery_point text,
-	state anycompatible DEFAULT NULL)
+	state text DEFAULT NULL)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	own_token bigint := idempotency_internal.own('checkpoint', scope, key, token);
-	new_state json := idempotency_internal.document(state);
+	new_state json := state::json;
 BEGIN
 	IF coalesce(recovery_point, '') = '' THEN
 		PERFORM idempotency_internal.raise('22023', 'recovery point is missing', NULL,
@@ -2389,7 +2388,7 @@ BEGIN
 	PERFORM idempotency_internal.set_result(scope, 'k', key);
 END
 $$;
-COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, anycompatible) IS
+COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, text) IS
 	'store a recovery point, from which the next owner continues';
 
 -- Skips an operation that another transaction holds, so that completers never wait for each
@@ -2519,7 +2518,7 @@ BEGIN
 			p_scope, n.name, pg_current_xact_id()
 		FROM unnest(names) WITH ORDINALITY AS n (name)
 		ORDER BY n.ordinality
-		ON CONFLICT (scope, key) DO NOTHING
+		ON CONFLICT DO NOTHING
 		RETURNING k.key, k.created_at, k.ctid
 	)
 	SELECT coalesce(array_agg(i.key), '{}'), array_agg(i.created_at), array_agg(i.ctid) INTO fresh, formed, places FROM inserted AS i;
@@ -2548,7 +2547,7 @@ BEGIN
 	FOREACH name IN ARRAY ARRAY(SELECT n.name FROM unnest(names) WITH ORDINALITY AS n (name)
 		WHERE n.name <> ALL (fresh) ORDER BY n.ordinality)
 	LOOP
-		LOOP
+		FOR conflicts IN 0 .. idempotency_internal.max_conflicts() LOOP
 			SELECT k AS stored, k.ctid, k.xmin,
 				CASE WHEN pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) THEN idempotency_internal.is_written_here(k.xmin) END AS is_own
 			INTO version
@@ -2572,6 +2571,9 @@ BEGIN
 					p_scope, name, NULL, NULL, NULL, retention, true), version.ctid, version.xmin) THEN
 				fresh := fresh || name;
 				EXIT;
+			END IF;
+			IF conflicts = idempotency_internal.max_conflicts() THEN
+				PERFORM idempotency_internal.raise_conflict(p_scope, name);
 			END IF;
 		END LOOP;
 	END LOOP;
@@ -2950,11 +2952,47 @@ COMMENT ON FUNCTION idempotency.current_key(text) IS
 	'the key that this transaction claimed last in the scope';
 
 -- ---------------------------------------------------------------------------
+-- JSON of other types than text
+-- ---------------------------------------------------------------------------
+
+-- Each function that takes JSON has one more form for json, and one for jsonb; the types of
+-- claim() and try_claim() are above.  So the parser converts an argument of a client's own type
+-- in the query of the client and with its rights, or refuses it.  A polymorphic parameter would
+-- bring that type into a function with the rights of the owner, where the client's casts and
+-- domain constraints would run: PL/pgSQL checks a domain over a composite type at the entry.
+DO $$
+DECLARE
+	form record;
+BEGIN
+	FOR form IN
+		SELECT p.proname AS name, t.type, p.provolatile, p.proparallel, p.proisstrict, pg_get_function_result(p.oid) AS result,
+			regexp_replace(regexp_replace(pg_get_function_arguments(p.oid),
+				'\m(document|body|response|state) text( DEFAULT NULL::text)?', '\1 ' || t.type),
+				'\mheaders text DEFAULT NULL::text', 'headers ' || t.type || ' DEFAULT NULL') AS arguments,
+			(SELECT string_agg('$' || a.ordinality || CASE WHEN a.name IN ('document', 'body', 'response', 'state', 'headers') THEN '::text' ELSE '' END,
+				', ' ORDER BY a.ordinality)
+				FROM unnest(p.proargnames) WITH ORDINALITY AS a (name)) AS passed,
+			obj_description(p.oid, 'pg_proc') AS comment
+		FROM pg_proc AS p, unnest('{json,jsonb}'::text[]) AS t (type)
+		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname IN ('canonical', 'fingerprint', 'complete', 'fail', 'checkpoint')
+	LOOP
+		EXECUTE format('CREATE FUNCTION idempotency.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s %s RETURN idempotency.%1$I(%7$s)',
+			form.name, form.arguments, form.result,
+			CASE form.provolatile WHEN 'i' THEN 'IMMUTABLE' ELSE 'VOLATILE' END,
+			CASE form.proparallel WHEN 's' THEN 'SAFE' ELSE 'UNSAFE' END,
+			CASE WHEN form.proisstrict THEN 'STRICT' ELSE '' END, form.passed);
+		EXECUTE format('COMMENT ON FUNCTION idempotency.%I(%s) IS %L', form.name,
+			regexp_replace(form.arguments, ' DEFAULT [^,]*', '', 'g'), form.comment);
+	END LOOP;
+END
+$$;
+
+-- ---------------------------------------------------------------------------
 -- Keys of other types than text
 -- ---------------------------------------------------------------------------
 
 -- Implicit casts to the type of a parameter need a base type, which takes a superuser.
--- Instead, each function that takes a key has one more form for uuid, and one for bigint.
+-- Instead, each form of a function that takes a key has one more for uuid, and one for bigint.
 DO $$
 DECLARE
 	form record;

@@ -12,6 +12,7 @@
 \else
 BEGIN;
 \endif
+SET LOCAL search_path = pg_catalog, pg_temp;
 
 DO $$
 DECLARE
@@ -35,6 +36,7 @@ BEGIN
 	WHERE p.pronamespace OPERATOR(pg_catalog.=) ANY ('{idempotency,idempotency_internal}'::pg_catalog.regnamespace[]::pg_catalog.oid[]);
 	EXECUTE 'DROP ROUTINE ' OPERATOR(pg_catalog.||) routines;
 	DROP TABLE idempotency.key;
+	DROP SEQUENCE IF EXISTS idempotency_internal.secret; -- not with the layout of citus.sql
 	DROP TYPE idempotency.abandoned, idempotency.operation, idempotency.outcome;
 	DROP DOMAIN idempotency.document, idempotency.identifier, idempotency.keytext;
 	DROP SCHEMA idempotency, idempotency_internal;

@@ -161,7 +161,7 @@ SELECT idempotency.complete('size', 'too large', to_json(repeat('x', 1011)), 200
 ROLLBACK TO before;
 SELECT idempotency.complete('size', 'too large', to_json(repeat('ж', 512)));
 ROLLBACK TO before;
-SELECT idempotency.complete('size', 'too large', headers => json_build_object('X', repeat('x', 1020)));
+SELECT idempotency.complete('size', 'too large', NULL, headers => json_build_object('X', repeat('x', 1020)));
 ROLLBACK TO before;
 SELECT idempotency.fail('size', 'too large', to_json(repeat('x', 1023)), 400);
 ROLLBACK TO before;
