@@ -111,7 +111,7 @@ SELECT idempotency.complete('s', key, '1', token => token) FROM idempotency.clai
 SELECT outcome FROM idempotency.run('s', 'run', '{}', 'app.handler(pg_catalog.json)')
 SELECT idempotency.once('s', 'o'), idempotency.once('s', 'o')
 SELECT idempotency.once_many('s', ARRAY['o', 'p'])
-SELECT idempotency.current_key('s'), (idempotency.peek('s', 'k')).status
+SELECT idempotency.current_key('s'), (idempotency.peek('s', 'k')).status, idempotency.check_commit()
 INSERT INTO app.guarded VALUES (1)
 SELECT idempotency.subscribe('sub', '{t*}', start_at => 'beginning', max_attempts => 1, max_lag => '1 h')
 SELECT idempotency.publish('t', '{"n": 1}', 'a', 'made', '{"h": 1}', '00000000-0000-7000-8000-000000000001'), idempotency.publish('t', '{"n": 2}')
