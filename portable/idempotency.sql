@@ -605,13 +605,27 @@ BEGIN
 	IF idempotency_internal.setting('wait') <> '' THEN
 		wait := idempotency_internal.duration(idempotency_internal.setting('wait'), 'ms');
 	END IF;
-	IF wait BETWEEN interval '0' AND interval '2147483.647 s' THEN
+	IF wait BETWEEN interval '0' AND interval '24 days' THEN
 		RETURN wait;
 	END IF;
 	RETURN interval '5 s';
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.default_wait() IS 'idempotency.wait';
+
+-- A length that nobody means: a driver sent nanoseconds or milliseconds as a bare number.
+CREATE FUNCTION idempotency_internal.refuse_too_long(what text, length interval, longest text)
+	RETURNS void
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF extract(epoch FROM length) > extract(epoch FROM longest::interval) THEN
+		PERFORM idempotency_internal.raise('22023', format('%s must be at most %s', what, longest), NULL,
+			'A number without a unit is seconds: pass a unit, such as ''30 s''.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.refuse_too_long(text, interval, text) IS '22023: a duration is too long';
 
 CREATE FUNCTION idempotency_internal.milliseconds(wait interval)
 	RETURNS integer
@@ -624,7 +638,8 @@ BEGIN
 		PERFORM idempotency_internal.raise('22023', 'wait must not be negative', NULL,
 			'Pass 0 to not wait, or NULL for idempotency.wait.');
 	END IF;
-	RETURN least(milliseconds, 2147483647);
+	PERFORM idempotency_internal.refuse_too_long('wait', wait, '24 days');
+	RETURN milliseconds;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.milliseconds(interval) IS 'a wait in milliseconds, rounded up';
@@ -645,7 +660,10 @@ DECLARE
 BEGIN
 	IF retention IS NULL THEN
 		RETURN idempotency_internal.default_retention();
-	ELSIF idempotency_internal.retention_end(retention, now) <= now THEN
+	ELSIF isfinite(retention) THEN
+		PERFORM idempotency_internal.refuse_too_long('retention', retention, '100 years');
+	END IF;
+	IF idempotency_internal.retention_end(retention, now) <= now THEN
 		PERFORM idempotency_internal.raise('22023', 'retention must be positive', NULL,
 			'Pass ''-1 second'' to retain it forever, or NULL for the default.');
 	END IF;
@@ -661,6 +679,7 @@ AS $$
 DECLARE
 	now timestamptz := clock_timestamp();
 BEGIN
+	PERFORM idempotency_internal.refuse_too_long('lease', lease, '24 days');
 	IF now + lease <= now OR NOT isfinite(now + lease) THEN
 		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
 			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');

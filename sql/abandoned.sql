@@ -254,7 +254,7 @@ SELECT call, pg_temp.error_of('SELECT * FROM idempotency.' || call) AS error FRO
 	'claim_abandoned(''locks'', ''0'')',
 	'claim_abandoned(''locks'', ''-1 min'')',
 	'claim_abandoned(''locks'', ''1 month -31 days'')',
-	'claim_abandoned(''locks'', ''300000 years'')',
+	'claim_abandoned(''locks'', ''30000000000'')',
 	'claim_abandoned(''locks'', ''1 min'', NULL)',
 	'claim_abandoned(''locks'', ''1 min'', 0)',
 	'claim_abandoned(''locks'', ''1 min'', -1)']) AS call;

@@ -345,7 +345,7 @@ $$;
 
 -- The default is 24 hours, from the setting; the argument overrides it.
 SELECT r AS retention, pg_temp.seconds_kept('kept ' || n, r)
-	FROM (VALUES (1, NULL::interval), (2, '1 second'), (3, '36 hours'), (4, '1000000 hours')) AS v (n, r)
+	FROM (VALUES (1, NULL::interval), (2, '1 second'), (3, '36 hours'), (4, '100 years')) AS v (n, r)
 	ORDER BY n;
 
 -- Days and months follow the calendar.
@@ -378,7 +378,7 @@ SELECT r AS retention,
 		pg_temp.error_of(format('SELECT idempotency.claim(''claim'', ''retention'', retention => %L)', r)) AS claim,
 		pg_temp.error_of(format('SELECT idempotency.try_claim(''claim'', ''retention'', retention => %L)', r)) AS try_claim
 	FROM (VALUES (1, '-1 microsecond'), (2, '-2 seconds'), (3, '-1 day'), (4, '-1 month'),
-		(5, '1 month -30 days'), (6, '300000 years'), (7, '178000000 years'), (8, '2562047788 hours')) AS v (n, r)
+		(5, '1 month -30 days'), (6, '100 years 1 day'), (7, '178000000 years'), (8, '2562047788 hours')) AS v (n, r)
 	ORDER BY n;
 
 --
@@ -449,9 +449,12 @@ SELECT idempotency.claim('claim', 'wait', wait => '-1 second');
 \echo :SQLSTATE
 SELECT pg_temp.error_of('SELECT idempotency.try_claim(''claim'', ''wait'', wait => ''-1 microsecond'')');
 SELECT pg_temp.error_of('SELECT idempotency.claim(''claim'', ''wait'', wait => ''-1 month'')');
+SELECT pg_temp.error_of('SELECT idempotency.try_claim(''claim'', ''wait'', wait => ''24 days 1 microsecond'')');
+-- A client sends nanoseconds as a bare number, which is seconds.
+SELECT idempotency.claim('claim', 'wait', wait => '5000000000');
 BEGIN;
 SELECT w AS wait, (idempotency.claim('claim', 'wait ' || w, wait => w::interval)).outcome
-	FROM unnest('{0,1 microsecond,1 month,1 day -1 second,100000 years}'::text[]) AS w;
+	FROM unnest('{0,1 microsecond,24 days,1 day -1 second}'::text[]) AS w;
 ROLLBACK;
 
 --

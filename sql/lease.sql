@@ -154,13 +154,14 @@ BEGIN;
 SELECT l AS lease, pg_temp.error_of(format('SELECT idempotency.claim(''lease'', ''length'', lease => %L)', l)) AS claim,
 		pg_temp.error_of(format('SELECT idempotency.try_claim(''lease'', ''length'', lease => %L)', l)) AS try_claim,
 		pg_temp.error_of(format('SELECT idempotency.renew(''lease'', ''new'', %s, %L)', :token, l)) AS renew
-	FROM unnest('{0,-1 microsecond,-1 day,-1 month,1 day -25 hours,300000 years,178000000 years,2562047788 hours}'::text[]) AS l;
+	FROM unnest('{0,-1 microsecond,-1 day,-1 month,1 day -25 hours,24 days 1 microsecond,1 month,178000000 years,2562047788 hours}'::text[]) AS l;
 ROLLBACK;
 SELECT l AS lease, (idempotency.claim('lease', 'length ' || l, lease => l::interval)).outcome
-	FROM unnest('{1 microsecond,1 month,1 day -1 hour,100 years}'::text[]) AS l;
+	FROM unnest('{1 microsecond,24 days,1 day -1 hour}'::text[]) AS l;
 SELECT key, leased_until = leased_at + substr(key, 8)::interval AS as_said
 	FROM idempotency.key WHERE scope = 'lease' AND key LIKE 'length %' ORDER BY key;
 SELECT idempotency.claim('lease', 'length', lease => '0');
+SELECT idempotency.claim('lease', 'length', lease => '30000000000');
 -- Infinity, an interval value since PostgreSQL 17, has no end.
 SELECT pg_temp.error_of('SELECT idempotency.claim(''lease'', ''length'', lease => ''infinity'')') ~ '^(22023|22007):' AS refused;
 

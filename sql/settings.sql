@@ -106,7 +106,7 @@ RESET ALL;
 -- The limits are within the range.
 SET idempotency.retention = 2147483647; SHOW idempotency.retention;
 SET idempotency.retention = 1; SHOW idempotency.retention;
-SET idempotency.wait = 2147483647;
+SET idempotency.wait = '24 days';
 SET idempotency.max_response_size = 1024; SHOW idempotency.max_response_size;
 RESET ALL;
 BEGIN;

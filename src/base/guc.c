@@ -48,7 +48,7 @@ Setting RetentionSetting = {
 static Setting WaitSetting = {
 	.name = "idempotency.wait",
 	.unit = GUC_UNIT_MS,
-	.most = INT_MAX,
+	.most = LONGEST_WAIT_DAYS * SECS_PER_DAY * 1000,
 	.number = &DefaultWait,
 	.fallback = WAIT_MS,
 };

@@ -3,7 +3,9 @@
  * base/timing.c
  *	  Elapsed time, and the intervals that callers pass: wait, retention and lease.
  *
- * A negative length is 22023, one beyond the last timestamp 22008.
+ * A negative length is 22023, and so is one that nobody means: a driver sent nanoseconds or
+ * milliseconds as a bare number, which is seconds.  A length beyond the last timestamp is
+ * 22008.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,6 +21,9 @@
 #include "base/errors.h"
 #include "base/guc.h"
 #include "base/timing.h"
+
+#define LONGEST_LEASE_DAYS 24
+#define LONGEST_RETENTION_YEARS 100
 
 /*
  * MillisecondsSince returns how many milliseconds have passed, by a monotonic clock.
@@ -45,8 +50,23 @@ IntervalMicroseconds(const Interval *interval)
 }
 
 /*
- * WaitFromArg returns the wait that argument "arg" passes, in milliseconds.  The longest
- * is 24 days; an infinite one is that long.
+ * RefuseTooLong throws 22023, with "message", for an interval above so many days.  A year
+ * has 365.25 days, as in extract(epoch).
+ */
+static void
+RefuseTooLong(const Interval *interval, double days, const char *message)
+{
+	int years = interval->month / MONTHS_PER_YEAR;
+
+	if (IntervalMicroseconds(interval) +
+			years * (DAYS_PER_YEAR - MONTHS_PER_YEAR * DAYS_PER_MONTH) * USECS_PER_DAY >
+		days * USECS_PER_DAY)
+		ErrorBadArgument(message, "A number without a unit is seconds: pass a unit, such as "
+								  "'30 s'.");
+}
+
+/*
+ * WaitFromArg returns the wait that argument "arg" passes, in milliseconds.
  */
 int
 WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs)
@@ -56,13 +76,14 @@ WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs)
 	if (PG_ARGISNULL(arg))
 		return defaultMs;
 
+	RefuseTooLong(PG_GETARG_INTERVAL_P(arg), LONGEST_WAIT_DAYS, "wait must be at most 24 days");
 	ms = IntervalMicroseconds(PG_GETARG_INTERVAL_P(arg)) / 1000;
 	if (ms < 0)
 		ErrorBadArgument("wait must not be negative",
 						 "Pass 0 to not wait, or NULL for idempotency.wait.");
 
 	/* a fraction of a millisecond is a wait too */
-	return ms >= INT_MAX ? INT_MAX : (int) ceil(ms);
+	return (int) ceil(ms);
 }
 
 /*
@@ -86,6 +107,9 @@ RetentionFromArg(FunctionCallInfo fcinfo, int arg)
 						IntervalMicroseconds(&retention.length) == -USECS_PER_SEC;
 
 	/* refuse an invalid retention before the operation runs */
+	if (!retention.forever)
+		RefuseTooLong(&retention.length, LONGEST_RETENTION_YEARS * DAYS_PER_YEAR,
+					  "retention must be at most 100 years");
 	(void) RetentionEnd(&retention, GetCurrentTimestamp());
 	return retention;
 }
@@ -133,6 +157,7 @@ LeaseFromArg(FunctionCallInfo fcinfo, int arg)
 	if (PG_ARGISNULL(arg))
 		return NULL;
 	lease = PG_GETARG_INTERVAL_P(arg);
+	RefuseTooLong(lease, LONGEST_LEASE_DAYS, "lease must be at most 24 days");
 	(void) LeaseEnd(lease, GetCurrentTimestamp());
 	return lease;
 }

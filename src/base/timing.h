@@ -18,6 +18,9 @@ typedef struct Retention
 	Interval length;
 } Retention;
 
+/* In milliseconds, it fits into an int. */
+#define LONGEST_WAIT_DAYS 24
+
 extern long MillisecondsSince(instr_time began);
 extern double IntervalMicroseconds(const Interval *interval);
 extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
