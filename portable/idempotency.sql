@@ -1317,6 +1317,8 @@ BEGIN
 	ELSIF succeeded <> last AND last & 4294967295 <> note THEN
 		note := 0;
 	END IF;
+	-- Lock the table before the sequence, as uninstall.sql does
+	PERFORM FROM idempotency.key LIMIT 0;
 	last := setval('idempotency_internal.call', (((last >> 32) + 1) << 32) + note);
 	IF note <> 0 THEN
 		PERFORM set_config('idempotency_internal.call', last::text, true);
@@ -3088,14 +3090,15 @@ $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';
 
--- What pg_dump needs: it locks and copies each table.  With the distributed layout, there is
--- one in each schema.
+-- What pg_dump needs: it locks and copies each table, and reads each sequence, in both
+-- schemas.
 CREATE FUNCTION idempotency.grant_backup(role regrole)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role, '{}', 'USAGE ON SCHEMA idempotency_internal',
-		'SELECT ON ALL TABLES IN SCHEMA idempotency, idempotency_internal')
+		'SELECT ON ALL TABLES IN SCHEMA idempotency, idempotency_internal',
+		'SELECT ON ALL SEQUENCES IN SCHEMA idempotency, idempotency_internal')
 $$;
 COMMENT ON FUNCTION idempotency.grant_backup(regrole) IS
 	'let a role dump the database, with all keys and responses';

@@ -16,6 +16,7 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 
 DO $$
 DECLARE
+	command text;
 	routines text;
 BEGIN
 	IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency') THEN
@@ -26,17 +27,29 @@ BEGIN
 	END IF;
 
 	DROP VIEW idempotency.keys, idempotency.zombies;
-	IF EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) 'idempotency.key'::pg_catalog.regclass
-		AND t.tgname OPERATOR(pg_catalog.=) 'require_outcome') THEN
-		DROP TRIGGER require_outcome ON idempotency.key; -- not with the layout of citus.sql
-	END IF;
+	-- The triggers of this version and layout
+	FOR command IN
+		SELECT pg_catalog.format('DROP TRIGGER %I ON idempotency.key', t.tgname)
+		FROM pg_catalog.pg_trigger AS t
+		WHERE t.tgrelid OPERATOR(pg_catalog.=) 'idempotency.key'::pg_catalog.regclass AND NOT t.tgisinternal
+	LOOP
+		EXECUTE command;
+	END LOOP;
 	DROP TABLE IF EXISTS idempotency_internal.open_claim; -- only with the layout of citus.sql
 	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO routines
 	FROM pg_catalog.pg_proc AS p
 	WHERE p.pronamespace OPERATOR(pg_catalog.=) ANY ('{idempotency,idempotency_internal}'::pg_catalog.regnamespace[]::pg_catalog.oid[]);
 	EXECUTE 'DROP ROUTINE ' OPERATOR(pg_catalog.||) routines;
 	DROP TABLE idempotency.key;
-	DROP SEQUENCE IF EXISTS idempotency_internal.secret; -- not with the layout of citus.sql
+	-- The sequences, too
+	FOR command IN
+		SELECT pg_catalog.format('DROP SEQUENCE idempotency_internal.%I', c.relname)
+		FROM pg_catalog.pg_class AS c
+		WHERE c.relnamespace OPERATOR(pg_catalog.=) 'idempotency_internal'::pg_catalog.regnamespace
+			AND c.relkind OPERATOR(pg_catalog.=) 'S'
+	LOOP
+		EXECUTE command;
+	END LOOP;
 	DROP TYPE idempotency.abandoned, idempotency.operation, idempotency.outcome;
 	DROP DOMAIN idempotency.document, idempotency.identifier, idempotency.keytext;
 	DROP SCHEMA idempotency, idempotency_internal;
