@@ -250,7 +250,7 @@ COMMENT ON COLUMN idempotency.operation.outcome IS 'the outcome of the claim';
 COMMENT ON COLUMN idempotency.operation.replayed IS 'true: return the stored response and do nothing else';
 COMMENT ON COLUMN idempotency.operation.token IS 'the fencing token of the granted lease';
 COMMENT ON COLUMN idempotency.operation.attempt IS 'number of owners that the operation has had';
-COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the previous owner';
+COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the previous owner, or of the current one';
 COMMENT ON COLUMN idempotency.operation.state IS 'the state stored with that checkpoint';
 COMMENT ON COLUMN idempotency.operation.status IS 'stored status, an HTTP status by convention';
 COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byte';

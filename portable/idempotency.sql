@@ -83,7 +83,7 @@ COMMENT ON COLUMN idempotency.operation.outcome IS 'the outcome of the claim';
 COMMENT ON COLUMN idempotency.operation.replayed IS 'true: return the stored response and do nothing else';
 COMMENT ON COLUMN idempotency.operation.token IS 'the fencing token of the granted lease';
 COMMENT ON COLUMN idempotency.operation.attempt IS 'number of owners that the operation has had';
-COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the previous owner';
+COMMENT ON COLUMN idempotency.operation.recovery_point IS 'the last checkpoint of the previous owner, or of the current one';
 COMMENT ON COLUMN idempotency.operation.state IS 'the state stored with that checkpoint';
 COMMENT ON COLUMN idempotency.operation.status IS 'stored status, an HTTP status by convention';
 COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byte';
@@ -1808,7 +1808,7 @@ BEGIN
 		WHEN 'mismatched' THEN
 			RETURN ROW('mismatched', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
 		WHEN 'leased' THEN
-			RETURN idempotency_internal.in_progress(stored, NULL);
+			RETURN idempotency_internal.in_progress(stored, NULL, request_fingerprint);
 		ELSE
 			RETURN ROW('in_progress', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
 	END CASE;
@@ -1824,17 +1824,20 @@ CREATE FUNCTION idempotency_internal.replayed(status smallint, headers json, res
 		NULL, nullif(expires_at, 'infinity'), fingerprint)::idempotency.operation;
 COMMENT ON FUNCTION idempotency_internal.replayed(smallint, json, json, timestamptz, bytea) IS 'a stored outcome as an operation';
 
--- Of another owner's lease, only its time is shown.
-CREATE FUNCTION idempotency_internal.in_progress(stored idempotency.key, fingerprint bytea)
+-- The checkpoint of another owner is shown to a caller with the same request only:
+-- "request_fingerprint" is that of the caller, which did not mismatch.
+CREATE FUNCTION idempotency_internal.in_progress(stored idempotency.key, fingerprint bytea, request_fingerprint bytea)
 	RETURNS idempotency.operation
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-	SELECT ROW('in_progress', false, NULL, ($1).attempt, NULL, NULL, NULL, NULL, NULL, false,
+	SELECT ROW('in_progress', false, NULL, ($1).attempt,
+		CASE WHEN ($1).fingerprint IS NULL OR $3 IS NOT NULL THEN ($1).recovery_point END,
+		CASE WHEN ($1).fingerprint IS NULL OR $3 IS NOT NULL THEN ($1).recovery_state END, NULL, NULL, NULL, false,
 		CASE WHEN now.now BETWEEN ($1).leased_at AND ($1).leased_until THEN ($1).leased_until - now.now ELSE interval '0' END,
 		NULL, $2)::idempotency.operation
 	FROM clock_timestamp() AS now (now)
 $$;
-COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.key, bytea) IS 'a lease of another owner as an operation';
+COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.key, bytea, bytea) IS 'a lease of another owner as an operation';
 
 -- The arguments of claim() and try_claim(), checked in the order of the extension.
 CREATE FUNCTION idempotency_internal.claim_by_arguments(
@@ -2688,7 +2691,7 @@ BEGIN
 	ELSIF stored.token IS NULL THEN
 		RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, stored.fingerprint);
 	END IF;
-	RETURN idempotency_internal.in_progress(stored, stored.fingerprint);
+	RETURN idempotency_internal.in_progress(stored, stored.fingerprint, NULL);
 END
 $$;
 COMMENT ON FUNCTION idempotency.peek(text, text) IS

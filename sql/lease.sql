@@ -101,6 +101,27 @@ SELECT pg_temp.age_lease('lapsed');
 SELECT outcome, attempt FROM idempotency.try_claim('lease', 'lapsed', lease => '1 min');
 SELECT outcome, attempt FROM idempotency.try_claim('lease', 'lapsed', lease => '1 min');
 
+-- A duplicate with the same request sees the checkpoint of the running owner, and none of
+-- its token. Another request, or none where the owner passed one, sees nothing of it.
+SELECT pg_temp.lease('progress', '{"amount": 1}') AS own \gset
+SELECT idempotency.checkpoint('lease', 'progress', :own, 'started', '{"job":  17}');
+SELECT outcome, token, attempt, recovery_point, state, retry_after > '0' AS runs
+	FROM idempotency.try_claim('lease', 'progress', '{"amount": 1.0}');
+SELECT outcome, token, attempt, recovery_point, state FROM idempotency.try_claim('lease', 'progress', '{"amount": 2}');
+SELECT outcome, token, attempt, recovery_point, state FROM idempotency.try_claim('lease', 'progress');
+SELECT outcome, recovery_point, state FROM idempotency.try_claim('lease', 'progress', fingerprint => idempotency.fingerprint('{"amount": 1}'), lease => '1 min');
+SELECT outcome, recovery_point, state, fingerprint IS NOT NULL AS compared FROM idempotency.peek('lease', 'progress');
+SELECT pg_temp.age_lease('progress');
+SELECT outcome, recovery_point, state FROM idempotency.peek('lease', 'progress');
+-- Without a request, every caller could be the owner's retry.
+SELECT pg_temp.lease('progress of any') AS own \gset
+SELECT idempotency.checkpoint('lease', 'progress of any', :own, 'started', '17');
+SELECT outcome, recovery_point, state FROM idempotency.try_claim('lease', 'progress of any', '{"amount": 2}');
+SELECT outcome, recovery_point, state FROM idempotency.try_claim('lease', 'progress of any');
+SELECT outcome, recovery_point, state FROM idempotency.peek('lease', 'progress of any');
+SELECT idempotency.release('lease', 'progress of any', :own);
+SELECT outcome, recovery_point, state, retry_after FROM idempotency.peek('lease', 'progress of any');
+
 -- The clock decides the end of a lease, also within a transaction; a waiting claim
 -- takes over at that moment.
 BEGIN;

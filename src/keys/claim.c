@@ -402,5 +402,7 @@ idempotency_try_claim(PG_FUNCTION_ARGS)
 
 	PreventCommandIfReadOnly("idempotency.try_claim()");
 	outcome = Claim(&request, &stored);
+	if (outcome == OUTCOME_LEASED)
+		HideCheckpoint(&stored, request.fingerprint);
 	return OperationDatum(OperationType(fcinfo), outcome, &stored, NULL);
 }

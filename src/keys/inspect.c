@@ -38,6 +38,7 @@ idempotency_peek(PG_FUNCTION_ARGS)
 			PG_RETURN_NULL();
 		case KEY_LEASED:
 		case KEY_ABANDONED:
+			HideCheckpoint(&stored, NULL);
 			return OperationDatum(OperationType(fcinfo), OUTCOME_LEASED, &stored,
 								  stored.fingerprint);
 		case KEY_STORED:

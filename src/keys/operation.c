@@ -141,10 +141,10 @@ SetOwner(Row *row, const Lease *lease)
 }
 
 /*
- * SetRetry sets how long the owner's lease lasts at most.
+ * SetProgress sets how long the owner's lease lasts at most, and its last checkpoint.
  */
 static void
-SetRetry(Row *row, const Lease *lease)
+SetProgress(Row *row, const Lease *lease)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	Interval *left = palloc0(sizeof(Interval));
@@ -152,14 +152,29 @@ SetRetry(Row *row, const Lease *lease)
 	if (now >= lease->from && now <= lease->until)
 		left->time = lease->until - now;
 	Set(row, OP_ATTEMPT, Int32GetDatum(lease->attempt));
+	SetText(row, OP_RECOVERY_POINT, lease->recoveryPoint);
+	SetText(row, OP_STATE, lease->state);
 	Set(row, OP_RETRY_AFTER, IntervalPGetDatum(left));
+}
+
+/*
+ * HideCheckpoint removes from "stored", the lease of another owner, what only a caller with
+ * the same request may see: "fingerprint" is that of the caller, which did not mismatch.
+ */
+void
+HideCheckpoint(StoredOutcome *stored, const bytea *fingerprint)
+{
+	if (stored->fingerprint == NULL || fingerprint != NULL)
+		return;
+	stored->lease.recoveryPoint = NULL;
+	stored->lease.state = NULL;
 }
 
 /*
  * OperationDatum returns the composite, whose type the caller names, in the
  * current memory context.  "stored" is the outcome to replay, what an owner was
  * granted (and, for run(), the outcome of its operation), or the lease of another
- * owner, of which others see only how long it lasts.  "fingerprint" can be NULL.
+ * owner, after HideCheckpoint().  "fingerprint" can be NULL.
  * Throws 55000 if the type is gone.
  */
 Datum
@@ -180,7 +195,7 @@ OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
 	if (OutcomeIsGranted(outcome))
 		SetOwner(&row, &stored->lease);
 	else if (outcome == OUTCOME_LEASED)
-		SetRetry(&row, &stored->lease);
+		SetProgress(&row, &stored->lease);
 	if (outcome == OUTCOME_REPLAYED || (OutcomeIsGranted(outcome) && stored->expiresAt != 0))
 		SetAnswer(&row, stored);
 	SetText(&row, OP_FINGERPRINT, fingerprint);
