@@ -14,11 +14,10 @@ BEGIN ISOLATION LEVEL READ COMMITTED;
 
 \ir moved.sql
 DROP EXTENSION idempotency;
-SELECT pg_catalog.format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), :'owner') \gexec
+SELECT format('GRANT CREATE ON DATABASE %I TO %I', current_database(), :'owner') \gexec
 SET LOCAL ROLE :"owner";
 \ir idempotency.sql
 RESET ROLE;
-RESET search_path;
 INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, fingerprint, response, headers, token, attempt,
 	leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by)
 SELECT * FROM pg_temp.moved_key;

@@ -2144,6 +2144,8 @@ BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only(function);
 	END IF;
+	-- the table before the sequence of note_call(), as claims lock them, and what drops both
+	LOCK TABLE idempotency.key IN ACCESS SHARE MODE; -- not distributed
 	PERFORM idempotency_internal.note_call(token) WHERE token IS NOT NULL; -- not distributed
 	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
 		PERFORM idempotency_internal.check_names(scope, key);

@@ -22,8 +22,8 @@ CREATE EXTENSION idempotency;
 INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, fingerprint, response, headers, token, attempt,
 	leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by)
 SELECT * FROM pg_temp.moved_key;
-SELECT pg_catalog.setval('idempotency.token', greatest(max(m.token), max(m.finished_by),
-	(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint)) AS last_token
+SELECT setval('idempotency.token', greatest(max(m.token), max(m.finished_by),
+	(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) AS last_token
 FROM pg_temp.moved_key AS m;
 SELECT CASE g.kind WHEN 'client' THEN idempotency.grant_client(g.role) WHEN 'operator' THEN idempotency.grant_operator(g.role)
 	ELSE idempotency.grant_backup(g.role) END

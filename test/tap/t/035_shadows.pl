@@ -252,6 +252,67 @@ $node->append_conf('postgresql.conf', "shared_preload_libraries = 'idempotency'"
 $node->restart;
 
 # ----------------------------------------------------------------
+# Scripts that a superuser runs
+# ----------------------------------------------------------------
+
+# succeeds runs a script of the portable edition as a superuser.
+sub succeeds
+{
+	my ($dbname, $script, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$node->command_ok([ 'psql', '--no-psqlrc', '--quiet', '--set=owner=edition_owner', '--dbname', $node->connstr($dbname), '--file', "../../portable/$script.sql" ],
+		"$dbname: $test");
+	return;
+}
+
+# Each runs among the shadows, with keys and grants to move.
+$node->safe_psql('postgres', q{CREATE ROLE edition_owner; CREATE DATABASE scripts TEMPLATE shadows; ALTER DATABASE scripts SET search_path = public, pg_catalog});
+my $stored = q{SELECT idempotency.once('s', 'stored')};
+succeeds('scripts', 'idempotency', 'the portable edition is installed');
+succeeds('scripts', 'uninstall', 'it is removed');
+succeeds('scripts', 'idempotency', 'it is installed again');
+is($node->safe_psql('scripts', "SELECT idempotency.grant_client('user'), idempotency.grant_operator('user'); $stored"), "|\nt", 'a key is stored');
+succeeds('scripts', $_, "$_ moves the key") foreach 'to_extension', 'from_extension', 'to_extension', 'from_extension';
+is($node->safe_psql('scripts', $stored, extra_params => [ '--username', 'user' ]), 'f', 'the key and the grant are there');
+succeeds('scripts', 'citus', 'the functions of the distributed layout are added');
+$node->safe_psql('scripts', q{DROP FUNCTION idempotency.distribute});
+succeeds('scripts', 'uninstall', 'all is removed');
+
+# The role that owns the portable edition can change all of its objects. Whatever reads its
+# table as a superuser runs functions that this role has put there.
+my $planted = q{SET ROLE edition_owner; CREATE SCHEMA planted;
+	CREATE FUNCTION planted.escalate() RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		BEGIN RESET ROLE; EXCEPTION WHEN OTHERS THEN NULL; END;
+		IF (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN ALTER ROLE edition_owner SUPERUSER; END IF;
+	END $$;
+	CREATE FUNCTION planted.code(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN PERFORM planted.escalate(); RETURN $1; END'};
+my %plants = (
+	'an index' => q{CREATE INDEX ON idempotency.key ((scope || planted.code('x')))},
+	'an index of some rows' => q{CREATE INDEX ON idempotency.key (scope) WHERE scope <> planted.code('x')},
+	'statistics' => q{CREATE STATISTICS planted.statistics ON (scope || planted.code('x')), key FROM idempotency.key},
+	'a type' => q{CREATE TYPE planted.type AS (a text); CREATE FUNCTION planted.text(planted.type) RETURNS text LANGUAGE sql AS 'SELECT planted.code(($1).a)';
+		CREATE CAST (planted.type AS text) WITH FUNCTION planted.text(planted.type) AS ASSIGNMENT; DROP VIEW idempotency.keys, idempotency.zombies;
+		CREATE VIEW idempotency.keys AS SELECT 1; CREATE VIEW idempotency.zombies AS SELECT 1;
+		ALTER TABLE idempotency.key DROP COLUMN finished_by, ADD COLUMN finished_by bigint, ALTER COLUMN recovery_point TYPE planted.type USING ROW(recovery_point)},
+	'a view' => q{ALTER TABLE idempotency.key RENAME TO real_key; CREATE VIEW idempotency.key AS SELECT created_at, expires_at, status, planted.code(scope) AS scope,
+		key, fingerprint, response, headers, token, attempt, leased_at, leased_until, recovery_point, recovery_state, request, retention, finished_by FROM idempotency.real_key});
+foreach my $plant (sort keys %plants)
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE planted; GRANT CREATE ON DATABASE planted TO edition_owner');
+	$node->command_ok([ 'psql', '--no-psqlrc', '--quiet', '--dbname', $node->connstr('planted'), '--command', 'SET ROLE edition_owner',
+			'--file', '../../portable/idempotency.sql' ], "$plant: the edition is installed");
+	$node->safe_psql('planted', "$stored; $planted; $plants{$plant}");
+	my ($rc, $out, $err) = (0, '', '');
+	IPC::Run::run([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', '--dbname', $node->connstr('planted'), '--file', '../../portable/to_extension.sql' ],
+		'>', \$out, '2>', \$err);
+	is($node->safe_psql('planted', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'edition_owner'}), 'f', "$plant: the owner does not become a superuser");
+	my @errors = $err =~ /(?<=ERROR:  )([^\n]*)/g;
+	is("@errors", $plant eq 'a view' ? 'cannot drop desired object(s) because other objects depend on them' : '', "$plant: the keys are moved, except from a view");
+	$node->safe_psql('postgres', 'ALTER ROLE edition_owner NOSUPERUSER; DROP DATABASE planted');
+}
+
+# ----------------------------------------------------------------
 # Casts
 # ----------------------------------------------------------------
 
