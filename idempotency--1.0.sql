@@ -524,21 +524,23 @@ COMMENT ON FUNCTION idempotency.try_claim(idempotency.identifier, idempotency.id
 CREATE FUNCTION idempotency.complete(
 	scope idempotency.identifier, key idempotency.identifier, response idempotency.document DEFAULT NULL,
 	status integer DEFAULT 200, headers idempotency.document DEFAULT NULL,
-	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL,
+	omit_large boolean DEFAULT false)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_complete';
-COMMENT ON FUNCTION idempotency.complete(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval) IS
+COMMENT ON FUNCTION idempotency.complete(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval, boolean) IS
 	'store the success of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.fail(
 	scope idempotency.identifier, key idempotency.identifier, response idempotency.document,
 	status integer, headers idempotency.document DEFAULT NULL,
-	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL,
+	omit_large boolean DEFAULT false)
 	RETURNS json
 	LANGUAGE C VOLATILE PARALLEL UNSAFE
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fail';
-COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval) IS
+COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval, boolean) IS
 	'store the final failure of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL)

@@ -2181,12 +2181,14 @@ COMMENT ON FUNCTION idempotency_internal.own(text, text, text, bigint) IS 'check
 -- statement, whose condition is the test of ownership.
 CREATE FUNCTION idempotency_internal.finish(
 	function text, p_scope text, p_key text, p_response json, p_status integer, p_headers json,
-	p_token bigint, p_retention interval)
+	p_token bigint, p_retention interval, omit_large boolean)
 	RETURNS json
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	now timestamptz;
+	answer json := p_response;
+	bytes bigint;
 	failed boolean := function = 'fail';
 	finished_by bigint;
 BEGIN
@@ -2206,10 +2208,16 @@ BEGIN
 			idempotency_internal.detail(p_scope, p_key), 'Pass an object of header names and values.');
 	ELSIF p_response IS NOT NULL OR p_headers IS NOT NULL THEN
 		-- below the least possible limit, the setting need not be read
-		IF coalesce(octet_length(p_response::text), 0) + coalesce(octet_length(p_headers::text), 0) > 1024 THEN
+		bytes := coalesce(octet_length(p_response::text), 0) + coalesce(octet_length(p_headers::text), 0);
+		IF bytes > 1024 THEN
 			PERFORM idempotency_internal.own(function, p_scope, p_key, p_token);
-			PERFORM idempotency_internal.check_size(p_scope, p_key, 'response',
-				coalesce(octet_length(p_response::text), 0) + coalesce(octet_length(p_headers::text), 0));
+			IF omit_large AND bytes > idempotency_internal.max_response_size() THEN
+				p_response := NULL;
+				p_headers := CASE WHEN octet_length(p_headers::text) <= idempotency_internal.max_response_size() THEN p_headers::jsonb ELSE '{}' END
+					|| '{"Idempotency-Response": "omitted"}';
+			ELSE
+				PERFORM idempotency_internal.check_size(p_scope, p_key, 'response', bytes);
+			END IF;
 		END IF;
 	END IF;
 
@@ -2250,16 +2258,17 @@ BEGIN
 		NULL;
 	-- distributed: ELSIF idempotency_internal.note_closed(p_scope, p_key, false) THEN NULL;
 	END IF;
-	RETURN p_response;
+	RETURN answer;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer, json, bigint, interval) IS
+COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer, json, bigint, interval, boolean) IS
 	'store the outcome of an operation that the caller owns';
 
 CREATE FUNCTION idempotency.complete(
 	scope text, key text, response text DEFAULT NULL,
 	status integer DEFAULT 200, headers text DEFAULT NULL,
-	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL,
+	omit_large boolean DEFAULT false)
 	RETURNS json
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2295,25 +2304,26 @@ BEGIN
 		-- distributed: IF idempotency_internal.complete_first(scope, key, coalesce(status, 200), document) THEN RETURN document; END IF;
 	END IF;
 	RETURN idempotency_internal.finish('complete', scope, key, response::json,
-		coalesce(status, 200), headers::json, token, retention);
+		coalesce(status, 200), headers::json, token, retention, omit_large);
 END
 $$;
-COMMENT ON FUNCTION idempotency.complete(text, text, text, integer, text, bigint, interval) IS
+COMMENT ON FUNCTION idempotency.complete(text, text, text, integer, text, bigint, interval, boolean) IS
 	'store the success of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.fail(
 	scope text, key text, response text,
 	status integer, headers text DEFAULT NULL,
-	token bigint DEFAULT NULL, retention interval DEFAULT NULL)
+	token bigint DEFAULT NULL, retention interval DEFAULT NULL,
+	omit_large boolean DEFAULT false)
 	RETURNS json
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	RETURN idempotency_internal.finish('fail', scope, key, response::json,
-		status, headers::json, token, retention);
+		status, headers::json, token, retention, omit_large);
 END
 $$;
-COMMENT ON FUNCTION idempotency.fail(text, text, text, integer, text, bigint, interval) IS
+COMMENT ON FUNCTION idempotency.fail(text, text, text, integer, text, bigint, interval, boolean) IS
 	'store the final failure of a claimed operation, and return its response';
 
 -- A lease with a checkpoint stays, with a token that no owner has; a claim on an abandoned

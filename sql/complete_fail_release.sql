@@ -170,6 +170,31 @@ SELECT idempotency.fail('size', 'too large', '"the answer is too large"', 500);
 COMMIT;
 SELECT key, abs(status) AS status, octet_length(response::text) AS bytes FROM idempotency.key WHERE scope = 'size' ORDER BY key;
 
+-- With omit_large, such an outcome is stored without its response, and its headers say so.
+-- The call returns the response all the same.
+BEGIN;
+SET LOCAL idempotency.max_response_size = '1kB';
+SELECT (idempotency.claim('omit', k)).outcome FROM unnest('{fits,response,headers,no headers,failure}'::text[]) AS k;
+SELECT octet_length(idempotency.complete('omit', 'fits', to_json(repeat('x', 1010)), 201, '{"X": "1"}  ', omit_large => true)::text);
+SELECT octet_length(idempotency.complete('omit', 'response', to_json(repeat('x', 1011)), 201, '{"Location":  "/1"}', omit_large => true)::text);
+SELECT idempotency.complete('omit', 'headers', '1', 201, json_build_object('X', repeat('x', 1020)), omit_large => true);
+SELECT octet_length(idempotency.complete('omit', 'no headers', to_json(repeat('x', 1023)), omit_large => true)::text);
+SELECT octet_length(idempotency.fail('omit', 'failure', to_json(repeat('x', 1023)), 402, omit_large => true)::text);
+COMMIT;
+SELECT token AS own FROM idempotency.claim('omit', 'leased', lease => '1 min') \gset
+SELECT octet_length(idempotency.complete('omit', 'leased', to_json(repeat('x', 1048576)), token => :own, omit_large => true)::text);
+SELECT key, abs(status) AS status, status < 0 AS failed, octet_length(response::text) AS bytes, headers
+	FROM idempotency.key WHERE scope = 'omit' ORDER BY key;
+SELECT outcome, status, response IS NULL AS omitted, headers ->> 'Idempotency-Response' AS why FROM idempotency.claim('omit', 'leased');
+-- Only the size is forgiven; NULL is false.
+BEGIN;
+SELECT outcome FROM idempotency.claim('omit', 'wrong');
+SAVEPOINT before;
+SELECT idempotency.complete('omit', 'wrong', to_json(repeat('x', 1048576)), headers => '[]', omit_large => true);
+ROLLBACK TO before;
+SELECT idempotency.complete('omit', 'wrong', to_json(repeat('x', 1048576)), omit_large => NULL);
+ROLLBACK;
+
 -- The default limit is 1 MB, and every byte is replayed.
 BEGIN;
 SELECT outcome FROM idempotency.claim('size', '1 MB');

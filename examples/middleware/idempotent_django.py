@@ -43,7 +43,7 @@ CLAIM = """SELECT outcome::text, status, headers::text, response::text, idempote
     FROM idempotency.try_claim(scope => %s, key => {}, fingerprint => idempotency.fingerprint(%s, %s, %s),
         wait => %s, retention => %s) AS op"""
 BAD_KEY = "SELECT 400, idempotency.problem_headers('IK400')::text, idempotency.problem('IK400')::text"
-FINISH = "SELECT idempotency.{}(scope => %s, key => {}, response => %s, status => %s, headers => %s)"
+FINISH = "SELECT idempotency.{}(scope => %s, key => {}, response => %s, status => %s, headers => %s, omit_large => true)"
 
 
 class BadRequest(Exception):

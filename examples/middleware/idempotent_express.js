@@ -89,7 +89,8 @@ async function claim(client, options, request) {
 async function finish(client, operation, answer) {
 	const name = answer.status < 400 ? "complete" : "fail";
 	const key = operation.unquoted ? "$2" : "idempotency.parse_header($2)";
-	await client.query(`SELECT idempotency.${name}(scope => $1, key => ${key}, response => $3, status => $4, headers => $5)`,
+	await client.query(`SELECT idempotency.${name}(scope => $1, key => ${key}, response => $3, status => $4, headers => $5,
+		omit_large => true)`,
 		[operation.scope, operation.header, answer.body, answer.status, JSON.stringify(answer.headers)]);
 }
 

@@ -25,6 +25,9 @@ PG_FUNCTION_INFO_V1(idempotency_complete);
 PG_FUNCTION_INFO_V1(idempotency_fail);
 PG_FUNCTION_INFO_V1(idempotency_release);
 
+/* The header that tells a replay without its response apart. */
+#define OMITTED_HEADER "{\"Idempotency-Response\": \"omitted\"}"
+
 /*
  * ErrorBadOutcome reports an outcome that cannot be replayed.
  */
@@ -36,11 +39,31 @@ ErrorBadOutcome(const KeyName *name, const char *message, const char *hint)
 }
 
 /*
- * CheckOutcome throws 22023 for a status or headers that cannot be replayed, and
- * 54000 for a response that is too large.
+ * OmitResponse removes the response of an outcome that is too large, and says so in its
+ * headers, which stay if they are not too large themselves.
  */
 static void
-CheckOutcome(const KeyName *name, const StoredOutcome *outcome)
+OmitResponse(StoredOutcome *outcome)
+{
+	Datum headers = DirectFunctionCall1(jsonb_in, CStringGetDatum(OMITTED_HEADER));
+
+	outcome->response = NULL;
+	if (outcome->headers != NULL && VARSIZE_ANY_EXHDR(outcome->headers) <= (Size) MaxResponseSize)
+	{
+		char *given = text_to_cstring(outcome->headers);
+
+		headers = DirectFunctionCall2(
+			jsonb_concat, DirectFunctionCall1(jsonb_in, CStringGetDatum(given)), headers);
+	}
+	outcome->headers = cstring_to_text(DatumGetCString(DirectFunctionCall1(jsonb_out, headers)));
+}
+
+/*
+ * CheckOutcome throws 22023 for a status or headers that cannot be replayed.  A response
+ * that is too large is omitted if "omitLarge" is set; otherwise it is 54000.
+ */
+static void
+CheckOutcome(const KeyName *name, StoredOutcome *outcome, bool omitLarge)
 {
 	Size bytes = 0;
 
@@ -58,19 +81,24 @@ CheckOutcome(const KeyName *name, const StoredOutcome *outcome)
 	}
 	if (outcome->response != NULL)
 		bytes += VARSIZE_ANY_EXHDR(outcome->response);
-	if (bytes > (Size) MaxResponseSize)
+	if (bytes <= (Size) MaxResponseSize)
+		return;
+	if (!omitLarge)
 		ErrorTooLarge(name, "response", bytes);
+	RequireSetting(&ResponseSizeSetting);
+	OmitResponse(outcome);
 }
 
 /*
  * ClaimFinish stores the outcome of an operation that the caller owns, and closes the
- * claim.  It fills in fingerprint, expiry and the token.  Throws 40001 if another
- * transaction has written the row, and what CheckOutcome() throws.
+ * claim.  It fills in fingerprint, expiry and the token, and with "omitLarge" omits a
+ * response that is too large.  Throws 40001 if another transaction has written the row,
+ * and what CheckOutcome() throws.
  */
 void
-ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome)
+ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome, bool omitLarge)
 {
-	CheckOutcome(name, outcome);
+	CheckOutcome(name, outcome, omitLarge);
 
 	/* Write the row */
 	outcome->fingerprint = own->fingerprint;
@@ -93,15 +121,18 @@ ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome)
 /*
  * Finish stores response, status and headers for complete() and fail().  A NULL
  * status is 200 for complete(), and 22023 for fail(); a NULL retention is that of the
- * claim.  Returns the response, so that the first answer can be what is replayed.
+ * claim.  Returns the response, so that the first answer can be what is replayed; also one
+ * that is too large to be.
  */
 static Datum
 Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *claimed, bool failed)
 {
 	Ownership own = *claimed;
 	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
+	text *response = DocumentText(DocumentFromArg(fcinfo, 2));
+	bool omitLarge = !PG_ARGISNULL(7) && PG_GETARG_BOOL(7);
 
-	outcome.response = DocumentText(DocumentFromArg(fcinfo, 2));
+	outcome.response = response;
 	if (!PG_ARGISNULL(3))
 		outcome.status = PG_GETARG_INT32(3);
 	else if (!failed)
@@ -109,13 +140,13 @@ Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *claimed, b
 	outcome.headers = DocumentText(DocumentFromArg(fcinfo, 4));
 	if (!PG_ARGISNULL(6))
 		own.lease.retention = RetentionFromArg(fcinfo, 6);
-	ClaimFinish(name, &own, &outcome);
+	ClaimFinish(name, &own, &outcome, omitLarge);
 	if (own.claim == NULL)
 		ScopeSetResult(name->scope, name->key, true);
 
-	if (outcome.response == NULL)
+	if (response == NULL)
 		PG_RETURN_NULL();
-	PG_RETURN_TEXT_P(outcome.response);
+	PG_RETURN_TEXT_P(response);
 }
 
 static Datum
@@ -125,8 +156,8 @@ Complete(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 }
 
 /*
- * complete(scope, key, response, status, headers, token, retention) RETURNS json: the
- * response
+ * complete(scope, key, response, status, headers, token, retention, omit_large) RETURNS
+ * json: the response
  */
 Datum
 idempotency_complete(PG_FUNCTION_ARGS)
@@ -141,8 +172,8 @@ Fail(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 }
 
 /*
- * fail(scope, key, response, status, headers, token, retention) RETURNS json: the
- * response
+ * fail(scope, key, response, status, headers, token, retention, omit_large) RETURNS json:
+ * the response
  */
 Datum
 idempotency_fail(PG_FUNCTION_ARGS)

@@ -30,6 +30,7 @@ extern Datum OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *functi
 extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored);
 extern void LeaseRelease(const KeyName *name, const Ownership *own);
 
-extern void ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome);
+extern void ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome,
+						bool omitLarge);
 
 #endif /* IDEMPOTENCY_KEYS_LEASE_H */

@@ -189,7 +189,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	attempt = outcome.lease.attempt;
 	outcome = OutcomeOfCall(handler, DocumentText(document));
 	RequireOwnership(&request.name, NULL, &own);
-	ClaimFinish(&request.name, &own, &outcome);
+	ClaimFinish(&request.name, &own, &outcome, false);
 	outcome.lease.attempt = attempt;
 	return OperationDatum(OperationType(fcinfo), claimed, &outcome, NULL);
 }

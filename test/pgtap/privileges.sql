@@ -110,8 +110,8 @@ SELECT set_eq(
 	$$ VALUES
 		('idempotency.claim(idempotency.identifier,idempotency.identifier,idempotency.document,interval,interval,interval,bytea)', 'client'),
 		('idempotency.try_claim(idempotency.identifier,idempotency.identifier,idempotency.document,interval,interval,interval,bytea)', 'client'),
-		('idempotency.complete(idempotency.identifier,idempotency.identifier,idempotency.document,integer,idempotency.document,bigint,interval)', 'client'),
-		('idempotency.fail(idempotency.identifier,idempotency.identifier,idempotency.document,integer,idempotency.document,bigint,interval)', 'client'),
+		('idempotency.complete(idempotency.identifier,idempotency.identifier,idempotency.document,integer,idempotency.document,bigint,interval,boolean)', 'client'),
+		('idempotency.fail(idempotency.identifier,idempotency.identifier,idempotency.document,integer,idempotency.document,bigint,interval,boolean)', 'client'),
 		('idempotency.release(idempotency.identifier,idempotency.identifier,bigint)', 'client'),
 		('idempotency.renew(idempotency.identifier,idempotency.identifier,bigint,interval)', 'client'),
 		('idempotency.checkpoint(idempotency.identifier,idempotency.identifier,bigint,text,idempotency.document)', 'client'),
