@@ -240,7 +240,7 @@ BEGIN
 				AND (stored.fingerprint OPERATOR(pg_catalog.=) p_fingerprint) IS NOT FALSE
 			THEN
 				result := pg_catalog.set_config('idempotency_internal.results',
-					E'\x1E' OPERATOR(pg_catalog.||) p_scope OPERATOR(pg_catalog.||) E'\x1Fn', true);
+					pg_catalog.replace(granted, E'\x1Fk', E'\x1Fr'), true);
 				RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 			END IF;
 			RETURN NULL;

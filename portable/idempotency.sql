@@ -347,7 +347,11 @@ CREATE FUNCTION idempotency_internal.raise_no_claim(scope text, key text)
 AS $$
 	SELECT idempotency_internal.raise('IK412', 'this transaction holds no claim on this idempotency key',
 		idempotency_internal.detail($1, $2),
-		'Call idempotency.claim() in the same transaction first, or pass the token of the lease.')
+		CASE
+			WHEN strpos(concat(current_setting('idempotency_internal.results', true), chr(30)), concat(chr(30), $1, chr(31), 'r', $2, chr(30))) > 0
+				THEN 'idempotency.claim() replayed a stored answer: return it and write nothing.'
+			ELSE 'Call idempotency.claim() in the same transaction first, or pass the token of the lease.'
+		END)
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_no_claim(text, text) IS 'IK412: this transaction has no open claim on the key';
 
@@ -1125,7 +1129,7 @@ BEGIN
 			status := 400;
 			phrase := 'Bad Request';
 			title := 'Idempotency-Key is missing or malformed';
-			detail := 'This operation requires an idempotency key: a text of 1 to 255 characters, not an array or an object.';
+			detail := 'This operation requires an idempotency key of 1 to 255 characters; the header has it in double quotes, such as Idempotency-Key: "8e03978e-40d5-43dd-bc93-6894a57f9324".';
 		WHEN 'IK409' THEN
 			status := 409;
 			phrase := 'Conflict';
@@ -1212,8 +1216,9 @@ COMMENT ON FUNCTION idempotency.problem_headers(text) IS
 
 -- A setting of the transaction, which follows savepoints: the last result first, each as
 -- U+001E, the scope, U+001F, a mark, and the key; neither name contains these characters.
--- The mark is k for a granted claim, b for a batch of once_many(), and n for none.  Any
--- role can change the setting, but only a key that the transaction has claimed counts.
+-- The mark is k for a granted claim, b for a batch of once_many(), r for a replay, and n for
+-- none of them.  Any role can change the setting, but only a key that the transaction has
+-- claimed counts.
 
 CREATE FUNCTION idempotency_internal.results()
 	RETURNS text
@@ -1801,7 +1806,10 @@ BEGIN
 		END CASE;
 	END IF;
 
-	result := idempotency_internal.set_result(p_scope, 'n', '');
+	result := CASE state
+		WHEN 'stored' THEN idempotency_internal.set_result(p_scope, 'r', p_key)
+		ELSE idempotency_internal.set_result(p_scope, 'n', '')
+	END;
 	CASE state
 		WHEN 'stored' THEN
 			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
@@ -1966,8 +1974,7 @@ BEGIN
 			AND stored.expires_at > clock_timestamp()
 			AND (stored.fingerprint = request_fingerprint) IS NOT FALSE
 		THEN
-			result := set_config('idempotency_internal.results',
-				E'\x1E' || scope || E'\x1Fn', true);
+			result := set_config('idempotency_internal.results', replace(result, E'\x1Fk', E'\x1Fr'), true);
 			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
 		END IF;
 		-- both layouts
@@ -2023,7 +2030,7 @@ BEGIN
 			ELSE idempotency_internal.detail(new.scope, new.key)
 		END,
 		CASE
-			WHEN statement_timestamp() > transaction_timestamp()
+			WHEN statement_timestamp() > transaction_timestamp() AND current_query() !~* '^\s*(call|do)\M'
 				THEN 'Call idempotency.complete(), fail() or release() in the transaction that claimed.'
 			ELSE 'This statement was a transaction of its own (autocommit). Put BEGIN and '
 				'COMMIT around idempotency.claim(), your writes and '
@@ -2093,6 +2100,10 @@ DECLARE
 	lock_timeout text := current_setting('lock_timeout');
 	bounded boolean;
 	stored idempotency.key;
+-- A transaction block ends in a statement that begins later than the block.  In autocommit,
+-- the simple protocol has one statement; in the extended one, which begins a statement with
+-- each message, there is none any more when the transaction ends.
+--
 BEGIN
 	IF current_setting('transaction_isolation') = 'read committed' THEN
 		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C"

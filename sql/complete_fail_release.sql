@@ -269,6 +269,20 @@ BEGIN;
 SELECT outcome FROM idempotency.claim('lost', 'done');
 SELECT idempotency.complete('lost', 'done', '"second"');
 ROLLBACK;
+-- The hint is for the key that was replayed, until another call about the scope.
+BEGIN;
+SELECT outcome FROM idempotency.try_claim('lost', 'done', retention => '1 day');
+SELECT idempotency.current_key('lost') IS NULL AS none;
+SAVEPOINT s;
+SELECT idempotency.release('lost', 'done');
+ROLLBACK TO s;
+SELECT idempotency.fail('lost', 'don', '"second"', 400);
+ROLLBACK TO s;
+SELECT idempotency.fail('another', 'done', '"second"', 400);
+ROLLBACK TO s;
+SELECT idempotency.once('lost', 'message');
+SELECT idempotency.complete('lost', 'done', '"second"');
+ROLLBACK;
 
 -- Claims that this transaction already finished, in every combination.
 CREATE TEMPORARY TABLE ending (n int, name text, statement text);

@@ -219,7 +219,10 @@ Conclude(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen,
 	if (granted)
 		Grant(request, outcome, seen, stored);
 	InjectionPoint("claim-mark");
-	ScopeSetResult(request->name.scope, request->name.key, granted);
+	if (outcome == OUTCOME_REPLAYED)
+		ScopeSetReplayed(request->name.scope, request->name.key);
+	else
+		ScopeSetResult(request->name.scope, request->name.key, granted);
 	CountOutcome(outcome);
 }
 

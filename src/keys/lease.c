@@ -155,9 +155,12 @@ RequireOwnership(const KeyName *name, const int64 *token, Ownership *own)
 	memset(own, 0, sizeof(Ownership));
 	own->claim = claim;
 	if (claim == NULL && token == NULL)
-		ErrorNoClaim(name, "this transaction holds no claim on this idempotency key",
-					 "Call idempotency.claim() in the same transaction first, or pass the token of "
-					 "the lease.");
+		ErrorNoClaim(
+			name, "this transaction holds no claim on this idempotency key",
+			ScopeReplayed(name)
+				? "idempotency.claim() replayed a stored answer: return it and write nothing."
+				: "Call idempotency.claim() in the same transaction first, or pass the "
+				  "token of the lease.");
 	/* This transaction took the operation over, which made the token stale. */
 	if (token != NULL && claim != NULL && *token != claim->token)
 		ErrorLeaseLost(name, *token, false);

@@ -31,8 +31,9 @@ typedef struct ScopeResult
 {
 	dlist_node node;
 	text *scope;
-	text *key;	  /* NULL: a batch, or no claim was granted */
-	bool granted; /* the transaction may write to tables that require a claim */
+	text *key;	   /* NULL: a batch, or neither granted nor replayed */
+	bool granted;  /* the transaction may write to tables that require a claim */
+	bool replayed; /* claim() returned a stored outcome */
 	SubTransactionId setIn;
 } ScopeResult;
 
@@ -190,6 +191,23 @@ DeleteResultOf(const text *scope, SubTransactionId setIn, dlist_node *from)
 	}
 }
 
+static void
+SetResult(const text *scope, const text *key, bool granted, bool replayed)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
+	ScopeResult *result = palloc(sizeof(ScopeResult));
+
+	result->scope = TextCopy(scope);
+	result->key = granted || replayed ? TextCopy(key) : NULL;
+	result->granted = granted;
+	result->replayed = replayed;
+	result->setIn = GetCurrentSubTransactionId();
+	if (!dlist_is_empty(&results))
+		DeleteResultOf(scope, result->setIn, dlist_head_node(&results));
+	dlist_push_head(&results, &result->node);
+	MemoryContextSwitchTo(caller);
+}
+
 /*
  * ScopeSetResult sets the result of the latest call about "scope": whether it granted
  * a claim, and on which key.
@@ -197,17 +215,16 @@ DeleteResultOf(const text *scope, SubTransactionId setIn, dlist_node *from)
 void
 ScopeSetResult(const text *scope, const text *key, bool granted)
 {
-	MemoryContext caller = MemoryContextSwitchTo(TopTransactionContext);
-	ScopeResult *result = palloc(sizeof(ScopeResult));
+	SetResult(scope, key, granted, false);
+}
 
-	result->scope = TextCopy(scope);
-	result->key = granted ? TextCopy(key) : NULL;
-	result->granted = granted;
-	result->setIn = GetCurrentSubTransactionId();
-	if (!dlist_is_empty(&results))
-		DeleteResultOf(scope, result->setIn, dlist_head_node(&results));
-	dlist_push_head(&results, &result->node);
-	MemoryContextSwitchTo(caller);
+/*
+ * ScopeSetReplayed sets the result of a claim that returned a stored outcome.
+ */
+void
+ScopeSetReplayed(const text *scope, const text *key)
+{
+	SetResult(scope, key, false, true);
 }
 
 /*
@@ -251,7 +268,19 @@ ScopeCurrentKey(const text *scope)
 {
 	const ScopeResult *latest = LatestResult(scope, false);
 
-	return latest == NULL ? NULL : latest->key;
+	return latest == NULL || !latest->granted ? NULL : latest->key;
+}
+
+/*
+ * ScopeReplayed tells whether the latest call about the scope of "name" was a claim of
+ * its key that returned a stored outcome.
+ */
+bool
+ScopeReplayed(const KeyName *name)
+{
+	const ScopeResult *latest = LatestResult(name->scope, false);
+
+	return latest != NULL && latest->replayed && TextEquals(latest->key, name->key);
 }
 
 /*

@@ -34,6 +34,8 @@ extern void OpenClaimAdd(const KeyName *name, const bytea *fingerprint, const Re
 extern void OpenClaimClose(OpenClaim *claim);
 
 extern void ScopeSetResult(const text *scope, const text *key, bool granted);
+extern void ScopeSetReplayed(const text *scope, const text *key);
+extern bool ScopeReplayed(const KeyName *name);
 extern bool ScopeGranted(const text *pattern, bool *asked);
 extern const text *ScopeCurrentKey(const text *scope);
 extern bool LastGrantedClaim(const text **scope, const text **key);

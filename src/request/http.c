@@ -149,8 +149,8 @@ typedef struct Problem
 
 static const Problem problems[] = {
 	{"IK400", 400, "Bad Request", "Idempotency-Key is missing or malformed",
-	 "This operation requires an idempotency key: a text of 1 to 255 characters, not an array or an "
-	 "object."},
+	 "This operation requires an idempotency key of 1 to 255 characters; the header has it in "
+	 "double quotes, such as Idempotency-Key: \"8e03978e-40d5-43dd-bc93-6894a57f9324\"."},
 	{PROBLEM_IN_PROGRESS, 409, "Conflict", "A request is outstanding for this Idempotency-Key",
 	 "An operation with this idempotency key is in progress. Retry later with the same key."},
 	{PROBLEM_MISMATCHED, 422, "Unprocessable Content", "Idempotency-Key is already used",
