@@ -479,10 +479,11 @@ BEGIN
 	IF name IS NULL OR name = '' THEN
 		PERFORM idempotency_internal.raise_missing(what);
 	END IF;
-	PERFORM idempotency_internal.check_scalar(what, name);
 	IF length(name) > 255 THEN
 		PERFORM idempotency_internal.raise_too_long(what, length(name));
-	ELSIF name ~ E'[\\u0001-\\u001F\\u007F-\\u009F]' THEN
+	END IF;
+	PERFORM idempotency_internal.check_scalar(what, name);
+	IF name ~ E'[\\u0001-\\u001F\\u007F-\\u009F]' THEN
 		PERFORM idempotency_internal.raise('IK400', format('idempotency %s contains a control character', what),
 			format('It is at character %s.', length(substring(name FROM E'^[^\\u0001-\\u001F\\u007F-\\u009F]*')) + 1),
 			'Reject the client''s request.');
@@ -773,6 +774,19 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.is_shortest(numeric, text, integer) IS
 	'whether ECMAScript prints these digits for the double nearest to a positive number';
 
+CREATE FUNCTION idempotency_internal.check_number(number numeric)
+	RETURNS void
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF scale(number) > 399 OR abs(number) >= ('1e' || 400 - scale(number))::numeric THEN
+		PERFORM idempotency_internal.raise('22003', 'a JSON number has more than 400 digits',
+			'The zeros that an exponent stands for count, too.', 'Pass the number as a JSON string.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_number(numeric) IS 'raise 22003 for a number of more than 400 digits';
+
 CREATE FUNCTION idempotency_internal.canonical_large_number(number numeric)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -786,8 +800,8 @@ DECLARE
 	digits text := rtrim(ltrim(whole || fraction, '0'), '0');
 	point integer := CASE WHEN whole <> '' THEN length(whole) ELSE length(ltrim(fraction, '0')) - length(fraction) END;
 BEGIN
-	IF greatest(point, 1) + greatest(length(digits) - point, 0) <= 400
-		AND (point BETWEEN -5 AND 21 OR NOT idempotency_internal.is_shortest(abs(number), digits, point)) THEN
+	PERFORM idempotency_internal.check_number(number);
+	IF point BETWEEN -5 AND 21 OR NOT idempotency_internal.is_shortest(abs(number), digits, point) THEN
 		RETURN sign || plain;
 	END IF;
 	RETURN sign || left(digits, 1) || CASE WHEN length(digits) > 1 THEN '.' || substr(digits, 2) ELSE '' END
@@ -825,41 +839,103 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.utf16_order(text) IS
 	'a text whose order by code points is the order of a name by UTF-16 code units';
 
--- The output of jsonb has the escapes of RFC 8785, and of members with one name it keeps
--- the last.
-CREATE FUNCTION idempotency_internal.canonical_value(value jsonb)
-	RETURNS text
-	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+-- jsonb prints numbers in plain notation: a request of a few bytes would take memory for all the
+-- zeros that an exponent stands for.  The numbers that can have them are looked at before.
+CREATE FUNCTION idempotency_internal.check_numbers(value jsonb)
+	RETURNS void
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
+DECLARE
+	numbers CONSTANT pg_catalog.jsonpath := 'strict $.** ? (@ >= 1e100 || @ <= -1e100 || @ < 1e-100 && @ > -1e-100)';
 BEGIN
-	CASE jsonb_typeof(value)
-		WHEN 'object' THEN
-			RETURN '{' || coalesce((
-				SELECT string_agg(to_json(m.key)::text || ':' || CASE jsonb_typeof(m.value)
-						WHEN 'string' THEN m.value::text
-						WHEN 'number' THEN idempotency_internal.canonical_number(m.value::numeric)
-						ELSE idempotency_internal.canonical_value(m.value)
-					END, ',' ORDER BY idempotency_internal.utf16_order(m.key) COLLATE "C")
-				FROM jsonb_each(value) AS m), '') || '}';
-		WHEN 'array' THEN
-			RETURN '[' || coalesce((
-				SELECT string_agg(idempotency_internal.canonical_value(e.value), ',' ORDER BY e.ordinality)
-				FROM jsonb_array_elements(value) WITH ORDINALITY AS e), '') || ']';
-		WHEN 'number' THEN
-			RETURN idempotency_internal.canonical_number(value::numeric);
-		ELSE
-			RETURN value::text;
-	END CASE;
+	IF value OPERATOR(pg_catalog.@?) numbers THEN
+		PERFORM idempotency_internal.check_number(q.number::pg_catalog.numeric)
+		FROM pg_catalog.jsonb_path_query(value, numbers) AS q (number);
+	END IF;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.canonical_value(jsonb) IS 'the canonical text of a value';
+COMMENT ON FUNCTION idempotency_internal.check_numbers(jsonb) IS 'raise 22003 for a number that is longer printed than written';
 
+-- The output of jsonb has the escapes of RFC 8785, and of members with one name it keeps
+-- the last.  What differs is the order of members, white space, and numbers.
+--
+-- The tokens of the output are the scalars, the braces and brackets, and empty containers, each
+-- with the name in front of it.  The place of a token in the canonical text is its place in the
+-- output, and the distances by which sorting moves the members that it is part of: memory and
+-- time are proportional to the text, at any depth.  U+0001 and U+0002, which jsonb never prints,
+-- end tokens and names.
 CREATE FUNCTION idempotency_internal.canonical_any(value jsonb)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	tokens text[];
+	token text;
+	name text;
+	place integer := 0;
+	lengths integer[];               -- of scalars and containers, in tokens
+	depth integer := 1;
+	opened integer[] := '{0}';       -- places of the containers around a token
+	is_object boolean[] := '{false}';
+	members integer[] := '{}';       -- their places, those of their objects, and their names
+	objects integer[] := '{}';
+	names text[] := '{}';
+	member record;
+	steps integer[];                 -- by which the distance changes at a place
+	distance integer := 0;
+	sorted text[];
 BEGIN
-	RETURN idempotency_internal.canonical_value(value);
+	PERFORM idempotency_internal.check_numbers(value);
+	tokens := string_to_array(rtrim(regexp_replace(value::text,
+		E'((?:"(?:[^"\\\\]|\\\\.)*":)?) ?("(?:[^"\\\\]|\\\\.)*"|\\{\\}|\\[\\]|[][{}]|[^][{}, "]+)(?:, )?',
+		E'\\1\x02\\2\x01', 'g'), E'\x01'), E'\x01');
+	lengths := array_fill(1, ARRAY[cardinality(tokens)]);
+	steps := array_fill(0, ARRAY[cardinality(tokens) + 1]);
+	sorted := array_fill(''::text, ARRAY[cardinality(tokens)]);
+
+	-- Find containers and members, and write each token
+	FOREACH token IN ARRAY tokens LOOP
+		place := place + 1;
+		name := split_part(token, E'\x02', 1);
+		token := split_part(token, E'\x02', 2);
+		IF token IN ('}', ']') THEN
+			lengths[opened[depth]] := place - opened[depth] + 1;
+			depth := depth - 1;
+		ELSIF is_object[depth] THEN
+			members := members || place;
+			objects := objects || opened[depth];
+			names := names || CASE WHEN strpos(name, E'\\') = 0 THEN substr(name, 2, length(name) - 3) ELSE left(name, -1)::jsonb #>> '{}' END;
+		ELSIF place > opened[depth] + 1 THEN
+			name := ',';
+		END IF;
+		IF token IN ('{', '[') THEN
+			depth := depth + 1;
+			opened[depth] := place;
+			is_object[depth] := token = '{';
+		ELSIF token ~ '^-?[0-9]' AND (length(token) > 21 OR strpos(token, '.') > 0) THEN
+			token := idempotency_internal.canonical_number(token::numeric);
+		END IF;
+		tokens[place] := name || token;
+	END LOOP;
+
+	-- Move each member to its place
+	FOR member IN
+		SELECT m.place, lengths[m.place] AS length, row_number() OVER sorted > 1 AS has_comma,
+			(m.object + 1 - m.place + sum(lengths[m.place]) OVER sorted - lengths[m.place])::integer AS distance
+		FROM unnest(members, objects, names) AS m (place, object, name)
+		WINDOW sorted AS (PARTITION BY m.object ORDER BY idempotency_internal.utf16_order(m.name) COLLATE "C")
+	LOOP
+		IF member.has_comma THEN
+			tokens[member.place] := ',' || tokens[member.place];
+		END IF;
+		steps[member.place] := steps[member.place] + member.distance;
+		steps[member.place + member.length] := steps[member.place + member.length] - member.distance;
+	END LOOP;
+	FOR place IN 1 .. cardinality(tokens) LOOP
+		distance := distance + steps[place];
+		sorted[place + distance] := tokens[place];
+	END LOOP;
+	RETURN array_to_string(sorted, '');
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.canonical_any(jsonb) IS 'the canonical text of a value, under any search path';
@@ -875,15 +951,18 @@ CREATE FUNCTION idempotency_internal.canonical(value jsonb)
 	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
 AS $$
 DECLARE
-	document pg_catalog.text := value::pg_catalog.text;
+	document pg_catalog.text;
 	members pg_catalog.text[];
 	member pg_catalog.text;
 BEGIN
+	IF pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 900
+		AND NOT value OPERATOR(pg_catalog.@?) '$.** ? (@ >= 1000000000000000000000 || @ <= -1000000000000000000000)' THEN
+		document := value;
+	END IF;
 	IF pg_catalog.octet_length(document) OPERATOR(pg_catalog.<=) 400
 		AND document OPERATOR(pg_catalog.~~) '{"%'
 		AND document OPERATOR(pg_catalog.!~) E'[\\\\\\uE000-\\U0010FFFF]|.[[{]|[ {]"[:,}]'
 		AND document OPERATOR(pg_catalog.!~~) '%0.000000%'
-		AND NOT value OPERATOR(pg_catalog.@?) '$.* ? (@ >= 1000000000000000000000 || @ <= -1000000000000000000000)'
 	THEN
 		members := pg_catalog.string_to_array(
 			pg_catalog.rtrim(pg_catalog.substr(pg_catalog.replace(document, '": ', E'\x01'), 3), '}'), ', "');
@@ -901,15 +980,15 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.canonical(jsonb) IS 'the canonical text of a value, under any search path';
 
-CREATE FUNCTION idempotency.canonical(document text)
+CREATE FUNCTION idempotency.canonical(document jsonb)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idempotency_internal.canonical(document::jsonb);
+	RETURN idempotency_internal.canonical(document);
 END
 $$;
-COMMENT ON FUNCTION idempotency.canonical(text) IS
+COMMENT ON FUNCTION idempotency.canonical(jsonb) IS
 	'the canonical text of a JSON value (RFC 8785, but with exact numbers)';
 
 CREATE FUNCTION idempotency_internal.fingerprint(document jsonb)
@@ -918,15 +997,15 @@ CREATE FUNCTION idempotency_internal.fingerprint(document jsonb)
 	RETURN sha256(convert_to(idempotency_internal.canonical(document), 'UTF8'));
 COMMENT ON FUNCTION idempotency_internal.fingerprint(jsonb) IS 'SHA-256 of the canonical text of a JSON value';
 
-CREATE FUNCTION idempotency.fingerprint(document text)
+CREATE FUNCTION idempotency.fingerprint(document jsonb)
 	RETURNS bytea
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idempotency_internal.fingerprint(document::jsonb);
+	RETURN idempotency_internal.fingerprint(document);
 END
 $$;
-COMMENT ON FUNCTION idempotency.fingerprint(text) IS
+COMMENT ON FUNCTION idempotency.fingerprint(jsonb) IS
 	'SHA-256 of the canonical text of a JSON value, in UTF-8';
 
 -- A label that names the purpose, and then the texts, each as its length in four bytes
@@ -942,7 +1021,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.digest(text, text[]) IS 'SHA-256 of a label and a list of texts';
 
 -- Not STRICT: a request may have no body.
-CREATE FUNCTION idempotency.fingerprint(method text, path text, body text)
+CREATE FUNCTION idempotency.fingerprint(method text, path text, body jsonb)
 	RETURNS bytea
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -951,10 +1030,10 @@ BEGIN
 		RETURN NULL;
 	END IF;
 	RETURN idempotency_internal.digest('idempotency request 1',
-		ARRAY[method, path, idempotency_internal.canonical(body::jsonb)]);
+		ARRAY[method, path, idempotency_internal.canonical(body)]);
 END
 $$;
-COMMENT ON FUNCTION idempotency.fingerprint(text, text, text) IS
+COMMENT ON FUNCTION idempotency.fingerprint(text, text, jsonb) IS
 	'SHA-256 of a request: its method, its path and its canonical body';
 
 CREATE FUNCTION idempotency.derive_key(scope text, key text, step text)
@@ -1999,6 +2078,10 @@ $do$;
 -- At commit, the first event of an open claim only updates its row, which queues a second
 -- event behind all deferred triggers: one of them can complete the claim.  The first events
 -- also note the open claims in a setting, which the error counts.
+	-- the last statement prints a jsonb request
+	IF pg_typeof(request) = 'jsonb'::regtype THEN
+		PERFORM idempotency_internal.check_numbers(request::jsonb);
+	END IF;
 --
 -- PREPARE TRANSACTION fires it, too, and so does SET CONSTRAINTS ... IMMEDIATE, which cannot
 -- turn it off: a rollback to a savepoint makes an event pending again, and every claim queues
@@ -2812,7 +2895,7 @@ DECLARE
 	final_errors pg_catalog.text := pg_catalog.current_setting('idempotency.final_errors', true);
 	final_codes pg_catalog.text[];
 	code pg_catalog.text;
-	document pg_catalog.json := request::pg_catalog.text;
+	document pg_catalog.json;
 	routine pg_catalog.record;
 	operation idempotency.operation;
 	stored idempotency.operation;
@@ -2861,7 +2944,7 @@ BEGIN
 		RAISE EXCEPTION USING ERRCODE = '42P13',
 			MESSAGE = pg_catalog.format('function %s cannot be a handler', handler),
 			HINT = 'A handler takes one argument of type idempotency.document (or json) and returns json.';
-	ELSIF routine.is_strict AND document IS NULL THEN
+	ELSIF routine.is_strict AND request IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'request is missing, and the handler is strict',
 			HINT = 'Pass a request, or declare the handler CALLED ON NULL INPUT.';
 	ELSIF NOT pg_catalog.has_function_privilege(handler, 'EXECUTE') THEN
@@ -2869,7 +2952,7 @@ BEGIN
 	END IF;
 
 	-- Claim or replay
-	operation := idempotency.claim(scope, key, document, wait => wait, retention => retention);
+	operation := idempotency.claim(scope, key, request, wait => wait, retention => retention);
 	IF operation.replayed THEN
 		RETURN operation;
 	END IF;
@@ -2890,6 +2973,7 @@ BEGIN
 		PERFORM idempotency.fail(scope, key,
 			pg_catalog.concat('{"type":"about:blank","title":', pg_catalog.to_json(message), ',"status":422',
 				CASE WHEN detail OPERATOR(pg_catalog.<>) '' THEN ',"detail":' OPERATOR(pg_catalog.||) pg_catalog.to_json(detail)::pg_catalog.text END, '}'),
+	document := request::pg_catalog.text;
 			422, '{"Content-Type": "application/problem+json"}'::pg_catalog.text);
 	END IF;
 
@@ -2999,11 +3083,11 @@ COMMENT ON FUNCTION idempotency.current_key(text) IS
 	'the key that this transaction claimed last in the scope';
 
 -- ---------------------------------------------------------------------------
--- JSON of other types than text
+-- JSON of other types
 -- ---------------------------------------------------------------------------
 
--- Each function that takes JSON has one more form for json, and one for jsonb; the types of
--- claim() and try_claim() are above.  So the parser converts an argument of a client's own type
+-- Each function that takes JSON has a form for text, json and jsonb; those of claim() and
+-- try_claim() are above.  A request is never printed, an answer never parsed.  So the parser converts an argument of a client's own type
 -- in the query of the client and with its rights, or refuses it.  A polymorphic parameter would
 -- bring that type into a function with the rights of the owner, where the client's casts and
 -- domain constraints would run: PL/pgSQL checks a domain over a composite type at the entry.
@@ -3014,14 +3098,15 @@ BEGIN
 	FOR form IN
 		SELECT p.proname AS name, t.type, p.provolatile, p.proparallel, p.proisstrict, pg_get_function_result(p.oid) AS result,
 			regexp_replace(regexp_replace(pg_get_function_arguments(p.oid),
-				'\m(document|body|response|state) text( DEFAULT NULL::text)?', '\1 ' || t.type),
+				'\m(document|body|response|state) (text|jsonb)( DEFAULT NULL::text)?', '\1 ' || t.type),
 				'\mheaders text DEFAULT NULL::text', 'headers ' || t.type || ' DEFAULT NULL') AS arguments,
-			(SELECT string_agg('$' || a.ordinality || CASE WHEN a.name IN ('document', 'body', 'response', 'state', 'headers') THEN '::text' ELSE '' END,
+			(SELECT string_agg('$' || a.ordinality || CASE WHEN a.name IN ('document', 'body', 'response', 'state', 'headers') THEN '::' || f.type ELSE '' END,
 				', ' ORDER BY a.ordinality)
 				FROM unnest(p.proargnames) WITH ORDINALITY AS a (name)) AS passed,
 			obj_description(p.oid, 'pg_proc') AS comment
-		FROM pg_proc AS p, unnest('{json,jsonb}'::text[]) AS t (type)
-		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname IN ('canonical', 'fingerprint', 'complete', 'fail', 'checkpoint')
+		FROM (VALUES ('canonical', 'jsonb'), ('fingerprint', 'jsonb'), ('complete', 'text'), ('fail', 'text'), ('checkpoint', 'text')) AS f (name, type),
+			unnest('{text,json,jsonb}'::text[]) AS t (type), pg_proc AS p
+		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname = f.name AND t.type <> f.type
 	LOOP
 		EXECUTE format('CREATE FUNCTION idempotency.%I(%s) RETURNS %s LANGUAGE sql %s PARALLEL %s %s RETURN idempotency.%1$I(%7$s)',
 			form.name, form.arguments, form.result,

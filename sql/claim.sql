@@ -182,7 +182,8 @@ SELECT what, pg_temp.error_of(format('SELECT idempotency.claim(%L, %L)', s, k)) 
 		(14, 'key with DEL', 'claim', E'key\x7F'),
 		(15, 'key with U+0085 behind multi-byte', 'claim', E'clé\u0085'),
 		(16, 'key with U+009F', 'claim', E'\u009F'),
-		(17, 'both', NULL, NULL)) AS v (n, what, s, k)
+		(17, 'both', NULL, NULL),
+		(18, 'array of 256', 'claim', '{' || repeat('k', 254) || '}')) AS v (n, what, s, k)
 	ORDER BY n;
 SELECT what, pg_temp.error_of(format('SELECT idempotency.try_claim(%L, %L)', s, k)) AS try_claim
 	FROM (VALUES

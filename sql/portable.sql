@@ -92,7 +92,7 @@ SET search_path = public, pg_catalog;
 BEGIN;
 SELECT outcome FROM idempotency.claim('portable', 'path', '{"a": [1.50, "b"]}', lease => '1 min');
 SELECT idempotency.complete('portable', 'path', '{"c": 3}');
-SELECT idempotency.once('portable', 'path 2'), idempotency.canonical('{"b": 1e400, "a": "\u0001"}');
+SELECT idempotency.once('portable', 'path 2'), idempotency.canonical('{"b": 1e21, "a": "\u0001"}');
 COMMIT;
 RESET search_path;
 -- The handler of run() has the rights of the caller.
@@ -146,7 +146,7 @@ SELECT key, state FROM idempotency.keys WHERE scope = 'portable' ORDER BY key;
 
 CREATE FUNCTION pg_temp.value(seed integer) RETURNS jsonb LANGUAGE sql AS $$
 	SELECT (ARRAY['0', '-0.0', '12.50', '-3.10', '1.000', '100', '1e20', '1e21', '999999999999999999999', '999999999999999999999.5',
-		'0.000001', '0.0000010', '0.0000009', '1e-7', '1e400', '0.' || repeat('12', 150), repeat('9', 300), '123456789012345678.90',
+		'0.000001', '0.0000010', '0.0000009', '1e-7', '1e399', '0.' || repeat('12', 150), repeat('9', 300), '123456789012345678.90',
 		'true', 'null', '""', '"a, "', '", "', E'"\\""', '"\u0001"', '"é"', '"\ue000"', '"\ud83d\ude00"', '{}', '[]', '[1.0]', '{"b": 1.0, "a": 2}'])
 		[1 + (hashint4(seed) & 1073741823) % 32]::jsonb
 $$;

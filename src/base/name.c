@@ -146,7 +146,6 @@ CheckName(const text *value, const char *what)
 
 	if (bytes == 0)
 		ErrorNameMissing(what);
-	CheckScalar(value, what);
 
 	/* Most names need no count: a character has at least one byte */
 	if (bytes > KEYNAME_MAX_CHARS)
@@ -156,6 +155,7 @@ CheckName(const text *value, const char *what)
 		if (chars > KEYNAME_MAX_CHARS)
 			ErrorNameTooLong(what, chars);
 	}
+	CheckScalar(value, what);
 
 	/* The message does not contain the name, which would garble the log */
 	position = ControlCharacterAt(s, bytes);

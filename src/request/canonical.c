@@ -222,7 +222,8 @@ WriteValue(StringInfo out, const JsonbValue *value)
 
 /*
  * CanonicalAppend appends the canonical form of a document, in the server's encoding.
- * Throws what DocumentRoot() throws, and 54001 if the document is too deep.
+ * Throws what DocumentRoot() throws, 54001 if the document is too deep, and what
+ * NumberAppend() throws.
  */
 void
 CanonicalAppend(StringInfo out, Document *document)

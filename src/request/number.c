@@ -5,9 +5,10 @@
  *
  * RFC 8785 reads every number as a double and prints it as ECMAScript does; then amounts
  * with twenty digits would share a fingerprint.  Here a number has ECMAScript's form if
- * that is the same value, and otherwise all its digits: in plain notation, or with an
- * exponent if that takes more than 400 digits (1e131071 must not fill the memory).  Each
- * form, read as a decimal, is the value itself, so two values never share a form.
+ * that is the same value, and otherwise all its digits, in plain notation.  Each form,
+ * read as a decimal, is the value itself, so two values never share a form.  A number
+ * that the server prints with more than 400 digits is refused: 1e131071 must not fill
+ * the memory.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,7 +24,7 @@
 #include "request/request.h"
 
 /* The most digits of plain notation: more than any double has. */
-#define MAX_PLAIN_DIGITS 400
+#define MAX_DIGITS 400
 
 /* The format of numeric_send(): four fields of 16 bits, then groups of four digits. */
 #define WIRE_FIELDS 4
@@ -38,6 +39,7 @@ typedef struct Number
 	char *digits;
 	int count;
 	int point; /* the decimal exponent of 0.DIGITS */
+	int scale; /* digits after the point in plain notation, with zeros at the end */
 } Number;
 
 /* The most decimal digits that a double needs. */
@@ -148,6 +150,7 @@ ReadNumeric(Numeric numeric, Number *number)
 	number->digits = number->buffer + zeros;
 	number->count = count - zeros;
 	number->point = ((int16) WireField(wire, 1) + 1) * GROUP_DIGITS - zeros;
+	number->scale = WireField(wire, 3);
 	pfree(sent);
 }
 
@@ -159,10 +162,6 @@ ReadNumeric(Numeric numeric, Number *number)
 static bool
 HasExponent(const Number *number)
 {
-	int plain = Max(number->point, 1) + Max(number->count - number->point, 0);
-
-	if (plain > MAX_PLAIN_DIGITS)
-		return true;
 	if (number->point >= MIN_PLAIN_POINT && number->point <= MAX_PLAIN_POINT)
 		return false;
 	return IsShortest(number);
@@ -212,7 +211,22 @@ AppendWithExponent(StringInfo out, const Number *number)
 }
 
 /*
- * NumberAppend appends the canonical form of a number.
+ * CheckDigits throws 22003 for a number of more than MAX_DIGITS digits in plain notation.
+ */
+static void
+CheckDigits(const Number *number)
+{
+	int before = number->count == 0 ? 1 : Max(number->point, 1);
+
+	if (before + number->scale > MAX_DIGITS)
+		ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+						errmsg("a JSON number has more than %d digits", MAX_DIGITS),
+						errdetail("The zeros that an exponent stands for count, too."),
+						errhint("Pass the number as a JSON string.")));
+}
+
+/*
+ * NumberAppend appends the canonical form of a number.  Throws 22003.
  */
 void
 NumberAppend(StringInfo out, Numeric numeric)
@@ -220,6 +234,7 @@ NumberAppend(StringInfo out, Numeric numeric)
 	Number number;
 
 	ReadNumeric(numeric, &number);
+	CheckDigits(&number);
 	if (number.negative)
 		appendStringInfoChar(out, '-');
 	if (number.count == 0)
