@@ -316,6 +316,22 @@ CREATE FUNCTION idempotency.natural_key(VARIADIC parts idempotency.identifier[])
 COMMENT ON FUNCTION idempotency.natural_key(idempotency.identifier[]) IS
 	'a key derived from the values that identify an operation';
 
+-- Runs with the rights of its caller, because the output of a type can be the caller's code.
+CREATE FUNCTION idempotency.stable_text(value anyelement)
+	RETURNS text
+	LANGUAGE sql STABLE PARALLEL SAFE STRICT
+	SET search_path = pg_catalog, pg_temp
+	SET timezone = 'UTC'
+	SET datestyle = 'ISO'
+	SET intervalstyle = 'postgres'
+	SET bytea_output = 'hex'
+	SET extra_float_digits = 1
+	SET lc_monetary = 'C'
+	SET quote_all_identifiers = off
+AS 'SELECT $1::pg_catalog.text';
+COMMENT ON FUNCTION idempotency.stable_text(anyelement) IS
+	'the text of a value, whatever the settings of the session';
+
 CREATE FUNCTION idempotency.uuidv7()
 	RETURNS uuid
 	LANGUAGE C VOLATILE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_uuidv7';
@@ -1270,7 +1286,7 @@ AS $$
 			idempotency.once, idempotency.once_many,
 			idempotency.canonical, idempotency.fingerprint(idempotency.document),
 			idempotency.fingerprint(text, text, idempotency.document),
-			idempotency.derive_key, idempotency.natural_key, idempotency.uuidv7,
+			idempotency.derive_key, idempotency.natural_key, idempotency.stable_text, idempotency.uuidv7,
 			idempotency.parse_header,
 			idempotency.problem(idempotency.operation), idempotency.problem(text),
 			idempotency.problem_headers(idempotency.operation), idempotency.problem_headers(text)')

@@ -1080,6 +1080,22 @@ $$;
 COMMENT ON FUNCTION idempotency.natural_key(text[]) IS
 	'a key derived from the values that identify an operation';
 
+-- Runs with the rights of its caller, because the output of a type can be the caller's code.
+CREATE FUNCTION idempotency.stable_text(value anyelement)
+	RETURNS text
+	LANGUAGE sql STABLE PARALLEL SAFE STRICT
+	SET search_path = pg_catalog, pg_temp
+	SET timezone = 'UTC'
+	SET datestyle = 'ISO'
+	SET intervalstyle = 'postgres'
+	SET bytea_output = 'hex'
+	SET extra_float_digits = 1
+	SET lc_monetary = 'C'
+	SET quote_all_identifiers = off
+AS 'SELECT $1::pg_catalog.text';
+COMMENT ON FUNCTION idempotency.stable_text(anyelement) IS
+	'the text of a value, whatever the settings of the session';
+
 -- 48 bits of milliseconds, 12 of their fraction, and 62 random ones.
 CREATE FUNCTION idempotency.uuidv7()
 	RETURNS uuid
@@ -1875,7 +1891,8 @@ BEGIN
 			WHEN 'mismatched' THEN
 				PERFORM idempotency_internal.raise('IK422', 'idempotency key was used with another request',
 					idempotency_internal.detail(p_scope, p_key),
-					'A new request needs a new key; a retry repeats the request unchanged.');
+					'A new request needs a new key; a retry repeats the request unchanged. '
+					'Pass times and other values whose text depends on the session''s settings through idempotency.stable_text().');
 			WHEN 'leased' THEN
 				PERFORM idempotency_internal.raise_leased(p_scope, p_key, stored.leased_until);
 			WHEN 'here' THEN
@@ -2061,6 +2078,10 @@ BEGIN
 		-- distributed: IF operation.outcome <> 'in_progress' THEN RETURN operation; END IF;
 		-- distributed: IF operation.outcome IS NOT NULL THEN wait := '0'; END IF;
 	END IF;
+	-- the last statement prints a jsonb request
+	IF pg_typeof(request) = 'jsonb'::regtype THEN
+		PERFORM idempotency_internal.check_numbers(request::jsonb);
+	END IF;
 	RETURN idempotency_internal.claim_any(%1$L, scope, key, request::text::json, lease, wait, retention, fingerprint);
 END
 $function$
@@ -2078,10 +2099,10 @@ $do$;
 -- At commit, the first event of an open claim only updates its row, which queues a second
 -- event behind all deferred triggers: one of them can complete the claim.  The first events
 -- also note the open claims in a setting, which the error counts.
-	-- the last statement prints a jsonb request
-	IF pg_typeof(request) = 'jsonb'::regtype THEN
-		PERFORM idempotency_internal.check_numbers(request::jsonb);
-	END IF;
+--
+-- A transaction block ends in a statement that begins later than the block.  In autocommit,
+-- the simple protocol has one statement; in the extended one, which begins a statement with
+-- each message, there is none any more when the transaction ends.
 --
 -- PREPARE TRANSACTION fires it, too, and so does SET CONSTRAINTS ... IMMEDIATE, which cannot
 -- turn it off: a rollback to a savepoint makes an event pending again, and every claim queues
@@ -2183,10 +2204,6 @@ DECLARE
 	lock_timeout text := current_setting('lock_timeout');
 	bounded boolean;
 	stored idempotency.key;
--- A transaction block ends in a statement that begins later than the block.  In autocommit,
--- the simple protocol has one statement; in the extended one, which begins a statement with
--- each message, there is none any more when the transaction ends.
---
 BEGIN
 	IF current_setting('transaction_isolation') = 'read committed' THEN
 		SELECT * INTO stored FROM idempotency.key AS k WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C"
@@ -2956,6 +2973,7 @@ BEGIN
 	IF operation.replayed THEN
 		RETURN operation;
 	END IF;
+	document := request::pg_catalog.text;
 
 	-- Call the handler, and store its outcome
 	BEGIN
@@ -2973,7 +2991,6 @@ BEGIN
 		PERFORM idempotency.fail(scope, key,
 			pg_catalog.concat('{"type":"about:blank","title":', pg_catalog.to_json(message), ',"status":422',
 				CASE WHEN detail OPERATOR(pg_catalog.<>) '' THEN ',"detail":' OPERATOR(pg_catalog.||) pg_catalog.to_json(detail)::pg_catalog.text END, '}'),
-	document := request::pg_catalog.text;
 			422, '{"Content-Type": "application/problem+json"}'::pg_catalog.text);
 	END IF;
 
@@ -3186,7 +3203,7 @@ CREATE FUNCTION idempotency.grant_client(role regrole)
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
 		'{claim,try_claim,complete,fail,release,renew,checkpoint,claim_abandoned,run,peek,current_key,
-			require_claim,check_commit,once,once_many,canonical,fingerprint,derive_key,natural_key,uuidv7,parse_header,problem,
+			require_claim,check_commit,once,once_many,canonical,fingerprint,derive_key,natural_key,stable_text,uuidv7,parse_header,problem,
 			problem_headers}')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS

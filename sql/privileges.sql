@@ -57,6 +57,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.fingerprint(''POST'', ''/'', ''{}'')'),
 	('SELECT idempotency.derive_key(''privileges'', ''k'', ''step'')'),
 	('SELECT idempotency.natural_key(''k'')'),
+	('SELECT idempotency.stable_text(1.5)'),
 	('SELECT idempotency.uuidv7()'),
 	('SELECT idempotency.parse_header(''"k"'')'),
 	('SELECT idempotency.problem(ROW (''in_progress'', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation)'),

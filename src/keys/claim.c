@@ -254,11 +254,13 @@ ThrowIfRefused(const KeyName *name, Outcome outcome, const StoredOutcome *stored
 		case OUTCOME_REPLAYED:
 			return;
 		case OUTCOME_MISMATCHED:
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEMPOTENCY_KEY_REUSED),
-					 errmsg("idempotency key was used with another request"), DetailName(name),
-					 errhint("A new request needs a new key; a retry repeats the request "
-							 "unchanged.")));
+			ereport(
+				ERROR,
+				(errcode(ERRCODE_IDEMPOTENCY_KEY_REUSED),
+				 errmsg("idempotency key was used with another request"), DetailName(name),
+				 errhint("A new request needs a new key; a retry repeats the request unchanged. "
+						 "Pass times and other values whose text depends on the session's "
+						 "settings through idempotency.stable_text().")));
 			break;
 		case OUTCOME_LEASED:
 			ErrorInProgress(name, stored->lease.until);

@@ -84,6 +84,7 @@ SELECT set_eq(
 			'bytea', 'c', 'immutable', 'safe', false),
 		('derive_key(scope idempotency.identifier, key idempotency.identifier, step idempotency.identifier)', 'uuid', 'c', 'immutable', 'safe', true),
 		('natural_key(VARIADIC parts idempotency.identifier[])', 'text', 'c', 'immutable', 'safe', false),
+		('stable_text(value anyelement)', 'text', 'sql', 'stable', 'safe', true),
 		('uuidv7()', 'uuid', 'c', 'volatile', 'safe', false),
 		('parse_header(value text)', 'text', 'c', 'immutable', 'safe', false),
 		('problem(operation idempotency.operation)', 'json', 'c', 'stable', 'safe', true),

@@ -138,6 +138,7 @@ SELECT set_eq(
 		('idempotency.fingerprint(text,text,idempotency.document)', 'client'),
 		('idempotency.derive_key(idempotency.identifier,idempotency.identifier,idempotency.identifier)', 'client'),
 		('idempotency.natural_key(idempotency.identifier[])', 'client'),
+		('idempotency.stable_text(anyelement)', 'client'),
 		('idempotency.uuidv7()', 'client'),
 		('idempotency.parse_header(text)', 'client'),
 		('idempotency.problem(idempotency.operation)', 'client'),
