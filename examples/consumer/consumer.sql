@@ -3,6 +3,9 @@
 -- Run it with psql as a superuser, in a database that has the extension. The consumer
 -- connects as a role that can call only one function, which is SECURITY DEFINER.
 
+-- No object of another role captures a name
+SET search_path = pg_catalog, pg_temp;
+
 SELECT 'CREATE ROLE statement_writer LOGIN'
 WHERE pg_catalog.to_regrole('statement_writer') IS NULL \gexec
 

@@ -7,6 +7,9 @@
 -- Run it once as a superuser, in one transaction: psql -1 -v ON_ERROR_STOP=1 -f
 -- schema.sql
 
+-- No object of another role captures a name
+SET search_path = pg_catalog, pg_temp;
+
 CREATE EXTENSION idempotency;
 
 -- payments_owner owns all objects and cannot log in. The service logs in as

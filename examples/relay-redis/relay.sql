@@ -5,6 +5,9 @@
 -- commit or neither does. The relay needs a role that can use one subscription, and no
 -- privilege on any table.
 
+-- No object of another role captures a name
+SET search_path = pg_catalog, pg_temp;
+
 SELECT 'CREATE ROLE relay LOGIN' WHERE pg_catalog.to_regrole('relay') IS NULL \gexec
 
 CREATE SCHEMA bank;
