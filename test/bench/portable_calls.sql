@@ -72,9 +72,12 @@ BEGIN
 			CREATE OR REPLACE FUNCTION idempotency_internal.announce(scope text, key text) RETURNS boolean
 				LANGUAGE sql STABLE PARALLEL SAFE RETURN true;
 		WHEN 'replay' THEN
-			SELECT regexp_replace(pg_get_functiondef(p.oid), 'SELECT k\.expires_at.*?;', '') INTO definition
-			FROM pg_proc AS p
-			WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname = 'claim' AND p.prosrc ~ 'SELECT k\.expires_at';
-			EXECUTE definition;
+			FOR definition IN
+				SELECT regexp_replace(pg_get_functiondef(p.oid), 'SELECT k\.expires_at.*?;', '')
+				FROM pg_proc AS p
+				WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname = 'claim' AND p.prosrc ~ 'SELECT k\.expires_at'
+			LOOP
+				EXECUTE definition;
+			END LOOP;
 	END CASE;
 END $$;
