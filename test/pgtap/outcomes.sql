@@ -257,8 +257,8 @@ FROM (VALUES
 	('2202E', $$once_many('s', ARRAY[['a'], ['b']])$$)) AS v (sqlstate, call);
 
 SELECT throws_ok(
-	$$ SELECT idempotency.claim('s', 'k', retention => '1000000 years') $$,
-	'22008', NULL, 'a retention beyond the last timestamp');
+	$$ SELECT idempotency.claim('s', 'k', retention => '101 years') $$,
+	'22023', NULL, 'a retention above 100 years');
 SELECT throws_ok(
 	$$ SELECT idempotency.claim('s', 'k', 'no JSON') $$, '22P02', NULL, 'a request that is not JSON');
 SELECT throws_ok(
