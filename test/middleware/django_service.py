@@ -22,12 +22,12 @@ def database(host):
 
 
 settings.configure(
-    DATABASES={"default": database(os.environ["PGHOST"]), "nonexistent": database("/nonexistent")}, USE_TZ=True,
+    DATABASES={"default": database(os.environ["PGHOST"]), "other": database(os.environ["PGHOST"]), "nonexistent": database("/nonexistent")}, USE_TZ=True,
     ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="test", LOGGING_CONFIG=None)
 django.setup()
 logging.disable()
 
-from django.db import connection, models  # noqa: E402  Django must be configured first
+from django.db import DatabaseError, connection, models  # noqa: E402  Django must be configured first
 from idempotent_django import idempotent  # noqa: E402
 
 
@@ -43,6 +43,12 @@ class Charge(models.Model):
 def charge(request):
     body = json.loads(request.body)
     action = body.get("action")
+    if action == "elsewhere":
+        try:
+            Charge.objects.using("other").create(customer=body["customer"], amount=body["amount"])
+        except DatabaseError as error:
+            return JsonResponse({"error": error.__cause__.pgcode}, status=500)
+        raise RuntimeError("a bug after the write")
     made = Charge.objects.create(customer=body["customer"], amount=body["amount"])
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(%s), (SELECT count(*) FROM trouble) > 0", [1 if action == "slow" else 0])

@@ -8,6 +8,13 @@ const idempotent = require("../../examples/middleware/idempotent_express.js");
 
 async function charge(request, client) {
 	const { customer, amount, action } = request.body;
+	if (action === "elsewhere")
+		try {
+			await pool.query("INSERT INTO charge (customer, amount) VALUES ($1, $2)", [customer, amount]);
+			throw new Error("a bug after the write");
+		} catch (error) {
+			return { status: 500, body: { error: error.code } };
+		}
 	const { rows } = await client.query("INSERT INTO charge (customer, amount) VALUES ($1, $2) RETURNING id", [customer, amount]);
 	await client.query("SELECT pg_sleep($1)", [action === "slow" ? 1 : 0]);
 	if (/^[0-9A-Z]{5}$/.test(action))

@@ -35,6 +35,13 @@ class Connect:
 async def charge(request, connection):
     body = await request.json()
     action = body.get("action")
+    if action == "elsewhere":
+        try:
+            async with connect() as other:
+                await other.execute("INSERT INTO charge (customer, amount) VALUES (%s, %s)", (body["customer"], body["amount"]))
+        except psycopg.Error as error:
+            return JSONResponse({"error": error.sqlstate}, 500)
+        raise RuntimeError("a bug after the write")
     cursor = await connection.execute("INSERT INTO charge (customer, amount) VALUES (%s, %s) RETURNING id", (body["customer"], body["amount"]))
     number, = await cursor.fetchone()
     await connection.execute("SELECT pg_sleep(%s)", (1 if action == "slow" else 0,))
