@@ -277,7 +277,11 @@ sub length_of_time
 	my $positive = $later ? 'f' : $self->{session}->tell("SELECT now() + $interval > now() FROM (SELECT pg_sleep(0)) AS s");
 	my $finite = $later ? 'f' : $self->{session}->tell("SELECT isfinite(now() + $interval)");
 
-	if ($negative eq 't')
+	# Lengths that nobody means, such as nanoseconds as a bare number
+	my ($long, $endless) = split /\|/, $self->{session}->tell("SELECT extract(epoch FROM $interval) > 24 * 86400,
+		isfinite($interval) AND extract(epoch FROM $interval) > 36525 * 86400.0");
+
+	if ($negative eq 't' || $long eq 't')
 	{
 		refused($self, pick("claim('t', 'k', wait => $interval)", "try_claim('t', 'k', wait => $interval)"), '22023');
 	}
@@ -286,9 +290,9 @@ sub length_of_time
 		answers($self, "BEGIN; SELECT outcome FROM idempotency.claim('t', 'k', wait => $interval); ROLLBACK", 'claimed');
 	}
 
-	if ($later || $positive eq 'f' || $finite eq 'f')
+	if ($later || $positive eq 'f' || $finite eq 'f' || $long eq 't')
 	{
-		refused($self, pick("claim('t', 'k', lease => $interval)", "claim_abandoned('t', $interval)"), $wrong);
+		refused($self, pick("claim('t', 'k', lease => $interval)", "claim_abandoned('t', $interval)"), $long eq 't' ? '22023' : $wrong);
 	}
 	else
 	{
@@ -297,8 +301,8 @@ sub length_of_time
 		$self->{session}->ok(q{SELECT idempotency.forget('t', 'k')});
 	}
 
-	return refused($self, pick("claim('t', 'k', retention => $interval)", "once('t', 'k', $interval)", "once_many('t', ARRAY['k'], $interval)"), $wrong)
-	  if $forever eq 'f' && ($later || $positive eq 'f');
+	return refused($self, pick("claim('t', 'k', retention => $interval)", "once('t', 'k', $interval)", "once_many('t', ARRAY['k'], $interval)"), $endless eq 't' ? '22023' : $wrong)
+	  if $forever eq 'f' && ($later || $positive eq 'f' || $endless eq 't');
 	answers($self, "SELECT idempotency.once('t', 'k', $interval)", 't');
 	answers($self, "SELECT " . ($forever eq 't' ? 'NOT isfinite(expires_at)' : "abs(extract(epoch FROM created_at + $interval) - extract(epoch
 		FROM expires_at)) < 60 OR NOT isfinite(expires_at)") .
