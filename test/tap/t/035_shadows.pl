@@ -120,7 +120,7 @@ SELECT idempotency.redrive('sub'), idempotency.redrive('sub', '00000000-0000-700
 SELECT idempotency.ack('sub', batch) FROM idempotency.fetch('sub', 1)
 SELECT idempotency.canonical('{"b": 1, "a": 1.0}'), idempotency.fingerprint('{}'), idempotency.fingerprint('GET', '/', '{}'),
 	'{}'::pg_catalog.jsonb::idempotency.document
-SELECT idempotency.derive_key('s', 'k', 'p'), idempotency.natural_key('a', 'b'), idempotency.stable_text(now()), idempotency.uuidv7(), idempotency.parse_header('"k"')
+SELECT idempotency.derive_key('s', 'k', 'p'), idempotency.natural_key('a', 'b'), idempotency.stable_text(pg_catalog.now()), idempotency.uuidv7(), idempotency.parse_header('"k"')
 SELECT 'a'::idempotency.keytext OPERATOR(pg_catalog.<) 'b', ('a'::idempotency.keytext)::pg_catalog.text, '{}'::pg_catalog.text::idempotency.document, '{}'::idempotency.document::pg_catalog.jsonb
 SELECT scope, key, state, status, age, expires_in, response_size, fingerprint FROM idempotency.keys WHERE key OPERATOR(pg_catalog.=) 'k'
 SELECT * FROM idempotency.zombies
