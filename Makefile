@@ -117,7 +117,7 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h)
 # Targets for users; `make help` prints them from here.
 export PG_CONFIG
 
-.PHONY: help demo payments test soak coverage torture fuzz matrix citus mutants sanitize bench docs dist package format check-format
+.PHONY: help delivery demo payments test soak coverage torture fuzz matrix citus mutants sanitize bench docs dist package format check-format
 
 help: ## print this list
 	@echo 'all            build'
@@ -138,7 +138,7 @@ payments: ## start the payments service of examples/payments on a throw-away ser
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test, random ones once (6 minutes); ONLY="regress portable distributed isolation tap pgtap docs model relay payments clients middleware applications fuzz stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
+test: ## run every test, random ones once (6 minutes); ONLY="regress portable distributed isolation tap pgtap docs model relay payments clients middleware applications fuzz delivery stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
 	@tools/prerequisites test
 	@tools/build
 	@test/run
@@ -199,6 +199,9 @@ dist: ## make the release of this commit in dist/: a tarball, and a zip for PGXN
 package: ## make the Debian package of this commit, install and test it in a chroot; RELEASES="bookworm trixie"
 	@tools/prerequisites package
 	@test/package/run $(RELEASES)
+
+delivery: ## write the parts in delivery/ into portable/idempotency.sql
+	delivery/assemble
 
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
 

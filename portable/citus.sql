@@ -99,6 +99,14 @@ BEGIN
 	COMMENT ON FUNCTION idempotency_internal.tenant(text) IS 'the tenant of a scope';
 	EXECUTE format('ALTER TABLE idempotency.key ADD COLUMN tenant %s %s', tenant_type, 'COLLATE ' || tenant_collation);
 	COMMENT ON COLUMN idempotency.key.tenant IS 'the scope up to its first slash';
+
+	-- There is no outbox, because its positions compare the transactions of one server
+	IF EXISTS (SELECT FROM idempotency.outbox) OR EXISTS (SELECT FROM idempotency.subscription) THEN
+		PERFORM idempotency_internal.raise('0A000', 'keys cannot be distributed while the outbox is in use',
+			'The outbox of one server cannot follow transactions on others.', 'Deliver all events, reap them, and unsubscribe.');
+	END IF;
+	EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc AS p
+		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname IN ('publish', 'subscribe'));
 	UPDATE idempotency.key AS k SET tenant = idempotency_internal.tenant(k.scope);
 	ALTER TABLE idempotency.key DROP CONSTRAINT key_pkey;
 	ALTER TABLE idempotency.key ADD CONSTRAINT key_pkey PRIMARY KEY (tenant, scope, key);
@@ -341,6 +349,7 @@ BEGIN
 		SELECT p.oid::regprocedure AS function, CASE p.pronamespace WHEN 'idempotency'::regnamespace THEN p.proacl END AS acl
 		FROM pg_proc AS p
 		WHERE p.pronamespace IN ('idempotency'::regnamespace, 'idempotency_internal'::regnamespace)
+			AND p.proname <> ALL (idempotency_internal.delivery_routines())
 		ORDER BY p.oid
 	LOOP
 		EXECUTE idempotency_internal.distributed_definition(made.function);
@@ -349,6 +358,7 @@ BEGIN
 	FOR made IN
 		SELECT c.oid::regclass AS relation, c.relkind = 'v' AS is_view, pg_get_viewdef(c.oid) AS query, c.relacl AS acl FROM pg_class AS c
 		WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v')
+			AND c.relname IN ('key', 'keys', 'zombies')
 	LOOP
 		IF made.is_view THEN
 			EXECUTE format('CREATE OR REPLACE VIEW %s AS %s', made.relation, made.query);

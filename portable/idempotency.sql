@@ -2890,11 +2890,12 @@ BEGIN
 		LIMIT max_rows
 		FOR UPDATE SKIP LOCKED));
 	GET DIAGNOSTICS reaped = ROW_COUNT;
+	reaped := reaped + idempotency_internal.reap_events(max_rows - reaped); -- not distributed
 	RETURN reaped;
 END
 $$;
 COMMENT ON FUNCTION idempotency.reap(integer) IS
-	'delete expired rows in this transaction; returns their number';
+	'delete expired rows, and events that every subscription has passed, in this transaction; returns their number';
 
 -- ---------------------------------------------------------------------------
 -- run: claim, call the handler, complete or replay
@@ -3169,6 +3170,2210 @@ BEGIN
 END
 $$;
 
+-- delivery/assemble: begin
+
+-- ---------------------------------------------------------------------------
+-- Delivery: the outbox, subscriptions and their positions
+-- ---------------------------------------------------------------------------
+
+-- An append-only log.  The columns from aggregatetype to payload, and id, are those of
+-- Debezium's outbox event router.  publish() assigns the transaction its id before it draws
+-- seq, from a sequence whose cache must stay 1: the scan depends on both.  bucket is stored,
+-- because a hash that another server or version computes can differ, and an aggregate must
+-- not change its partition.  bytes bounds batches without reading payloads.
+CREATE TABLE idempotency.outbox (
+	seq bigint NOT NULL,
+	txid xid8 NOT NULL,
+	published_at timestamptz NOT NULL,
+	id uuid NOT NULL,
+	bucket integer NOT NULL,
+	bytes integer NOT NULL,
+	deliver_at timestamptz,
+	aggregatetype text COLLATE "C" NOT NULL,
+	aggregateid text COLLATE "C",
+	type text COLLATE "C",
+	payload json,
+	headers json,
+	PRIMARY KEY (seq)
+)
+WITH (
+	autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false,
+	toast.autovacuum_vacuum_scale_factor = 0.1, toast.vacuum_truncate = false
+);
+COMMENT ON TABLE idempotency.outbox IS 'published events; only publish() writes them';
+COMMENT ON COLUMN idempotency.outbox.seq IS 'the order in which the events were published';
+COMMENT ON COLUMN idempotency.outbox.txid IS 'the transaction that published the event';
+COMMENT ON COLUMN idempotency.outbox.published_at IS 'when publish() was called';
+COMMENT ON COLUMN idempotency.outbox.id IS 'the event''s id, by which consumers deduplicate';
+COMMENT ON COLUMN idempotency.outbox.bucket IS 'hash of the aggregate, or of the id without one; it selects the partition';
+COMMENT ON COLUMN idempotency.outbox.bytes IS 'size of payload and headers';
+COMMENT ON COLUMN idempotency.outbox.deliver_at IS 'the event is not delivered before; NULL: at once, in the order of its aggregate';
+COMMENT ON COLUMN idempotency.outbox.aggregatetype IS 'the topic';
+COMMENT ON COLUMN idempotency.outbox.aggregateid IS 'the object of the event; events of one aggregate keep their order';
+COMMENT ON COLUMN idempotency.outbox.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.outbox.payload IS 'the payload, byte for byte';
+COMMENT ON COLUMN idempotency.outbox.headers IS 'metadata; scope and key of the claim under which the event was published';
+COMMENT ON INDEX idempotency.outbox_pkey IS 'the order in which delivery reads';
+
+-- An event does not change: a subscription that has passed its number would miss the change.
+CREATE FUNCTION idempotency_internal.refuse_update()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RAISE EXCEPTION USING
+		ERRCODE = 'feature_not_supported',
+		MESSAGE = 'cannot update table "idempotency.outbox"',
+		DETAIL = 'Published events do not change.',
+		HINT = 'Publish another event with idempotency.publish().';
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.refuse_update() IS 'trigger: refuse an UPDATE of the outbox';
+CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.refuse_update();
+COMMENT ON TRIGGER refuse_update ON idempotency.outbox IS 'published events do not change';
+
+CREATE SEQUENCE idempotency.outbox_seq AS bigint NO CYCLE CACHE 1;
+COMMENT ON SEQUENCE idempotency.outbox_seq IS 'numbers of events; the cache must stay 1';
+
+-- owner and handler are names, since a dump can be restored before roles and functions exist,
+-- and pg_upgrade refuses regprocedure columns.
+CREATE TABLE idempotency.subscription (
+	subscription text COLLATE "C" NOT NULL PRIMARY KEY,
+	owner name NOT NULL,
+	topics text[] COLLATE "C" NOT NULL,
+	patterns text[] COLLATE "C" NOT NULL,
+	handler text,
+	start_at text NOT NULL,
+	max_attempts integer NOT NULL,
+	retry_delay interval NOT NULL,
+	max_retry_delay interval NOT NULL,
+	max_lag interval,
+	dead_letter_retention interval,
+	paused_at timestamptz,
+	created_at timestamptz NOT NULL
+);
+COMMENT ON TABLE idempotency.subscription IS 'subscriptions and their options';
+COMMENT ON COLUMN idempotency.subscription.subscription IS 'the name of the subscription';
+COMMENT ON COLUMN idempotency.subscription.owner IS 'the role whose members can use the subscription';
+COMMENT ON COLUMN idempotency.subscription.topics IS 'patterns of topics';
+COMMENT ON COLUMN idempotency.subscription.patterns IS 'the same patterns for LIKE';
+COMMENT ON COLUMN idempotency.subscription.handler IS 'the function that deliver() calls for the owner; NULL: none';
+COMMENT ON COLUMN idempotency.subscription.start_at IS 'where the subscription started: now or beginning';
+COMMENT ON COLUMN idempotency.subscription.max_attempts IS 'number of failures after which an event becomes a dead letter';
+COMMENT ON COLUMN idempotency.subscription.retry_delay IS 'delay of the first retry';
+COMMENT ON COLUMN idempotency.subscription.max_retry_delay IS 'longest delay of a retry';
+COMMENT ON COLUMN idempotency.subscription.max_lag IS 'age at which an undelivered event is dropped; NULL: never';
+COMMENT ON COLUMN idempotency.subscription.dead_letter_retention IS 'age at which a dead letter is deleted; NULL: never';
+COMMENT ON COLUMN idempotency.subscription.paused_at IS 'since when nothing is delivered; NULL: it is not paused';
+COMMENT ON COLUMN idempotency.subscription.created_at IS 'when the subscription was created';
+COMMENT ON INDEX idempotency.subscription_pkey IS 'one row per subscription';
+
+-- A partition has the events whose bucket modulo "modulus" is "remainder".  Its row is what
+-- consumers lock, and never changes but to get an end: a change of the number of partitions
+-- makes a new generation that begins where the old one ends.  The number identifies a
+-- partition in its batch numbers, which have ten bits for it.
+CREATE TABLE idempotency.partition (
+	subscription text COLLATE "C" NOT NULL,
+	partition integer NOT NULL CHECK (partition BETWEEN 0 AND 1023),
+	generation integer NOT NULL,
+	remainder integer NOT NULL,
+	modulus integer NOT NULL,
+	stop pg_snapshot,
+	stop_born xid8,
+	stop_mark bigint,
+	stop_top bigint,
+	PRIMARY KEY (subscription, partition)
+);
+COMMENT ON TABLE idempotency.partition IS 'partitions of subscriptions; consumers lock the row of the partition that they use';
+COMMENT ON COLUMN idempotency.partition.subscription IS 'the subscription';
+COMMENT ON COLUMN idempotency.partition.partition IS 'the number of the partition, unique in the subscription';
+COMMENT ON COLUMN idempotency.partition.generation IS 'increases with each change of the number of partitions';
+COMMENT ON COLUMN idempotency.partition.remainder IS 'the partition has the buckets with this remainder';
+COMMENT ON COLUMN idempotency.partition.modulus IS 'number of partitions of the generation';
+COMMENT ON COLUMN idempotency.partition.stop IS 'the partition ends here, as upto of its position; NULL: it does not end';
+COMMENT ON COLUMN idempotency.partition.stop_born IS 'upto_born at that end';
+COMMENT ON COLUMN idempotency.partition.stop_mark IS 'upto_mark at that end';
+COMMENT ON COLUMN idempotency.partition.stop_top IS 'top at that end';
+COMMENT ON INDEX idempotency.partition_pkey IS 'one row per partition';
+
+-- The position of each partition: one row, with a greater version after each change.  Readers
+-- take the greatest, so that dead versions that an old snapshot keeps do not slow them down.
+-- scan.sql explains the columns from base to former_top.
+CREATE TABLE idempotency.position (
+	subscription text COLLATE "C" NOT NULL,
+	partition integer NOT NULL,
+	version bigint NOT NULL,
+	changed_at timestamptz NOT NULL,
+	system_identifier bigint NOT NULL,
+	relation oid NOT NULL,
+	base pg_snapshot NOT NULL,
+	born xid8 NOT NULL,
+	mark bigint NOT NULL,
+	top bigint NOT NULL,
+	xids xid8[] NOT NULL,
+	froms bigint[] NOT NULL,
+	range_from bigint NOT NULL,
+	upto pg_snapshot,
+	upto_born xid8,
+	upto_mark bigint,
+	late bigint,
+	reached bigint NOT NULL,
+	former_base pg_snapshot,
+	former_top bigint,
+	skip bigint NOT NULL,
+	ended boolean NOT NULL,
+	events bigint[] NOT NULL,
+	size integer NOT NULL,
+	retried boolean NOT NULL,
+	failures integer NOT NULL,
+	alone boolean NOT NULL,
+	batch bigint,
+	leased_at timestamptz,
+	leased_until timestamptz,
+	holder integer,
+	acknowledged bigint NOT NULL,
+	failed bigint NOT NULL,
+	PRIMARY KEY (subscription, partition, version)
+)
+WITH (autovacuum_vacuum_scale_factor = 0.1);
+COMMENT ON TABLE idempotency.position IS 'the position of each partition in the outbox, and its batch';
+COMMENT ON COLUMN idempotency.position.subscription IS 'the subscription';
+COMMENT ON COLUMN idempotency.position.partition IS 'the number of the partition';
+COMMENT ON COLUMN idempotency.position.version IS 'increases with each change';
+COMMENT ON COLUMN idempotency.position.changed_at IS 'when this version was written';
+COMMENT ON COLUMN idempotency.position.system_identifier IS 'the cluster to which the transactions belong';
+COMMENT ON COLUMN idempotency.position.relation IS 'OID of the outbox in that cluster';
+COMMENT ON COLUMN idempotency.position.base IS 'every event that is visible in it was read';
+COMMENT ON COLUMN idempotency.position.born IS 'transactions with this id or a greater one draw numbers above mark';
+COMMENT ON COLUMN idempotency.position.mark IS 'the last number that was drawn before base and born';
+COMMENT ON COLUMN idempotency.position.top IS 'no event that is visible in base, or in upto, has a greater number';
+COMMENT ON COLUMN idempotency.position.xids IS 'transactions that were in progress in base';
+COMMENT ON COLUMN idempotency.position.froms IS 'for each of them, a number below its first one';
+COMMENT ON COLUMN idempotency.position.range_from IS 'the same for ids from the end of base to born';
+COMMENT ON COLUMN idempotency.position.upto IS 'the snapshot whose events are being read; NULL: none';
+COMMENT ON COLUMN idempotency.position.upto_born IS 'born, for upto';
+COMMENT ON COLUMN idempotency.position.upto_mark IS 'mark, for upto';
+COMMENT ON COLUMN idempotency.position.late IS 'events up to mark were read up to this number; NULL: all';
+COMMENT ON COLUMN idempotency.position.reached IS 'events above mark were read up to this number';
+COMMENT ON COLUMN idempotency.position.former_base IS 'base in the cluster of a dump, whose events are being read; NULL: none';
+COMMENT ON COLUMN idempotency.position.former_top IS 'top in that cluster';
+COMMENT ON COLUMN idempotency.position.skip IS 'events up to this number are not delivered: seek(), or max_lag';
+COMMENT ON COLUMN idempotency.position.ended IS 'the partition has read up to its end';
+COMMENT ON COLUMN idempotency.position.events IS 'numbers of the events that were read and not acknowledged, in order';
+COMMENT ON COLUMN idempotency.position.size IS 'how many of them are in the batch';
+COMMENT ON COLUMN idempotency.position.retried IS 'whether some of them are in idempotency.parked';
+COMMENT ON COLUMN idempotency.position.failures IS 'deliveries of these events that failed as a whole';
+COMMENT ON COLUMN idempotency.position.alone IS 'whether they are delivered one by one';
+COMMENT ON COLUMN idempotency.position.batch IS 'the number of the batch; NULL: none is out';
+COMMENT ON COLUMN idempotency.position.leased_at IS 'when the batch was leased';
+COMMENT ON COLUMN idempotency.position.leased_until IS 'when the lease ends';
+COMMENT ON COLUMN idempotency.position.holder IS 'process id of the session that fetched the batch';
+COMMENT ON COLUMN idempotency.position.acknowledged IS 'number of events acknowledged';
+COMMENT ON COLUMN idempotency.position.failed IS 'number of deliveries of an event that failed';
+COMMENT ON INDEX idempotency.position_pkey IS 'for reading the newest version';
+
+-- Events that failed, those that wait behind them, events that are not due yet, and dead
+-- letters: copies, so that the originals can be deleted.  queue is the aggregate whose order
+-- the event keeps.  An event with retry_at is scheduled, one with dead_at is dead, and one
+-- with neither waits for an earlier event of its queue.
+CREATE TABLE idempotency.parked (
+	subscription text COLLATE "C" NOT NULL,
+	partition integer NOT NULL,
+	seq bigint NOT NULL,
+	published_at timestamptz NOT NULL,
+	id uuid NOT NULL,
+	bucket integer NOT NULL,
+	bytes integer NOT NULL,
+	queue text COLLATE "C",
+	aggregatetype text COLLATE "C" NOT NULL,
+	aggregateid text COLLATE "C",
+	type text COLLATE "C",
+	payload json,
+	headers json,
+	attempts integer NOT NULL,
+	alone boolean NOT NULL,
+	error text,
+	first_failed_at timestamptz,
+	last_failed_at timestamptz,
+	retry_at timestamptz CHECK (retry_at IS NULL OR dead_at IS NULL),
+	dead_at timestamptz,
+	PRIMARY KEY (subscription, seq)
+)
+WITH (autovacuum_vacuum_scale_factor = 0.1);
+COMMENT ON TABLE idempotency.parked IS 'events to retry, events that they block, and dead letters';
+COMMENT ON COLUMN idempotency.parked.subscription IS 'the subscription';
+COMMENT ON COLUMN idempotency.parked.partition IS 'the partition that delivers the event';
+COMMENT ON COLUMN idempotency.parked.seq IS 'the event''s number in the outbox';
+COMMENT ON COLUMN idempotency.parked.published_at IS 'when the event was published';
+COMMENT ON COLUMN idempotency.parked.id IS 'the event''s id';
+COMMENT ON COLUMN idempotency.parked.bucket IS 'as in the outbox';
+COMMENT ON COLUMN idempotency.parked.bytes IS 'as in the outbox';
+COMMENT ON COLUMN idempotency.parked.queue IS 'the aggregate whose order the event keeps; NULL: none';
+COMMENT ON COLUMN idempotency.parked.aggregatetype IS 'the topic';
+COMMENT ON COLUMN idempotency.parked.aggregateid IS 'the object of the event';
+COMMENT ON COLUMN idempotency.parked.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.parked.payload IS 'the payload';
+COMMENT ON COLUMN idempotency.parked.headers IS 'metadata';
+COMMENT ON COLUMN idempotency.parked.attempts IS 'number of deliveries that failed';
+COMMENT ON COLUMN idempotency.parked.alone IS 'whether a lease ended while the event was delivered alone';
+COMMENT ON COLUMN idempotency.parked.error IS 'the last error';
+COMMENT ON COLUMN idempotency.parked.first_failed_at IS 'when the event first failed';
+COMMENT ON COLUMN idempotency.parked.last_failed_at IS 'when the event last failed';
+COMMENT ON COLUMN idempotency.parked.retry_at IS 'when the event is delivered; NULL: an earlier event blocks it, or it is a dead letter';
+COMMENT ON COLUMN idempotency.parked.dead_at IS 'when the event became a dead letter';
+COMMENT ON INDEX idempotency.parked_pkey IS 'one row per event';
+
+CREATE INDEX parked_due ON idempotency.parked (subscription, partition, retry_at, seq) WHERE retry_at IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_due IS 'events to deliver, by time';
+CREATE INDEX parked_live ON idempotency.parked (subscription, queue, seq) WHERE dead_at IS NULL AND queue IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_live IS 'events that block later events of their aggregate';
+CREATE UNIQUE INDEX parked_scheduled ON idempotency.parked (subscription, queue) WHERE retry_at IS NOT NULL AND queue IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_scheduled IS 'one event of an aggregate is scheduled, and the others wait';
+
+-- Rows of rolled-back subtransactions only, see next_id()
+CREATE UNLOGGED TABLE idempotency_internal.probe ();
+COMMENT ON TABLE idempotency_internal.probe IS 'empty; an INSERT gives a subtransaction its id';
+
+-- An event as fetch() returns it and handlers receive it.
+CREATE TYPE idempotency.event AS (
+	batch bigint,
+	seq bigint,
+	id uuid,
+	aggregatetype text,
+	aggregateid text,
+	type text,
+	payload json,
+	headers json,
+	attempt integer,
+	published_at timestamptz
+);
+COMMENT ON TYPE idempotency.event IS 'an event as it is delivered';
+COMMENT ON COLUMN idempotency.event.batch IS 'the batch of the event, for ack()';
+COMMENT ON COLUMN idempotency.event.seq IS 'the order in which the events were published';
+COMMENT ON COLUMN idempotency.event.id IS 'the event''s id, the same in each delivery';
+COMMENT ON COLUMN idempotency.event.aggregatetype IS 'the topic';
+COMMENT ON COLUMN idempotency.event.aggregateid IS 'the object of the event';
+COMMENT ON COLUMN idempotency.event.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.event.payload IS 'the payload, byte for byte';
+COMMENT ON COLUMN idempotency.event.headers IS 'metadata';
+COMMENT ON COLUMN idempotency.event.attempt IS '1 for the first delivery, plus 1 for each one that failed';
+COMMENT ON COLUMN idempotency.event.published_at IS 'when the event was published';
+
+-- ---------------------------------------------------------------------------
+-- Publishing (the extension has a function in C instead)
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency_internal.max_payload_size()
+	RETURNS bigint
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+AS $$
+DECLARE
+	bytes bigint;
+BEGIN
+	BEGIN
+		bytes := pg_size_bytes(coalesce(nullif(idempotency_internal.setting('max_payload_size'), ''), '1MB'));
+	EXCEPTION
+		WHEN data_exception THEN
+			NULL;
+	END;
+	IF (bytes BETWEEN 1024 AND 536870911) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise_setting('max_payload_size',
+			'It must be a size from 1024 to 536870911 bytes.', 'Valid units for this parameter are "B", "kB", "MB", and "GB".');
+	END IF;
+	RETURN bytes;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.max_payload_size() IS 'idempotency.max_payload_size';
+
+-- The headers of an event: those of the caller, with scope and key of the claim that this
+-- transaction was granted last.  Text is joined, so that the caller's bytes stay as they are.
+CREATE FUNCTION idempotency_internal.event_headers(given json)
+	RETURNS json
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	last text := split_part(idempotency_internal.results(), chr(30), 2);
+	scope text := split_part(last, chr(31), 1);
+	key text := substr(split_part(last, chr(31), 2), 2);
+	members text;
+BEGIN
+	IF json_typeof(given) <> 'object' THEN
+		PERFORM idempotency_internal.raise('22023', 'headers must be a JSON object', NULL,
+			'Pass names and values, such as ''{"trace": "a1"}''.');
+	ELSIF left(split_part(last, chr(31), 2), 1) <> 'k' OR NOT idempotency_internal.is_granted(scope, 'k', key) THEN
+		RETURN given;
+	END IF;
+	members := concat_ws(',',
+		CASE WHEN given -> 'idempotency-scope' IS NULL THEN '"idempotency-scope":' || to_json(scope) END,
+		CASE WHEN given -> 'idempotency-key' IS NULL THEN '"idempotency-key":' || to_json(key) END,
+		nullif(regexp_replace(given::text, E'^[ \\t\\r\\n]*\\{[ \\t\\r\\n]*|[ \\t\\r\\n]*\\}[ \\t\\r\\n]*$', '', 'g'), ''));
+	RETURN '{' || members || '}';
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.event_headers(json) IS 'the headers of an event that is published now';
+
+CREATE FUNCTION idempotency_internal.check_event(topic text, aggregate_id text, type text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	PERFORM idempotency_internal.check_name('topic', topic);
+	IF aggregate_id IS NOT NULL THEN
+		PERFORM idempotency_internal.check_name('aggregate', aggregate_id);
+	END IF;
+	IF type IS NOT NULL THEN
+		PERFORM idempotency_internal.check_name('type', type);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_event(text, text, text) IS 'raise IK400 for a name that cannot be used';
+
+-- The transaction has its id before the number is drawn, and the INSERT locks the table
+-- before that, too: see scan.sql.
+CREATE FUNCTION idempotency.publish(
+	topic text, payload text, aggregate_id text DEFAULT NULL, type text DEFAULT NULL,
+	headers text DEFAULT NULL, event_id uuid DEFAULT NULL, deliver_at timestamptz DEFAULT NULL)
+	RETURNS uuid
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	document json := payload;
+	given json := headers;
+	bytes integer := coalesce(octet_length(payload), 0);
+	microseconds bigint;
+	me xid8;
+BEGIN
+	IF (topic <> '' AND length(topic) <= 255 AND (aggregate_id <> '' AND length(aggregate_id) <= 255) IS NOT FALSE
+		AND (type <> '' AND length(type) <= 255) IS NOT FALSE
+		AND concat(topic, aggregate_id, type) !~ E'[\\u0001-\\u001F\\u007F-\\u009F{[]' COLLATE "C") IS NOT TRUE
+	THEN
+		PERFORM idempotency_internal.check_event(topic, aggregate_id, type);
+	END IF;
+	IF given IS NOT NULL OR idempotency_internal.results() <> '' THEN
+		given := idempotency_internal.event_headers(given);
+		bytes := bytes + coalesce(octet_length(given::text), 0);
+	END IF;
+	IF (bytes > 1048576 OR idempotency_internal.setting('max_payload_size') <> '') AND bytes > idempotency_internal.max_payload_size() THEN
+		PERFORM idempotency_internal.raise('54000',
+			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes, idempotency_internal.max_payload_size()),
+			format('Topic "%s".', topic), 'Publish a reference to the large part, or raise the setting.');
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('publish');
+	END IF;
+	-- A UUID of version 7, as of uuidv7()
+	IF event_id IS NULL THEN
+		microseconds := extract(epoch FROM now) * 1000000;
+		event_id := encode(overlay(uuid_send(gen_random_uuid())
+			PLACING substr(int8send(microseconds / 1000), 3) || int2send((28672 + (microseconds % 1000 << 12) / 1000)::smallint) FROM 1), 'hex');
+	END IF;
+	me := pg_current_xact_id();
+	INSERT INTO idempotency.outbox (seq, txid, published_at, id, bucket, bytes, deliver_at, aggregatetype, aggregateid, type, payload, headers)
+	VALUES (nextval('idempotency.outbox_seq'), me, now, event_id,
+		hashtext(coalesce(aggregate_id, event_id::text) COLLATE "C") & 2147483647, bytes, publish.deliver_at, topic, aggregate_id, publish.type, document, given);
+	RETURN event_id;
+END
+$$;
+COMMENT ON FUNCTION idempotency.publish(text, text, text, text, text, uuid, timestamptz) IS
+	'publish an event when this transaction commits; returns the event''s id';
+
+-- Payload and headers can be json or jsonb, and an aggregate can be named by uuid or bigint: one
+-- more form for each, so that no value of a client's own type comes here.
+DO $$
+DECLARE
+	form record;
+BEGIN
+	FOR form IN
+		SELECT d.type AS document, a.type AS aggregate
+		FROM unnest('{text,json,jsonb}'::text[]) AS d (type), unnest('{text,uuid,bigint}'::text[]) AS a (type)
+		WHERE d.type <> 'text' OR a.type <> 'text'
+	LOOP
+		EXECUTE format('CREATE FUNCTION idempotency.publish(topic text, payload %1$s, aggregate_id %2$s%3$s, type text DEFAULT NULL, '
+			'headers %1$s DEFAULT NULL, event_id uuid DEFAULT NULL, deliver_at timestamptz DEFAULT NULL) RETURNS uuid '
+			'LANGUAGE sql VOLATILE PARALLEL UNSAFE AS %4$L',
+			form.document, form.aggregate, CASE form.aggregate WHEN 'text' THEN ' DEFAULT NULL' ELSE '' END,
+			'SELECT idempotency.publish($1, $2::pg_catalog.text, $3::pg_catalog.text, $4, $5::pg_catalog.text, $6, $7)');
+		EXECUTE format('COMMENT ON FUNCTION idempotency.publish(text, %1$s, %2$s, text, %1$s, uuid, timestamptz) IS %3$L', form.document, form.aggregate,
+			'publish an event when this transaction commits; returns the event''s id');
+	END LOOP;
+END
+$$;
+
+-- ---------------------------------------------------------------------------
+-- The scan: what a partition reads next
+-- ---------------------------------------------------------------------------
+
+-- A position says what was read by a snapshot, "base": every event that is visible in it.
+-- To read more, it takes a newer snapshot, "upto", and reads what is visible in "upto" and not
+-- in "base", in the order of the numbers.  Then "base" becomes "upto".  The order of the steps
+-- makes this possible with an index on the numbers alone:
+--
+--	1. mark: the last number drawn        2. born: a new transaction id
+--	3. the snapshot                       4. top: the last number drawn
+--
+-- A transaction with an id from "born" on draws its numbers above "mark".  What is visible in the
+-- snapshot was drawn up to "top".  So, in the next window, events that are not visible in "base"
+-- have numbers above its "mark", except those of transactions that were in progress in "base"
+-- ("xids", each with a number below its first one, in "froms"), and of those with ids between the
+-- end of "base" and "born": xmax of a snapshot is the last completed id plus 1, so transactions
+-- with greater ids can be running ("range_from").  Numbers up to "mark" are read first, "late",
+-- and then those above it, "reached".
+--
+-- A window is read in steps: events that were read are listed in the position until they are
+-- acknowledged, so that the position itself only moves on.
+--
+-- After a restore, the transaction ids of rows and positions are those of another cluster.  A
+-- window that was begun there is finished by what is stored.  Then begin_window() locks out
+-- publishers once: all rows are committed, those that "former_base" does not show are read as a
+-- window, and numbers drawn from then on belong to transactions of this cluster.
+
+-- An id that is greater than those of all transactions that have drawn a number so far.  If
+-- the transaction has an id already, that of a subtransaction serves: its row has it.
+CREATE FUNCTION idempotency_internal.next_id()
+	RETURNS xid8
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	me bigint := pg_current_xact_id_if_assigned()::text::bigint;
+	writer bigint;
+BEGIN
+	IF me IS NULL THEN
+		RETURN pg_current_xact_id();
+	END IF;
+	BEGIN
+		INSERT INTO idempotency_internal.probe DEFAULT VALUES RETURNING xmin::text::bigint INTO writer;
+		RAISE SQLSTATE 'IK000';
+	EXCEPTION
+		WHEN SQLSTATE 'IK000' THEN
+			RETURN (me + (writer - me & 4294967295))::text::xid8;
+	END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_id() IS 'a new transaction id';
+
+-- The server's snapshot leaves out the id of its own transaction, which can still roll back.
+CREATE FUNCTION idempotency_internal.snapshot()
+	RETURNS pg_snapshot
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now pg_snapshot := pg_current_snapshot();
+	me xid8 := pg_current_xact_id_if_assigned();
+BEGIN
+	IF me IS NULL OR NOT pg_visible_in_snapshot(me, now) THEN
+		RETURN now;
+	END IF;
+	RETURN concat_ws(':', least(pg_snapshot_xmin(now), me), pg_snapshot_xmax(now),
+		(SELECT string_agg(x::text, ',' ORDER BY x) FROM (SELECT pg_snapshot_xip(now) UNION SELECT me) AS x (x)));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.snapshot() IS 'the current snapshot, in which this transaction is in progress';
+
+-- The columns xids, froms and range_from for a snapshot, by a position that has read less.
+CREATE FUNCTION idempotency_internal.in_progress(
+	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF pg_snapshot_xmin(snapshot) = pg_snapshot_xmax(snapshot) THEN
+		xids := '{}';
+		froms := '{}';
+	ELSE
+		SELECT coalesce(array_agg(x), '{}'), coalesce(array_agg(CASE
+			WHEN u.start IS NOT NULL THEN u.start
+			WHEN x >= p.born THEN p.mark
+			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
+			ELSE 0
+		END), '{}')
+		INTO xids, froms
+		FROM pg_snapshot_xip(snapshot) AS x
+		LEFT JOIN unnest(p.xids, p.froms) AS u (xid, start) ON u.xid = x;
+	END IF;
+	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE coalesce(p.mark, 0) END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.position, pg_snapshot) IS
+	'what was in progress in a snapshot, and numbers below the first ones';
+
+CREATE FUNCTION idempotency_internal.raise_sequence()
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55000', 'sequence "idempotency.outbox_seq" is behind the table "idempotency.outbox"',
+		'The outbox was replicated or restored without its sequence.',
+		'Call setval(''idempotency.outbox_seq'', (SELECT max(seq) FROM idempotency.outbox)).')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_sequence() IS '55000: the sequence was not restored';
+
+-- Begins a window: sets the columns from upto to reached, and top.  "drawn" and "born" are steps 1 and 2,
+-- or NULL.
+CREATE FUNCTION idempotency_internal.begin_window(INOUT p idempotency.position, part idempotency.partition, drawn bigint, born xid8)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	cluster bigint;
+	lowest bigint;
+BEGIN
+	IF part.stop IS NOT NULL THEN
+		p.upto := part.stop;
+		p.upto_born := part.stop_born;
+		p.upto_mark := part.stop_mark;
+		p.top := part.stop_top;
+	ELSE
+		SELECT c.system_identifier INTO cluster FROM pg_control_system() AS c;
+		IF p.system_identifier <> cluster OR p.relation <> 'idempotency.outbox'::regclass::oid THEN
+			p := idempotency_internal.begin_here(p);
+			p.system_identifier := cluster;
+			p.relation := 'idempotency.outbox'::regclass::oid;
+			RETURN;
+		END IF;
+		p.upto_mark := coalesce(drawn, pg_sequence_last_value('idempotency.outbox_seq'), 0);
+		p.upto_born := coalesce(born, idempotency_internal.next_id());
+		p.upto := idempotency_internal.snapshot();
+		p.top := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+		IF p.top < p.mark THEN
+			PERFORM idempotency_internal.raise_sequence();
+		END IF;
+	END IF;
+	p.reached := p.mark;
+	IF p.xids <> '{}' THEN
+		SELECT min(u.start) INTO lowest FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, p.upto);
+	END IF;
+	IF p.born > pg_snapshot_xmax(p.base) THEN
+		lowest := least(lowest, p.range_from);
+	END IF;
+	p.late := CASE WHEN lowest < p.mark THEN lowest END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.begin_window(idempotency.position, idempotency.partition, bigint, xid8) IS
+	'begin to read the events between the position and now';
+
+-- The same for the position of another cluster.  A transaction that has published, here, would
+-- read its own events as those of the dump.
+CREATE FUNCTION idempotency_internal.begin_here(INOUT p idempotency.position)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	last bigint;
+BEGIN
+	IF EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
+		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation') THEN
+		PERFORM idempotency_internal.raise('55000', 'cannot fetch in a transaction that has published, after a restore', NULL,
+			'Commit, and call idempotency.fetch() in a transaction of its own.');
+	END IF;
+	PERFORM idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+	LOCK TABLE idempotency.outbox IN SHARE ROW EXCLUSIVE MODE;
+	PERFORM set_config('lock_timeout', lock_timeout, true);
+	last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	IF EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last) THEN
+		PERFORM idempotency_internal.raise_sequence();
+	END IF;
+	p.late := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
+	p.former_base := p.base;
+	p.former_top := p.top;
+	p.born := idempotency_internal.next_id();
+	p.base := idempotency_internal.snapshot();
+	p.mark := last;
+	p.top := last;
+	p.range_from := last;
+	p.reached := last;
+	p.xids := ARRAY(SELECT pg_snapshot_xip(p.base));
+	p.froms := array_fill(last, ARRAY[cardinality(p.xids)]);
+	p.upto := p.base;
+	p.upto_born := p.born;
+	p.upto_mark := last;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.begin_here(idempotency.position) IS
+	'begin to read the events of a dump that the position had not read';
+
+-- Ends a window, all of which was read.
+CREATE FUNCTION idempotency_internal.end_window(INOUT p idempotency.position, part idempotency.partition)
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	started record := idempotency_internal.in_progress(p, p.upto);
+BEGIN
+	p.ended := coalesce(p.upto_born = part.stop_born AND p.upto_mark = part.stop_mark, false);
+	p.xids := started.xids;
+	p.froms := started.froms;
+	p.range_from := started.range_from;
+	p.base := p.upto;
+	p.born := p.upto_born;
+	p.mark := p.upto_mark;
+	p.upto := NULL;
+	p.upto_born := NULL;
+	p.upto_mark := NULL;
+	p.former_base := NULL;
+	p.former_top := NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
+
+-- Tells whether a partition without a window and without parked events that are due can have
+-- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- A thousand numbers are worth a window, so that the next call does not pass them again.
+CREATE FUNCTION idempotency_internal.has_news(p idempotency.position, part idempotency.partition, patterns text[])
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	last bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	now pg_snapshot := pg_current_snapshot();
+BEGIN
+	IF p.ended THEN
+		RETURN false;
+	ELSIF part.stop IS NOT NULL OR last - p.mark > 1000 OR p.born > pg_snapshot_xmax(p.base) THEN
+		RETURN true;
+	END IF;
+	IF p.xids <> '{}' THEN
+		IF EXISTS (SELECT FROM unnest(p.xids) AS x WHERE pg_visible_in_snapshot(x, now)) THEN
+			RETURN true;
+		END IF;
+	END IF;
+	IF last = p.mark THEN
+		RETURN false;
+	END IF;
+	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
+		WHERE o.seq > greatest(p.mark, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
+			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, idempotency.partition, text[]) IS
+	'whether a partition can have something to read';
+
+-- Copies events of the log that are in the list into the table of parked events, and returns
+-- the others.  An event that an earlier one of its aggregate blocks waits; one that is not due
+-- yet is scheduled.
+CREATE FUNCTION idempotency_internal.park_blocked(p idempotency.position, seqs bigint[])
+	RETURNS bigint[]
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	blocked text[] := ARRAY(SELECT DISTINCT o.aggregateid FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (seqs) AND o.deliver_at IS NULL AND EXISTS (SELECT FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.queue = o.aggregateid AND k.dead_at IS NULL));
+	leaving bigint[];
+BEGIN
+	WITH moved AS (
+		INSERT INTO idempotency.parked (subscription, partition, seq, published_at, id, bucket, bytes, queue, aggregatetype, aggregateid,
+			type, payload, headers, attempts, alone, retry_at)
+		SELECT p.subscription, p.partition, o.seq, o.published_at, o.id, o.bucket, o.bytes, CASE WHEN o.deliver_at IS NULL THEN o.aggregateid END,
+			o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, 0, false, o.deliver_at
+		FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (seqs) AND (o.deliver_at > now OR o.deliver_at IS NULL AND o.aggregateid = ANY (blocked))
+		ON CONFLICT (subscription, seq) DO NOTHING
+		RETURNING seq)
+	SELECT array_agg(m.seq) INTO leaving FROM moved AS m;
+	RETURN ARRAY(SELECT s.seq FROM unnest(seqs) WITH ORDINALITY AS s (seq, n)
+		WHERE (s.seq = ANY (leaving)) IS NOT TRUE ORDER BY s.n);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.park_blocked(idempotency.position, bigint[]) IS
+	'park those events of the log that cannot be delivered yet, and return the others';
+
+-- Adds events of the log to the list of a position, until it has max_events or max_bytes, or
+-- nothing is left in the window.  A call reads 100,000 numbers at most, in five steps.
+--
+-- The planner expects one row from conditions on snapshots, and would sort the whole window for
+-- each batch: fetch() turns all other plans off than the index in its order.
+CREATE FUNCTION idempotency_internal.read_log(
+	INOUT p idempotency.position, part idempotency.partition, patterns text[], max_events integer, max_bytes bigint,
+	drawn bigint, born xid8, has_parked boolean)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	everything boolean := patterns = '{%}';
+	room integer;
+	upto bigint;
+	seqs bigint[];
+	sizes integer[];
+	total bigint;
+	delayed boolean;
+	is_cut boolean;
+	next bigint;
+BEGIN
+	FOR step IN 1 .. 5 LOOP
+		IF p.upto IS NULL THEN
+			EXIT WHEN p.ended OR step > 1;
+			p := idempotency_internal.begin_window(p, part, drawn, born);
+		END IF;
+		room := max_events - cardinality(p.events);
+		EXIT WHEN room <= 0 OR max_bytes <= 0;
+		IF p.late IS NOT NULL THEN
+			upto := least(p.mark, greatest(p.late, p.skip) + 20000);
+			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
+			INTO seqs, total, delayed
+			FROM (SELECT o.seq, o.bytes, o.deliver_at
+				FROM idempotency.outbox AS o
+				WHERE o.seq > greatest(p.late, p.skip) AND o.seq <= upto
+					AND CASE WHEN p.former_base IS NOT NULL
+						THEN (o.seq <= p.former_top AND pg_visible_in_snapshot(o.txid, p.former_base)) IS NOT TRUE
+						ELSE pg_visible_in_snapshot(o.txid, p.upto)
+							AND (o.txid = ANY (p.xids) OR o.txid >= pg_snapshot_xmax(p.base) AND o.txid < p.born)
+					END
+					AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns)
+				ORDER BY o.seq
+				LIMIT room) AS e;
+		ELSE
+			upto := least(p.top, greatest(p.reached, p.skip) + 20000);
+			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
+			INTO seqs, total, delayed
+			FROM (SELECT o.seq, o.bytes, o.deliver_at
+				FROM idempotency.outbox AS o
+				WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= upto
+					AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+					AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
+					AND (everything OR o.aggregatetype LIKE ANY (patterns))
+				ORDER BY o.seq
+				LIMIT room) AS e;
+		END IF;
+
+		-- Cut the list where it has enough bytes, but not before its first event
+		is_cut := cardinality(seqs) = room;
+		IF total > max_bytes THEN
+			sizes := ARRAY(SELECT o.bytes FROM idempotency.outbox AS o WHERE o.seq = ANY (seqs) ORDER BY o.seq);
+			total := sizes[1];
+			FOR i IN 2 .. cardinality(seqs) + 1 LOOP
+				IF i > cardinality(seqs) OR total + sizes[i] > max_bytes THEN
+					is_cut := is_cut OR i <= cardinality(seqs);
+					seqs := seqs[1 : i - 1];
+					EXIT;
+				END IF;
+				total := total + sizes[i];
+			END LOOP;
+			-- the events before it are enough
+			IF p.events <> '{}' AND total > max_bytes THEN
+				EXIT;
+			END IF;
+		END IF;
+		max_bytes := max_bytes - coalesce(total, 0);
+		next := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
+		IF p.late IS NOT NULL THEN
+			p.late := CASE WHEN next < p.mark THEN next END;
+		ELSE
+			p.reached := next;
+		END IF;
+
+		IF has_parked OR delayed THEN
+			seqs := idempotency_internal.park_blocked(p, seqs);
+			has_parked := true;
+		END IF;
+		IF seqs IS NOT NULL THEN
+			p.events := p.events || seqs;
+		END IF;
+		IF p.late IS NULL AND p.reached >= p.top THEN
+			p := idempotency_internal.end_window(p, part);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.read_log(idempotency.position, idempotency.partition, text[], integer, bigint, bigint, xid8, boolean) IS
+	'add events of the log to the list of a position';
+
+-- ---------------------------------------------------------------------------
+-- Subscriptions
+-- ---------------------------------------------------------------------------
+
+-- The role that calls: that of the session, since the functions run with the rights of
+-- their owner.
+CREATE FUNCTION idempotency_internal.caller()
+	RETURNS name
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END$$;
+COMMENT ON FUNCTION idempotency_internal.caller() IS 'the role that called a function of the owner';
+
+-- The subscription of that name.  Raises 42704 if there is none, and 42501 if the caller does
+-- not have the privileges of its owner.
+CREATE FUNCTION idempotency_internal.subscription_of(name text)
+	RETURNS idempotency.subscription
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	s idempotency.subscription;
+BEGIN
+	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = name COLLATE "C";
+	IF s.subscription IS NULL THEN
+		PERFORM idempotency_internal.check_name('subscription', name);
+		PERFORM idempotency_internal.raise('42704', format('subscription "%s" does not exist', name), NULL,
+			'Use idempotency.subscribe() to create it; the view idempotency.subscriptions lists all.');
+	ELSIF s.owner <> idempotency_internal.caller() THEN
+		IF NOT EXISTS (SELECT FROM pg_roles AS r
+			WHERE r.rolname = idempotency_internal.caller()
+				AND (r.rolsuper OR EXISTS (SELECT FROM pg_roles AS o WHERE o.rolname = s.owner AND pg_has_role(r.oid, o.oid, 'USAGE')))) THEN
+			PERFORM idempotency_internal.raise('42501', format('permission denied for subscription "%s"', name),
+				format('Its owner is "%s".', s.owner), 'Call as a role that has the privileges of the owner.');
+		END IF;
+	END IF;
+	RETURN s;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.subscription_of(text) IS 'a subscription that the caller can use';
+
+CREATE FUNCTION idempotency_internal.raise_in_use(name text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55P03', format('subscription "%s" is in use', $1),
+		'Another transaction that fetched or acknowledged is still open.', 'Try again, or set idempotency.wait higher.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_in_use(text) IS '55P03: another transaction uses the subscription';
+
+-- The subscription of that name, locked with all its partitions to the end of the transaction:
+-- no consumer uses it meanwhile.  Waits for consumers' transactions for idempotency.wait.
+CREATE FUNCTION idempotency_internal.locked_subscription(function text, name text)
+	RETURNS idempotency.subscription
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	bounded boolean;
+	s idempotency.subscription;
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	s := idempotency_internal.subscription_of(name);
+	BEGIN
+		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		PERFORM FROM idempotency.subscription AS e WHERE e.subscription = s.subscription FOR UPDATE;
+		PERFORM FROM idempotency.partition AS a WHERE a.subscription = s.subscription ORDER BY a.partition FOR UPDATE;
+		PERFORM set_config('lock_timeout', lock_timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			IF NOT bounded THEN
+				RAISE;
+			END IF;
+			PERFORM idempotency_internal.raise_in_use(name);
+	END;
+	-- as it is now
+	RETURN idempotency_internal.subscription_of(name);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.locked_subscription(text, text) IS
+	'a subscription that the caller can use, locked with all its partitions';
+
+-- Raises 22023, or IK400, for patterns of topics that cannot be used; returns them for LIKE.
+CREATE FUNCTION idempotency_internal.patterns_of(topics text[])
+	RETURNS text[]
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	pattern text;
+	character text;
+	escaped boolean;
+	converted text;
+	patterns text[] := '{}';
+BEGIN
+	IF array_ndims(topics) IS DISTINCT FROM 1 OR array_position(topics, NULL) IS NOT NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'topics must be a list of patterns', NULL,
+			'Pass at least one, such as ARRAY[''order.*''], and no NULL.');
+	END IF;
+	FOREACH pattern IN ARRAY topics LOOP
+		PERFORM idempotency_internal.check_name('topic', pattern);
+		converted := '';
+		escaped := false;
+		FOREACH character IN ARRAY string_to_array(pattern, NULL) LOOP
+			converted := converted || CASE
+				WHEN escaped OR character IN ('%', '_') THEN E'\\' || character
+				WHEN character = '*' THEN '%'
+				WHEN character = E'\\' THEN ''
+				ELSE character
+			END;
+			escaped := character = E'\\' AND NOT escaped;
+		END LOOP;
+		IF escaped THEN
+			PERFORM idempotency_internal.raise('22023', 'pattern of topics ends in a backslash', NULL,
+				'A backslash escapes the next character; write two for one.');
+		END IF;
+		patterns := patterns || converted;
+	END LOOP;
+	RETURN patterns;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.patterns_of(text[]) IS 'patterns of topics as patterns of LIKE';
+
+-- Makes a generation of partitions that begins at a snapshot; "model" is a position that has read
+-- less, or NULL.
+CREATE FUNCTION idempotency_internal.create_partitions(
+	name text, partitions integer, base pg_snapshot, born xid8, mark bigint, top bigint, model idempotency.position)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	started record := idempotency_internal.in_progress(model, base);
+	next integer;
+	first integer;
+BEGIN
+	SELECT coalesce(max(a.generation), 0) + 1,
+		CASE WHEN coalesce(min(a.partition), partitions) >= partitions THEN 0 ELSE max(a.partition) + 1 END
+	INTO next, first
+	FROM idempotency.partition AS a WHERE a.subscription = name;
+	IF first + partitions > 1024 THEN
+		PERFORM idempotency_internal.raise('55000', format('subscription "%s" has too many partitions', name),
+			'Those of earlier changes have events to deliver, and count.', 'Try again when the view idempotency.partitions shows fewer.');
+	END IF;
+	INSERT INTO idempotency.partition (subscription, partition, generation, remainder, modulus)
+	SELECT name, first + r, next, r, partitions FROM generate_series(0, partitions - 1) AS r;
+	INSERT INTO idempotency.position (subscription, partition, version, changed_at, system_identifier, relation, base, born, mark, top,
+		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
+	SELECT name, first + r, 1, clock_timestamp(), c.system_identifier, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
+		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
+	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.create_partitions(text, integer, pg_snapshot, xid8, bigint, bigint, idempotency.position) IS
+	'create partitions and their positions';
+
+-- The same from now on: what is visible now is left out, and what is in progress is not.  Any
+-- position of this cluster knows numbers below those of transactions in progress.
+CREATE FUNCTION idempotency_internal.create_partitions_now(name text, partitions integer)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	drawn bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	born xid8 := idempotency_internal.next_id();
+	base pg_snapshot := idempotency_internal.snapshot();
+	top bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	model idempotency.position;
+BEGIN
+	SELECT n.* INTO model
+	FROM idempotency.position AS n, pg_control_system() AS c
+	WHERE n.system_identifier = c.system_identifier AND n.relation = 'idempotency.outbox'::regclass::oid
+	ORDER BY n.mark DESC
+	LIMIT 1;
+	UPDATE idempotency.partition AS a SET stop = base, stop_born = born, stop_mark = drawn, stop_top = top
+	WHERE a.subscription = name AND a.stop IS NULL;
+	PERFORM idempotency_internal.create_partitions(name, partitions, base, born, drawn, top, model);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.create_partitions_now(text, integer) IS
+	'create partitions that begin now, and end the current ones here';
+
+-- Raises an error unless a function can handle events; returns its stored form.
+CREATE FUNCTION idempotency_internal.handler_text(handler regprocedure)
+	RETURNS text
+	LANGUAGE plpgsql STABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+	routine record;
+BEGIN
+	SELECT n.nspname, p.proname, p.prokind = 'f' AND NOT p.proretset AND p.prorettype = 'void'::regtype
+		AND p.pronargs = 1 AND p.proargtypes[0] = 'idempotency.event'::regtype AS fits
+	INTO routine
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+	WHERE p.oid = handler;
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise('42883', format('handler with OID %s does not exist', handler::oid), NULL,
+			'Pass a function as regprocedure.');
+	ELSIF NOT routine.fits THEN
+		PERFORM idempotency_internal.raise('42P13', format('function %s cannot handle events', handler), NULL,
+			'A handler takes one idempotency.event and returns void.');
+	END IF;
+	RETURN format('%I.%I(idempotency.event)', routine.nspname, routine.proname);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.handler_text(regprocedure) IS 'the stored form of a handler';
+
+CREATE FUNCTION idempotency_internal.check_not_negative(what text, value interval)
+	RETURNS void
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF value < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', format('%s must not be negative', what), NULL,
+			'Pass an interval such as ''1 second'', or leave it out.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_not_negative(text, interval) IS '22023: a delay is negative';
+
+-- Changes the options that are not NULL.
+CREATE FUNCTION idempotency_internal.change(
+	name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
+	new_max_retry_delay interval, new_max_lag interval, new_retention interval, new_partitions integer, new_owner regrole)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	never CONSTANT interval := '-1 second';
+	caller name := idempotency_internal.caller();
+	rights text := CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END;
+	owner_name name;
+BEGIN
+	IF new_max_attempts < 1 THEN
+		PERFORM idempotency_internal.raise('22023', 'max_attempts must be positive', NULL,
+			'Pass after how many failures an event is a dead letter.');
+	ELSIF new_partitions NOT BETWEEN 1 AND 256 THEN
+		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
+			'Pass how many consumers can have a batch at a time.');
+	END IF;
+	PERFORM idempotency_internal.check_not_negative('retry_delay', new_retry_delay);
+	PERFORM idempotency_internal.check_not_negative('max_retry_delay', new_max_retry_delay);
+	PERFORM idempotency_internal.check_not_negative('max_lag', nullif(new_max_lag, never));
+	PERFORM idempotency_internal.check_not_negative('dead_letter_retention', nullif(new_retention, never));
+	IF new_owner IS NOT NULL THEN
+		SELECT r.rolname INTO owner_name FROM pg_roles AS r WHERE r.oid = new_owner;
+		IF NOT FOUND THEN
+			PERFORM idempotency_internal.raise('42704', format('role with OID %s does not exist', new_owner::oid), NULL, 'Pass the name of a role.');
+		ELSIF NOT pg_has_role(caller, owner_name, rights) THEN
+			PERFORM idempotency_internal.raise('42501', format('must be a member of role "%s" to let it own a subscription', owner_name), NULL,
+				'Leave out the owner, or let a member of that role subscribe.');
+		END IF;
+	END IF;
+	UPDATE idempotency.subscription AS s SET
+		owner = coalesce(owner_name, s.owner),
+		topics = coalesce(new_topics, s.topics),
+		patterns = CASE WHEN new_topics IS NULL THEN s.patterns ELSE idempotency_internal.patterns_of(new_topics) END,
+		handler = CASE new_handler::oid WHEN 0 THEN NULL ELSE coalesce(idempotency_internal.handler_text(new_handler), s.handler) END,
+		max_attempts = coalesce(new_max_attempts, s.max_attempts),
+		retry_delay = coalesce(new_retry_delay, s.retry_delay),
+		max_retry_delay = coalesce(new_max_retry_delay, s.max_retry_delay),
+		max_lag = nullif(coalesce(new_max_lag, s.max_lag), never),
+		dead_letter_retention = nullif(coalesce(new_retention, s.dead_letter_retention), never)
+	WHERE s.subscription = name;
+	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN
+		PERFORM idempotency_internal.create_partitions_now(name, new_partitions);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.change(text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
+	'change options of a subscription';
+
+CREATE FUNCTION idempotency.subscribe(
+	subscription text, topics text[], handler regprocedure DEFAULT NULL, start_at text DEFAULT NULL,
+	max_attempts integer DEFAULT NULL, retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL,
+	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL, partitions integer DEFAULT NULL,
+	dead_letter_retention interval DEFAULT NULL)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	is_new boolean;
+	stored text;
+BEGIN
+	PERFORM idempotency_internal.check_name('subscription', subscription);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('subscribe');
+	ELSIF start_at NOT IN ('now', 'beginning') THEN
+		PERFORM idempotency_internal.raise('22023', 'start_at must be ''now'' or ''beginning''', NULL,
+			'Pass ''beginning'' for the events that the outbox still has, or omit it.');
+	ELSIF topics IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'topics are missing', NULL, 'Pass patterns, such as ARRAY[''order.*''].');
+	END IF;
+	INSERT INTO idempotency.subscription AS s (subscription, owner, topics, patterns, start_at, max_attempts, retry_delay, max_retry_delay, created_at)
+	VALUES (subscribe.subscription, idempotency_internal.caller(), subscribe.topics, idempotency_internal.patterns_of(topics),
+		coalesce(subscribe.start_at, 'now'), 10, '1 second', '1 hour', clock_timestamp())
+	ON CONFLICT DO NOTHING;
+	is_new := FOUND;
+	IF NOT is_new THEN
+		stored := (idempotency_internal.locked_subscription('subscribe', subscription)).start_at;
+		IF start_at <> stored THEN
+			PERFORM idempotency_internal.raise('55000', format('subscription "%s" exists, and started at ''%s''', subscription, stored), NULL,
+				'Omit start_at, or call idempotency.seek() to move the subscription.');
+		END IF;
+	ELSIF start_at = 'beginning' THEN
+		PERFORM idempotency_internal.create_partitions(subscription, coalesce(partitions, 1), '1:1:', '1', 0, 0, NULL);
+	ELSE
+		PERFORM idempotency_internal.create_partitions_now(subscription, coalesce(partitions, 1));
+	END IF;
+	PERFORM idempotency_internal.change(subscription, topics, handler, max_attempts, retry_delay, max_retry_delay, max_lag,
+		dead_letter_retention, partitions, owner);
+	RETURN is_new;
+END
+$$;
+COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole, integer, interval) IS
+	'create a subscription, or change the options that are named; true if it is new';
+
+CREATE FUNCTION idempotency.alter_subscription(
+	subscription text, topics text[] DEFAULT NULL, handler regprocedure DEFAULT NULL, max_attempts integer DEFAULT NULL,
+	retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL, max_lag interval DEFAULT NULL,
+	owner regrole DEFAULT NULL, partitions integer DEFAULT NULL, dead_letter_retention interval DEFAULT NULL)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('alter_subscription', subscription);
+	PERFORM idempotency_internal.change(subscription, topics, handler, max_attempts, retry_delay, max_retry_delay, max_lag,
+		dead_letter_retention, partitions, owner);
+END
+$$;
+COMMENT ON FUNCTION idempotency.alter_subscription(text, text[], regprocedure, integer, interval, interval, interval, regrole, integer, interval) IS
+	'change the options of a subscription that are named';
+
+CREATE FUNCTION idempotency.unsubscribe(subscription text)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	dead bigint;
+BEGIN
+	PERFORM idempotency_internal.check_name('subscription', subscription);
+	IF NOT EXISTS (SELECT FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C") THEN
+		RETURN false;
+	END IF;
+	PERFORM idempotency_internal.locked_subscription('unsubscribe', subscription);
+	DELETE FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.position AS n WHERE n.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.parked AS k WHERE k.subscription = unsubscribe.subscription COLLATE "C";
+	GET DIAGNOSTICS dead = ROW_COUNT;
+	RAISE LOG 'role "%" deleted idempotency subscription "%", with % parked events and dead letters', idempotency_internal.caller(), subscription, dead;
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
+	'delete a subscription and its parked events; true if there was one';
+
+-- ---------------------------------------------------------------------------
+-- Batches
+-- ---------------------------------------------------------------------------
+
+-- Writes a changed position, in place of the version that was read under the partition's lock.
+CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	-- first, so that an old snapshot fails here with 40001
+	DELETE FROM idempotency.position AS o WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
+	p.version := p.version + 1;
+	p.changed_at := clock_timestamp();
+	INSERT INTO idempotency.position VALUES (p.*);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.put_position(idempotency.position) IS 'write a position';
+
+-- Of the live events of an aggregate, the earliest is scheduled, and all others wait: whatever
+-- writes the table of parked events calls this.  "wanted" is when the event "seq" is retried.
+CREATE FUNCTION idempotency_internal.schedule_queue(name text, aggregate text, p_seq bigint, wanted timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	first bigint;
+BEGIN
+	SELECT k.seq INTO first FROM idempotency.parked AS k
+	WHERE k.subscription = name AND k.queue = aggregate AND k.dead_at IS NULL
+	ORDER BY k.seq LIMIT 1;
+	UPDATE idempotency.parked AS k SET retry_at = NULL
+	WHERE k.subscription = name AND k.queue = aggregate AND k.retry_at IS NOT NULL AND k.seq <> first;
+	UPDATE idempotency.parked AS k SET retry_at = CASE k.seq WHEN p_seq THEN wanted ELSE clock_timestamp() END
+	WHERE k.subscription = name AND k.seq = first AND k.retry_at IS NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.schedule_queue(text, text, bigint, timestamptz) IS 'schedule the earliest event of an aggregate';
+
+-- Parks an event of the batch that failed, with all later events of its aggregate in the list.
+-- An event that cannot be found any more only leaves the list.
+CREATE FUNCTION idempotency_internal.fail_event(
+	s idempotency.subscription, INOUT p idempotency.position, p_seq bigint, p_error text, retry_in interval, is_final boolean, was_alone boolean,
+	OUT retry_at timestamptz)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	leaving bigint[];
+	event idempotency.parked;
+	aggregate text;
+BEGIN
+	-- Those that leave the list, and copies of those that are in the log
+	SELECT coalesce(k.aggregateid, o.aggregateid) INTO aggregate
+	FROM (SELECT p_seq AS seq) AS l
+	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq;
+	leaving := ARRAY(SELECT l.seq
+		FROM unnest(p.events) WITH ORDINALITY AS l (seq, n)
+		LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+		LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+		WHERE l.seq = p_seq OR l.n > array_position(p.events, p_seq) AND coalesce(k.aggregateid, o.aggregateid) = aggregate);
+	UPDATE idempotency.parked AS k SET
+		attempts = k.attempts + p.failures,
+		retry_at = CASE WHEN k.dead_at IS NOT NULL AND k.queue IS NULL THEN now ELSE k.retry_at END,
+		dead_at = NULL
+	WHERE k.subscription = p.subscription AND k.seq = ANY (leaving);
+	INSERT INTO idempotency.parked (subscription, partition, seq, published_at, id, bucket, bytes, queue, aggregatetype, aggregateid,
+		type, payload, headers, attempts, alone, retry_at)
+	SELECT p.subscription, p.partition, o.seq, o.published_at, o.id, o.bucket, o.bytes, CASE WHEN o.deliver_at IS NULL THEN o.aggregateid END,
+		o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, p.failures, false,
+		CASE WHEN o.deliver_at IS NOT NULL OR o.aggregateid IS NULL THEN now END
+	FROM idempotency.outbox AS o
+	WHERE o.seq = ANY (leaving)
+	ON CONFLICT (subscription, seq) DO NOTHING;
+
+	-- The event that failed
+	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
+	is_final := is_final OR event.attempts + 1 >= s.max_attempts;
+	IF NOT is_final THEN
+		retry_at := now + coalesce(retry_in, least(s.retry_delay * power(2, least(event.attempts, 30)), s.max_retry_delay) * (0.5 + random() / 2));
+	END IF;
+	UPDATE idempotency.parked AS k SET
+		attempts = event.attempts + 1,
+		alone = was_alone,
+		error = left(p_error, CASE WHEN octet_length(p_error) <= 8192 THEN 8192 ELSE 2048 END),
+		first_failed_at = coalesce(event.first_failed_at, now),
+		last_failed_at = now,
+		retry_at = CASE WHEN event.queue IS NULL THEN fail_event.retry_at END,
+		dead_at = CASE WHEN is_final THEN now END
+	WHERE k.subscription = p.subscription AND k.seq = p_seq;
+	IF event.queue IS NOT NULL THEN
+		PERFORM idempotency_internal.schedule_queue(p.subscription, event.queue, p_seq, retry_at);
+	ELSIF aggregate IS NOT NULL THEN
+		PERFORM idempotency_internal.schedule_queue(p.subscription, aggregate, NULL, NULL);
+	END IF;
+
+	-- What is left of the batch
+	p.failed := p.failed + 1;
+	p.size := p.size - (SELECT count(*) FROM unnest(p.events[1 : p.size]) AS l (seq) WHERE l.seq = ANY (leaving));
+	p.events := ARRAY(SELECT l.seq FROM unnest(p.events) WITH ORDINALITY AS l (seq, n) WHERE l.seq <> ALL (leaving) ORDER BY l.n);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.fail_event(idempotency.subscription, idempotency.position, bigint, text, interval, boolean, boolean) IS
+	'park an event that failed, with the later ones of its aggregate';
+
+-- Fills an empty list with parked events that are due, each with those that wait behind it.  An
+-- event that was alone when a lease ended is delivered alone again.
+CREATE FUNCTION idempotency_internal.take_parked(INOUT p idempotency.position, max_events integer, INOUT max_bytes bigint)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	head record;
+	next record;
+BEGIN
+	FOR head IN
+		SELECT k.seq, k.queue, k.alone, k.bytes FROM idempotency.parked AS k
+		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()
+		ORDER BY k.retry_at, k.seq
+		LIMIT max_events
+	LOOP
+		EXIT WHEN p.events <> '{}' AND (head.alone OR head.bytes > max_bytes OR cardinality(p.events) >= max_events);
+		p.events := p.events || head.seq;
+		p.retried := true;
+		p.alone := head.alone;
+		max_bytes := max_bytes - head.bytes;
+		EXIT WHEN head.alone;
+		FOR next IN
+			SELECT k.seq, k.alone, k.bytes FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.queue = head.queue AND k.dead_at IS NULL AND k.seq > head.seq
+			ORDER BY k.seq
+			LIMIT max_events - cardinality(p.events)
+		LOOP
+			EXIT WHEN next.alone OR next.bytes > max_bytes;
+			p.events := p.events || next.seq;
+			max_bytes := max_bytes - next.bytes;
+		END LOOP;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.take_parked(idempotency.position, integer, bigint) IS 'add parked events that are due to the list';
+
+-- Deletes the partitions before a change of their number when they have delivered everything,
+-- so that those after it begin.
+CREATE FUNCTION idempotency_internal.end_generation(name text, oldest integer)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	locked integer[] := ARRAY(SELECT a.partition FROM idempotency.partition AS a
+		WHERE a.subscription = name AND a.generation = oldest AND a.stop IS NOT NULL FOR UPDATE SKIP LOCKED);
+BEGIN
+	IF locked = '{}' OR EXISTS (
+			SELECT FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT n.ended, n.events FROM idempotency.position AS n
+				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
+			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'))
+		OR EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL) THEN
+		RETURN false;
+	END IF;
+	DELETE FROM idempotency.position AS n WHERE n.subscription = name AND n.partition = ANY (locked);
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = name AND a.partition = ANY (locked);
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
+	'delete partitions that have delivered everything up to their end';
+
+-- Takes the next batch of a subscription: of its partitions without a batch, or with one whose
+-- lease is over, the one that changed least recently among those that have something.  Returns
+-- its position, or NULL.  "moved" tells that the call changed something without finding events.
+-- A partition is locked only if it has something, until the end of the transaction.
+CREATE FUNCTION idempotency_internal.next_batch(
+	s idempotency.subscription, max_events integer, max_bytes bigint, lease interval, OUT p idempotency.position, OUT moved boolean)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	candidate record;
+	part idempotency.partition;
+	has_parked boolean;
+	taken record;
+	left_bytes bigint;
+	drawn bigint;
+	born xid8;
+BEGIN
+	moved := false;
+	FOR candidate IN
+		SELECT a AS part, n.position AS position
+		FROM idempotency.partition AS a
+		CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.changed_at FROM idempotency.position AS o
+			WHERE o.subscription = a.subscription AND o.partition = a.partition
+			ORDER BY o.version DESC LIMIT 1) AS n
+		WHERE a.subscription = s.subscription
+			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = s.subscription)
+			AND (n.batch IS NULL OR now > n.leased_until OR now < n.leased_at)
+		ORDER BY n.changed_at
+	LOOP
+		part := candidate.part;
+		p := candidate.position;
+		IF p.events = '{}' AND p.batch IS NULL AND p.upto IS NULL AND NOT idempotency_internal.has_news(p, part, s.patterns) THEN
+			CONTINUE WHEN NOT EXISTS (SELECT FROM idempotency.parked AS k
+				WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
+		END IF;
+		-- before the lock, which gives the transaction its id
+		IF p.upto IS NULL AND born IS NULL THEN
+			drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+			born := idempotency_internal.next_id();
+		END IF;
+		SELECT * INTO part FROM idempotency.partition AS a
+		WHERE a.subscription = p.subscription AND a.partition = p.partition
+		FOR UPDATE SKIP LOCKED;
+		CONTINUE WHEN NOT FOUND;
+		SELECT * INTO p FROM idempotency.position AS o
+		WHERE o.subscription = part.subscription AND o.partition = part.partition
+		ORDER BY o.version DESC LIMIT 1;
+		CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+
+		-- A batch whose lease is over has failed.  From the second time on its events are delivered
+		-- one by one, and then one fails by itself.
+		IF p.batch IS NOT NULL AND p.size > 0 THEN
+			IF p.alone THEN
+				p := (idempotency_internal.fail_event(s, p, p.events[1],
+					format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
+			ELSE
+				p.failures := p.failures + 1;
+				p.failed := p.failed + p.size;
+				p.alone := p.failures >= 2;
+			END IF;
+		END IF;
+		p.batch := NULL;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.size := 0;
+		IF p.events = '{}' THEN
+			p.failures := 0;
+			p.alone := false;
+			p.retried := false;
+			-- of events that live, one is scheduled
+			has_parked := EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL);
+			left_bytes := max_bytes;
+			IF has_parked THEN
+				taken := idempotency_internal.take_parked(p, max_events, max_bytes);
+				p := taken.p;
+				left_bytes := taken.max_bytes;
+			END IF;
+			IF NOT p.alone THEN
+				p := idempotency_internal.read_log(p, part, s.patterns, max_events, left_bytes, drawn, born, has_parked);
+			END IF;
+		END IF;
+		IF p.events <> '{}' THEN
+			p.size := CASE WHEN p.alone THEN 1 ELSE cardinality(p.events) END;
+			p.batch := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
+			p.leased_at := now;
+			p.leased_until := now + lease;
+			p.holder := pg_backend_pid();
+			PERFORM idempotency_internal.put_position(p);
+			RETURN;
+		END IF;
+		PERFORM idempotency_internal.put_position(p);
+		moved := true;
+	END LOOP;
+	p := NULL;
+	IF part.stop IS NOT NULL THEN
+		moved := idempotency_internal.end_generation(s.subscription, part.generation) OR moved;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, interval) IS
+	'take the next batch of a subscription';
+
+CREATE FUNCTION idempotency.fetch(
+	subscription text, max_events integer DEFAULT 100, wait interval DEFAULT '0', lease interval DEFAULT '30 seconds',
+	max_bytes bigint DEFAULT 10485760)
+	RETURNS SETOF idempotency.event
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+	s idempotency.subscription;
+	started_at timestamptz := clock_timestamp();
+	deadline timestamptz := started_at + wait;
+	pause double precision := 0.01;
+	taken record;
+	p idempotency.position;
+	numbers bigint[];
+BEGIN
+	-- Check the arguments
+	IF lease IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
+			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
+	ELSIF (max_events >= 1) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'max_events must be positive', NULL, 'Pass the maximum number of events.');
+	ELSIF (max_bytes >= 1) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'max_bytes must be positive', NULL, 'Pass the maximum number of bytes; one event always fits.');
+	ELSIF wait < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'wait must not be negative', NULL, 'Pass 0 to not wait.');
+	END IF;
+	PERFORM idempotency_internal.check_lease(lease);
+	s := idempotency_internal.subscription_of(subscription);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('fetch');
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		PERFORM idempotency_internal.raise('25001', 'events are delivered in READ COMMITTED only',
+			'A fixed snapshot does not show what was published after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
+	END IF;
+
+	-- Take a batch, or wait
+	LOOP
+		IF s.paused_at IS NULL THEN
+			taken := idempotency_internal.next_batch(s, max_events, max_bytes, lease);
+			p := taken.p;
+			EXIT WHEN p.batch IS NOT NULL;
+			-- the commit must keep the progress, and unlock
+			IF taken.moved THEN
+				RETURN;
+			END IF;
+		END IF;
+		IF (clock_timestamp() < deadline) IS NOT TRUE THEN
+			RETURN;
+		END IF;
+		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - clock_timestamp())::double precision));
+		pause := least(pause * 2, 1);
+		s := idempotency_internal.subscription_of(subscription);
+	END LOOP;
+
+	-- Return its events.  Numbers in the log alone ascend.
+	numbers := p.events[1 : p.size];
+	IF p.retried THEN
+		RETURN QUERY
+			SELECT p.batch, l.seq, coalesce(k.id, o.id), coalesce(k.aggregatetype, o.aggregatetype)::text, coalesce(k.aggregateid, o.aggregateid)::text,
+				coalesce(k.type, o.type)::text, CASE WHEN k.id IS NULL THEN o.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN o.headers ELSE k.headers END,
+				coalesce(k.attempts, 0) + p.failures + 1, coalesce(k.published_at, o.published_at)
+			FROM unnest(numbers) WITH ORDINALITY AS l (seq, n)
+			LEFT JOIN idempotency.parked AS k ON k.subscription = s.subscription AND k.seq = l.seq
+			LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+			WHERE k.id IS NOT NULL OR o.id IS NOT NULL
+			ORDER BY l.n;
+	ELSE
+		RETURN QUERY
+			SELECT p.batch, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
+			FROM idempotency.outbox AS o
+			WHERE o.seq = ANY (numbers)
+			ORDER BY o.seq;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval, bigint) IS
+	'get the next batch of events';
+
+-- The position of the batch, under the lock of its partition, for a caller that may use the
+-- subscription.  Raises IK408 if the batch is not current, and 55P03 if another transaction uses the
+-- partition for longer than idempotency.wait.
+CREATE FUNCTION idempotency_internal.batch_of(function text, s idempotency.subscription, number bigint)
+	RETURNS idempotency.position
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	deadline timestamptz;
+	p idempotency.position;
+BEGIN
+	IF number IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'batch is missing', NULL, 'Pass the number that idempotency.fetch() returned.');
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	LOOP
+		PERFORM FROM idempotency.partition AS a
+		WHERE a.subscription = s.subscription AND a.partition = (number & 1023)
+		FOR UPDATE SKIP LOCKED;
+		EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.partition = (number & 1023));
+		deadline := coalesce(deadline, clock_timestamp() + idempotency_internal.default_wait());
+		IF clock_timestamp() >= deadline THEN
+			PERFORM idempotency_internal.raise_in_use(s.subscription);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	SELECT * INTO p FROM idempotency.position AS o
+	WHERE o.subscription = s.subscription AND o.partition = (number & 1023)
+	ORDER BY o.version DESC LIMIT 1;
+	IF p.batch IS DISTINCT FROM number THEN
+		PERFORM idempotency_internal.raise('IK408', 'this batch is not the current one of its subscription',
+			format('Subscription "%s", batch %s.', s.subscription, number),
+			'Call idempotency.fetch() for the next batch; to keep one longer, pass a longer lease or call idempotency.extend().');
+	END IF;
+	RETURN p;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.batch_of(text, idempotency.subscription, bigint) IS 'the position of a current batch, locked';
+
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[] DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	p idempotency.position := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
+	done bigint[] := p.events[1 : p.size];
+	queue text;
+BEGIN
+	IF ack.events IS NOT NULL THEN
+		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack.events));
+	END IF;
+	IF p.retried THEN
+		FOR queue IN
+			WITH gone AS (DELETE FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (done) RETURNING k.queue)
+			SELECT DISTINCT g.queue FROM gone AS g WHERE g.queue IS NOT NULL
+		LOOP
+			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
+		END LOOP;
+	END IF;
+	p.acknowledged := p.acknowledged + cardinality(done);
+	IF ack.events IS NOT NULL THEN
+		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
+		p.size := p.size - cardinality(done);
+	ELSE
+		p.events := p.events[p.size + 1 :];
+		p.size := 0;
+		p.batch := NULL;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.holder := NULL;
+	END IF;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN cardinality(done);
+END
+$$;
+COMMENT ON FUNCTION idempotency.ack(text, bigint, bigint[]) IS
+	'acknowledge what the batch still has, or some of its events; returns their number';
+
+CREATE FUNCTION idempotency.nack(
+	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL, retry_in interval DEFAULT NULL, dead boolean DEFAULT false)
+	RETURNS timestamptz
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+	p idempotency.position := idempotency_internal.batch_of('nack', s, batch);
+	event bigint;
+	failed record;
+BEGIN
+	IF retry_in < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'retry_in must not be negative', NULL,
+			'Pass 0 for a retry at once, or NULL for the subscription''s delay.');
+	ELSIF event_id IS NULL THEN
+		-- the list stays, for the next fetch()
+		p.size := 0;
+		p.batch := NULL;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.holder := NULL;
+		PERFORM idempotency_internal.put_position(p);
+		RETURN clock_timestamp();
+	END IF;
+	SELECT l.seq INTO event FROM unnest(p.events[1 : p.size]) AS l (seq)
+	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+	WHERE coalesce(k.id, o.id) = event_id
+	ORDER BY l.seq LIMIT 1;
+	IF event IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', format('event %s is not in the batch', event_id),
+			format('Subscription "%s", batch %s.', subscription, batch), 'Pass the id of an event that has not left the batch.');
+	END IF;
+	failed := idempotency_internal.fail_event(s, p, event, error, retry_in, coalesce(dead, false), false);
+	PERFORM idempotency_internal.put_position(failed.p);
+	RETURN failed.retry_at;
+END
+$$;
+COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval, boolean) IS
+	'report that an event of the batch failed; returns when it is retried, NULL if never';
+
+CREATE FUNCTION idempotency.extend(subscription text, batch bigint, lease interval)
+	RETURNS timestamptz
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	p idempotency.position;
+BEGIN
+	IF lease IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
+			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
+	END IF;
+	PERFORM idempotency_internal.check_lease(lease);
+	p := idempotency_internal.batch_of('extend', idempotency_internal.subscription_of(subscription), batch);
+	p.leased_at := clock_timestamp();
+	p.leased_until := p.leased_at + lease;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN p.leased_until;
+END
+$$;
+COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
+	'extend the lease of a batch; returns when it ends';
+
+-- ---------------------------------------------------------------------------
+-- Operating subscriptions
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.pause(subscription text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('pause', subscription);
+	UPDATE idempotency.subscription AS s SET paused_at = coalesce(s.paused_at, clock_timestamp())
+	WHERE s.subscription = pause.subscription COLLATE "C";
+END
+$$;
+COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
+
+CREATE FUNCTION idempotency.resume(subscription text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('resume', subscription);
+	UPDATE idempotency.subscription AS s SET paused_at = NULL WHERE s.subscription = resume.subscription COLLATE "C";
+END
+$$;
+COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
+
+-- The last number before the first event published at that time or later.
+CREATE FUNCTION idempotency_internal.number_before(since timestamptz)
+	RETURNS bigint
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT coalesce((SELECT min(o.seq) - 1 FROM idempotency.outbox AS o WHERE o.published_at >= $1),
+		pg_sequence_last_value('idempotency.outbox_seq'), 0)
+$$;
+COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the last number before a time';
+
+-- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
+-- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
+CREATE FUNCTION idempotency_internal.move_subscription(name text, since timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('seek', name);
+	count integer := (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1);
+	target bigint := CASE WHEN since > '-infinity' AND isfinite(since) THEN idempotency_internal.number_before(since) ELSE 0 END;
+	dropped bigint;
+BEGIN
+	-- a write, which keeps the reaper out
+	UPDATE idempotency.subscription AS e SET created_at = e.created_at WHERE e.subscription = name;
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = name;
+	DELETE FROM idempotency.position AS n WHERE n.subscription = name;
+	IF since = 'infinity' THEN
+		PERFORM idempotency_internal.create_partitions_now(name, count);
+	ELSE
+		PERFORM idempotency_internal.create_partitions(name, count, '1:1:', '1', 0, 0, NULL);
+		UPDATE idempotency.position AS n SET skip = target WHERE n.subscription = name;
+	END IF;
+	DELETE FROM idempotency.parked AS k
+	WHERE k.subscription = name AND CASE
+		WHEN since = 'infinity' OR k.seq <= target THEN k.dead_at IS NULL
+		ELSE EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq = k.seq)
+	END;
+	GET DIAGNOSTICS dropped = ROW_COUNT;
+	UPDATE idempotency.parked AS k SET partition = a.partition
+	FROM idempotency.partition AS a
+	WHERE k.subscription = name AND a.subscription = name AND a.remainder = k.bucket % a.modulus AND k.partition <> a.partition;
+	RAISE LOG 'role "%" moved idempotency subscription "%" to %, past % parked events',
+		idempotency_internal.caller(), name, CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
+
+CREATE FUNCTION idempotency.seek(subscription text, target timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF target IS NULL OR target = 'infinity' THEN
+		PERFORM idempotency_internal.raise('22023', 'target is missing', NULL, 'Pass a time, ''beginning'' or ''now''.');
+	END IF;
+	PERFORM idempotency_internal.move_subscription(subscription, target);
+END
+$$;
+COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on';
+
+CREATE FUNCTION idempotency.seek(subscription text, target text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF target = 'now' OR target = 'beginning' THEN
+		PERFORM idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
+	ELSE
+		PERFORM idempotency.seek(subscription, target::timestamptz);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.seek(text, text) IS
+	'deliver from the beginning of the outbox, from now, or from a time on';
+
+-- Dead letters go to the oldest generation of partitions, which is the one that delivers.
+CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('redrive', subscription);
+	now timestamptz := clock_timestamp();
+	queues text[];
+	redriven bigint;
+	queue text;
+BEGIN
+	WITH revived AS (
+		UPDATE idempotency.parked AS k SET
+			partition = a.partition, attempts = 0, alone = false, dead_at = NULL, first_failed_at = NULL,
+			retry_at = CASE WHEN k.queue IS NULL THEN now END
+		FROM idempotency.partition AS a
+		WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id)
+			AND a.subscription = k.subscription AND a.remainder = k.bucket % a.modulus
+			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = k.subscription)
+		RETURNING k.queue)
+	SELECT count(*), array_agg(DISTINCT r.queue) FILTER (WHERE r.queue IS NOT NULL) INTO redriven, queues FROM revived AS r;
+	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
+		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
+	END LOOP;
+	RAISE LOG 'role "%" redrove % dead letters of idempotency subscription "%"', idempotency_internal.caller(), redriven, subscription;
+	RETURN redriven;
+END
+$$;
+COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
+	'deliver one dead letter again, or all of them; returns their number';
+
+CREATE FUNCTION idempotency.discard(subscription text, event_id uuid DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('discard', subscription);
+	discarded bigint;
+BEGIN
+	DELETE FROM idempotency.parked AS k
+	WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id);
+	GET DIAGNOSTICS discarded = ROW_COUNT;
+	RAISE LOG 'role "%" discarded % dead letters of idempotency subscription "%"', idempotency_internal.caller(), discarded, subscription;
+	RETURN discarded;
+END
+$$;
+COMMENT ON FUNCTION idempotency.discard(text, uuid) IS
+	'delete one dead letter, or all of them; returns their number';
+
+-- Moves the positions of a subscription past events that are older than its max_lag.  Partitions
+-- that are in use are left for the next call.  Batches that are out stay.
+CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	target bigint := idempotency_internal.number_before(clock_timestamp() - s.max_lag);
+	p idempotency.position;
+	part integer;
+BEGIN
+	FOR part IN
+		SELECT a.partition FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
+	LOOP
+		SELECT * INTO p FROM idempotency.position AS n
+		WHERE n.subscription = s.subscription AND n.partition = part
+		ORDER BY n.version DESC LIMIT 1;
+		IF p.skip < target AND EXISTS (SELECT FROM idempotency.outbox AS o
+			WHERE o.seq > p.skip AND o.seq <= target AND NOT pg_visible_in_snapshot(o.txid, p.base)
+				AND o.aggregatetype LIKE ANY (s.patterns)) THEN
+			RAISE LOG 'idempotency subscription "%" dropped events older than its max_lag, up to number %', s.subscription, target;
+			p.skip := target;
+			PERFORM idempotency_internal.put_position(p);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS 'skip events that are older than max_lag';
+
+-- Deletes dead letters after their retention, and events of the log that every position has
+-- passed and that are older than idempotency.outbox_retention.  A position has passed what its
+-- "base" shows up to "top", and all numbers that it can never read again; events in its list are
+-- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
+-- none, and so it does under an old snapshot.
+CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	setting text := idempotency_internal.setting('outbox_retention');
+	retention interval := CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END;
+	s idempotency.subscription;
+	highest bigint;
+	reaped bigint := 0;
+	deleted bigint;
+BEGIN
+	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
+		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
+			'Use an interval such as ''1 day'', or a number of seconds.');
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		RETURN 0;
+	END IF;
+	BEGIN
+		LOCK TABLE idempotency.subscription IN SHARE MODE NOWAIT;
+	EXCEPTION
+		WHEN lock_not_available THEN
+			RETURN 0;
+	END;
+	FOR s IN SELECT * FROM idempotency.subscription AS e WHERE e.dead_letter_retention IS NOT NULL LOOP
+		DELETE FROM idempotency.parked AS k
+		WHERE k.ctid = ANY (ARRAY(SELECT e.ctid FROM idempotency.parked AS e
+			WHERE e.subscription = s.subscription AND e.dead_at < clock_timestamp() - s.dead_letter_retention
+			LIMIT max_rows FOR UPDATE SKIP LOCKED));
+		GET DIAGNOSTICS deleted = ROW_COUNT;
+		reaped := reaped + deleted;
+	END LOOP;
+	FOR s IN SELECT * FROM idempotency.subscription AS e WHERE e.max_lag IS NOT NULL LOOP
+		PERFORM idempotency_internal.drop_lag(s);
+	END LOOP;
+	IF retention = interval '-1 s' THEN
+		RETURN reaped;
+	END IF;
+
+	-- No position has passed a greater number
+	SELECT min(greatest(n.top, n.skip)) INTO highest FROM idempotency.position AS n;
+	DELETE FROM idempotency.outbox AS o
+	WHERE o.ctid = ANY (ARRAY(
+		SELECT e.ctid FROM idempotency.outbox AS e
+		WHERE (e.seq <= highest OR highest IS NULL) AND e.published_at <= clock_timestamp() - retention
+			AND NOT EXISTS (SELECT FROM idempotency.position AS n
+				WHERE e.seq = ANY (n.events)
+					OR e.seq > n.skip
+						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN coalesce(n.late, n.mark)
+							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
+						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
+							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
+		ORDER BY e.seq
+		LIMIT greatest(max_rows - reaped, 0)));
+	GET DIAGNOSTICS deleted = ROW_COUNT;
+	RETURN reaped + deleted;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.reap_events(bigint) IS 'delete events that every subscription has passed, and old dead letters';
+
+-- ---------------------------------------------------------------------------
+-- deliver: fetch, call the handler, acknowledge
+-- ---------------------------------------------------------------------------
+
+-- The stored handler, for the owner only: another role would run it with its own rights.
+CREATE FUNCTION idempotency.handler_of(subscription text)
+	RETURNS text
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+BEGIN
+	IF s.handler IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', format('subscription "%s" has no handler', subscription), NULL,
+			'Pass a function as regprocedure, or store it with idempotency.alter_subscription().');
+	ELSIF s.owner <> idempotency_internal.caller() THEN
+		PERFORM idempotency_internal.raise('42501', format('only role "%s" can call the stored handler of subscription "%s"', s.owner, subscription),
+			'The handler runs with the rights of the role that calls deliver().', 'Pass the handler, or call deliver() as that role.');
+	END IF;
+	RETURN s.handler;
+END
+$$;
+COMMENT ON FUNCTION idempotency.handler_of(text) IS 'the stored handler of a subscription, for its owner';
+
+-- Runs with the rights and the search path of its caller, because the handler does, and because
+-- a procedure with COMMIT cannot do otherwise; so every name is qualified.
+--
+-- A transaction has the effects of some events and their acknowledgement: those of a batch, or of
+-- 250 ms.  SET CONSTRAINTS checks what an event has deferred, also the commit guard, and then
+-- gives those constraints back their mode that are deferred at first.
+CREATE PROCEDURE idempotency.deliver(
+	subscription text, handler regprocedure DEFAULT NULL, max_events integer DEFAULT 100, duration interval DEFAULT '1 minute',
+	lease interval DEFAULT '1 minute', wait interval DEFAULT '0')
+	LANGUAGE plpgsql
+AS $$
+DECLARE
+	deadline pg_catalog.timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) coalesce(duration, '1000 years');
+	routine pg_catalog.record;
+	deferred pg_catalog.text;
+	events idempotency.event[];
+	event idempotency.event;
+	done pg_catalog.int8[];
+	behind pg_catalog.text[];
+	number pg_catalog.int8;
+	started_at pg_catalog.timestamptz;
+	code pg_catalog.text;
+	message pg_catalog.text;
+	was_empty pg_catalog.bool := false;
+BEGIN
+	IF handler IS NULL THEN
+		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
+	END IF;
+	SELECT n.nspname AS schema_name, p.proname AS function_name,
+		p.prokind OPERATOR(pg_catalog.=) 'f' AND NOT p.proretset AND p.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.void'::pg_catalog.regtype::pg_catalog.oid
+			AND p.pronargs OPERATOR(pg_catalog.=) 1 AND p.proargtypes[0] OPERATOR(pg_catalog.=) 'idempotency.event'::pg_catalog.regtype::pg_catalog.oid AS fits
+	INTO routine
+	FROM pg_catalog.pg_proc AS p
+	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+	WHERE p.oid OPERATOR(pg_catalog.=) handler::pg_catalog.oid;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = '42883', MESSAGE = pg_catalog.format('handler with OID %s does not exist', handler::pg_catalog.oid),
+			HINT = 'Pass a function as regprocedure.';
+	ELSIF NOT routine.fits THEN
+		RAISE EXCEPTION USING ERRCODE = '42P13', MESSAGE = pg_catalog.format('function %s cannot handle events', handler),
+			HINT = 'A handler takes one idempotency.event and returns void.';
+	ELSIF NOT pg_catalog.has_function_privilege(handler::pg_catalog.oid, 'EXECUTE') THEN
+		RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = pg_catalog.format('permission denied for function %s', routine.function_name);
+	END IF;
+	SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', ') INTO deferred
+	FROM pg_catalog.pg_constraint AS c
+	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
+	WHERE c.condeferred AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+		AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
+			WHERE o.conname OPERATOR(pg_catalog.=) c.conname AND o.connamespace OPERATOR(pg_catalog.=) c.connamespace AND NOT o.condeferrable);
+
+	WHILE pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) deadline LOOP
+		events := ARRAY(SELECT f FROM idempotency.fetch(subscription, max_events, lease => lease,
+			wait => CASE WHEN was_empty THEN LEAST(wait, deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) END) AS f);
+		COMMIT;
+		-- The first call without events can have passed those of other topics
+		IF pg_catalog.cardinality(events) OPERATOR(pg_catalog.=) 0 THEN
+			EXIT WHEN was_empty;
+			was_empty := true;
+			CONTINUE;
+		END IF;
+		was_empty := false;
+		number := events[1].batch;
+		done := '{}';
+		behind := '{}';
+		started_at := pg_catalog.clock_timestamp();
+		FOREACH event IN ARRAY events LOOP
+			-- nack() has taken it out of the batch
+			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind);
+			code := NULL;
+			BEGIN
+				EXECUTE pg_catalog.format('SELECT %I.%I($1)', routine.schema_name, routine.function_name) USING event;
+				SET CONSTRAINTS ALL IMMEDIATE;
+				IF deferred OPERATOR(pg_catalog.<>) '' THEN
+					EXECUTE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) deferred OPERATOR(pg_catalog.||) ' DEFERRED';
+				END IF;
+			EXCEPTION
+				WHEN OTHERS THEN
+					code := SQLSTATE;
+					message := pg_catalog.concat(SQLSTATE, ': ', SQLERRM);
+			END;
+			IF code IS NULL THEN
+				done := done OPERATOR(pg_catalog.||) event.seq;
+			ELSE
+				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
+				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
+			END IF;
+			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
+				EXIT;
+			ELSIF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
+				PERFORM idempotency.ack(subscription, number, done);
+				PERFORM idempotency.extend(subscription, number, lease);
+				COMMIT;
+				done := '{}';
+				started_at := pg_catalog.clock_timestamp();
+			END IF;
+		END LOOP;
+		-- What was handled is acknowledged, and what the time did not allow is given back
+		IF event.seq OPERATOR(pg_catalog.=) events[pg_catalog.cardinality(events)].seq THEN
+			PERFORM idempotency.ack(subscription, number);
+		ELSE
+			PERFORM idempotency.ack(subscription, number, done);
+			PERFORM idempotency.nack(subscription, number, NULL);
+		END IF;
+		COMMIT;
+	END LOOP;
+END
+$$;
+COMMENT ON PROCEDURE idempotency.deliver(text, regprocedure, integer, interval, interval, interval) IS
+	'call a function for each event of a subscription until none is left, or the time is over';
+
+-- ---------------------------------------------------------------------------
+-- What operators see
+-- ---------------------------------------------------------------------------
+
+CREATE VIEW idempotency.dead_letters AS
+	SELECT
+		k.subscription,
+		k.id AS event_id,
+		k.aggregatetype AS topic,
+		k.aggregateid AS aggregate_id,
+		k.type,
+		k.error,
+		k.attempts,
+		k.first_failed_at,
+		k.last_failed_at,
+		k.published_at,
+		k.payload,
+		k.headers,
+		k.seq
+	FROM idempotency.parked AS k
+	WHERE k.dead_at IS NOT NULL;
+COMMENT ON VIEW idempotency.dead_letters IS 'events that are no longer retried; redrive() delivers them again, discard() deletes them';
+COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which the event failed';
+COMMENT ON COLUMN idempotency.dead_letters.event_id IS 'the event''s id';
+COMMENT ON COLUMN idempotency.dead_letters.topic IS 'the topic';
+COMMENT ON COLUMN idempotency.dead_letters.aggregate_id IS 'the object of the event';
+COMMENT ON COLUMN idempotency.dead_letters.type IS 'the kind of event';
+COMMENT ON COLUMN idempotency.dead_letters.error IS 'the last error';
+COMMENT ON COLUMN idempotency.dead_letters.attempts IS 'number of deliveries that failed';
+COMMENT ON COLUMN idempotency.dead_letters.first_failed_at IS 'when the event first failed';
+COMMENT ON COLUMN idempotency.dead_letters.last_failed_at IS 'when the event last failed';
+COMMENT ON COLUMN idempotency.dead_letters.published_at IS 'when the event was published';
+COMMENT ON COLUMN idempotency.dead_letters.payload IS 'the payload';
+COMMENT ON COLUMN idempotency.dead_letters.headers IS 'metadata';
+COMMENT ON COLUMN idempotency.dead_letters.seq IS 'the event''s number in the outbox';
+
+-- The first event of a partition that was published and is neither read nor in its list; see
+-- scan.sql.
+CREATE VIEW idempotency.partitions AS
+	SELECT
+		a.subscription,
+		a.remainder AS partition,
+		a.modulus AS partitions,
+		CASE
+			WHEN a.generation > min(a.generation) OVER (PARTITION BY a.subscription) THEN 'waiting'
+			WHEN s.paused_at IS NOT NULL THEN 'paused'
+			WHEN a.stop IS NOT NULL THEN 'ending'
+			ELSE 'delivering'
+		END AS state,
+		date_trunc('second', clock_timestamp() - least(unread.published_at, listed.published_at)) AS lag,
+		coalesce(last.seq - unread.seq + 1, 0) + cardinality(n.events) AS lag_events,
+		n.size AS batch_events,
+		CASE WHEN n.batch IS NOT NULL THEN n.failures + 1 END AS attempt,
+		n.holder,
+		n.leased_at,
+		n.leased_until,
+		n.acknowledged,
+		n.failed
+	FROM idempotency.partition AS a
+	JOIN idempotency.subscription AS s ON s.subscription = a.subscription
+	CROSS JOIN LATERAL (
+		SELECT o.* FROM idempotency.position AS o
+		WHERE o.subscription = a.subscription AND o.partition = a.partition
+		ORDER BY o.version DESC LIMIT 1
+	) AS n
+	LEFT JOIN LATERAL (
+		SELECT o.seq, o.published_at FROM idempotency.outbox AS o
+		WHERE o.seq > greatest(n.skip, least(n.mark, n.range_from, n.late, (SELECT min(f) FROM unnest(n.froms) AS f)))
+			AND CASE
+				WHEN n.former_base IS NOT NULL AND o.seq <= n.mark
+				THEN o.seq > n.late AND (o.seq <= n.former_top AND pg_visible_in_snapshot(o.txid, n.former_base)) IS NOT TRUE
+				ELSE NOT pg_visible_in_snapshot(o.txid, n.base) AND (n.upto IS NOT NULL AND pg_visible_in_snapshot(o.txid, n.upto)
+					AND o.seq <= CASE WHEN o.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE
+			END
+			AND (a.stop IS NULL OR pg_visible_in_snapshot(o.txid, a.stop))
+			AND o.bucket % a.modulus = a.remainder AND o.aggregatetype LIKE ANY (s.patterns)
+		ORDER BY o.seq LIMIT 1
+	) AS unread ON true
+	LEFT JOIN LATERAL (
+		SELECT min(o.published_at) AS published_at FROM idempotency.outbox AS o WHERE o.seq = ANY (n.events)
+	) AS listed ON true
+	CROSS JOIN (SELECT max(o.seq) AS seq FROM idempotency.outbox AS o) AS last;
+COMMENT ON VIEW idempotency.partitions IS 'the progress of each partition of a subscription, and its batch';
+COMMENT ON COLUMN idempotency.partitions.subscription IS 'the name of the subscription';
+COMMENT ON COLUMN idempotency.partitions.partition IS 'the partition, from 0 on';
+COMMENT ON COLUMN idempotency.partitions.partitions IS 'number of partitions';
+COMMENT ON COLUMN idempotency.partitions.state IS 'delivering, paused, ending after a change of the number of partitions, or waiting for those that end';
+COMMENT ON COLUMN idempotency.partitions.lag IS 'age of the oldest event that was not acknowledged, without parked events, in full seconds; NULL: none';
+COMMENT ON COLUMN idempotency.partitions.lag_events IS 'numbers from the oldest event that was not delivered to the newest one, and events that were not acknowledged: an upper bound';
+COMMENT ON COLUMN idempotency.partitions.batch_events IS 'number of events in the batch';
+COMMENT ON COLUMN idempotency.partitions.attempt IS 'number of deliveries of the batch; NULL: none is out';
+COMMENT ON COLUMN idempotency.partitions.holder IS 'process id of the session that fetched the batch';
+COMMENT ON COLUMN idempotency.partitions.leased_at IS 'when the batch was leased; NULL: none is out';
+COMMENT ON COLUMN idempotency.partitions.leased_until IS 'when the lease ends';
+COMMENT ON COLUMN idempotency.partitions.acknowledged IS 'number of events acknowledged';
+COMMENT ON COLUMN idempotency.partitions.failed IS 'number of deliveries of an event that failed, also those that were retried';
+
+CREATE VIEW idempotency.subscriptions AS
+	SELECT
+		s.subscription,
+		(SELECT max(a.lag) FROM idempotency.partitions AS a WHERE a.subscription = s.subscription) AS lag,
+		k.scheduled,
+		k.waiting,
+		k.dead,
+		k.last_error,
+		k.last_error_at,
+		k.oldest_parked_at,
+		s.owner,
+		s.topics,
+		s.handler,
+		(SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.stop IS NULL LIMIT 1) AS partitions,
+		s.max_attempts,
+		s.retry_delay,
+		s.max_retry_delay,
+		s.max_lag,
+		s.dead_letter_retention,
+		s.paused_at,
+		s.created_at
+	FROM idempotency.subscription AS s
+	LEFT JOIN LATERAL (
+		SELECT
+			count(e.retry_at) AS scheduled,
+			count(*) FILTER (WHERE e.retry_at IS NULL AND e.dead_at IS NULL) AS waiting,
+			count(e.dead_at) AS dead,
+			(array_agg(e.error ORDER BY e.last_failed_at DESC) FILTER (WHERE e.last_failed_at IS NOT NULL))[1] AS last_error,
+			max(e.last_failed_at) AS last_error_at,
+			min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
+		FROM idempotency.parked AS e
+		WHERE e.subscription = s.subscription
+	) AS k ON true;
+COMMENT ON VIEW idempotency.subscriptions IS 'the options of each subscription, and what delays it';
+COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'the name of the subscription';
+COMMENT ON COLUMN idempotency.subscriptions.lag IS 'the greatest lag of a partition';
+COMMENT ON COLUMN idempotency.subscriptions.scheduled IS 'events that failed and are retried, or that are not due yet';
+COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'later events of the same aggregates, which are blocked';
+COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter';
+COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that error occurred';
+COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'the earliest first failure of an event that will be retried';
+COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members can use the subscription';
+COMMENT ON COLUMN idempotency.subscriptions.topics IS 'patterns of topics';
+COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that deliver() calls for the owner; NULL: none';
+COMMENT ON COLUMN idempotency.subscriptions.partitions IS 'number of partitions';
+COMMENT ON COLUMN idempotency.subscriptions.max_attempts IS 'number of failures after which an event becomes a dead letter';
+COMMENT ON COLUMN idempotency.subscriptions.retry_delay IS 'delay of the first retry';
+COMMENT ON COLUMN idempotency.subscriptions.max_retry_delay IS 'longest delay of a retry';
+COMMENT ON COLUMN idempotency.subscriptions.max_lag IS 'age at which an undelivered event is dropped; NULL: never';
+COMMENT ON COLUMN idempotency.subscriptions.dead_letter_retention IS 'age at which a dead letter is deleted; NULL: never';
+COMMENT ON COLUMN idempotency.subscriptions.paused_at IS 'since when nothing is delivered; NULL: it is not paused';
+COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when the subscription was created';
+
+-- A layout that distributes the keys over several servers has no outbox, because a position
+-- compares transactions of one server: see citus.sql.
+CREATE FUNCTION idempotency_internal.delivery_routines()
+	RETURNS text[]
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT '{refuse_update,max_payload_size,event_headers,check_event,publish,next_id,snapshot,in_progress,
+		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,
+		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
+		handler_text,check_not_negative,change,subscribe,alter_subscription,unsubscribe,put_position,
+		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack,nack,extend,pause,
+		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
+$$;
+COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';
+
+-- delivery/assemble: end
+
 -- ---------------------------------------------------------------------------
 -- Privileges: none for PUBLIC
 -- ---------------------------------------------------------------------------
@@ -3186,7 +5391,7 @@ BEGIN
 	END IF;
 	FOREACH granted IN ARRAY ARRAY['USAGE ON SCHEMA idempotency',
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.keytext, idempotency.outcome, idempotency.operation, idempotency.abandoned']
-		|| ARRAY(SELECT format('EXECUTE ON FUNCTION %s', p.oid::regprocedure) FROM pg_proc AS p
+		|| ARRAY(SELECT format('EXECUTE ON ROUTINE %s', p.oid::regprocedure) FROM pg_proc AS p
 			WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname = ANY (functions))
 		|| privileges
 	LOOP
@@ -3203,17 +5408,29 @@ CREATE FUNCTION idempotency.grant_client(role regrole)
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
 		'{claim,try_claim,complete,fail,release,renew,checkpoint,claim_abandoned,run,peek,current_key,
-			require_claim,check_commit,once,once_many,canonical,fingerprint,derive_key,natural_key,stable_text,uuidv7,parse_header,problem,
+			require_claim,check_commit,publish,once,once_many,canonical,fingerprint,derive_key,natural_key,stable_text,uuidv7,parse_header,problem,
 			problem_headers}')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
 	'let a role claim, complete and replay';
 
+CREATE FUNCTION idempotency.grant_consumer(role regrole)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT idempotency_internal.grant_privileges(role,
+		'{subscribe,alter_subscription,unsubscribe,pause,resume,seek,fetch,ack,nack,extend,deliver,handler_of,redrive,discard,once,once_many}',
+		'USAGE ON TYPE idempotency.event')
+$$;
+COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
+	'let a role subscribe to events and read them';
+
 CREATE FUNCTION idempotency.grant_operator(role regrole)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-	SELECT idempotency_internal.grant_privileges(role, '{peek,forget,reap}', 'SELECT ON idempotency.keys, idempotency.zombies')
+	SELECT idempotency_internal.grant_privileges(role, '{peek,forget,reap,redrive,discard,pause,resume,seek}',
+		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';

@@ -17,6 +17,25 @@
 BEGIN ISOLATION LEVEL READ COMMITTED;
 
 \ir moved.sql
+-- Events cannot be moved.  As in moved.sql, the owner's rights read its tables.
+LOCK TABLE idempotency.outbox, idempotency.subscription IN ACCESS EXCLUSIVE MODE;
+CREATE MATERIALIZED VIEW idempotency_internal.moved_events AS
+	SELECT count(*) AS number FROM (SELECT FROM idempotency.outbox UNION ALL SELECT FROM idempotency.subscription) AS e
+	WITH NO DATA;
+SELECT format('ALTER MATERIALIZED VIEW idempotency_internal.moved_events OWNER TO %s', c.relowner::regrole)
+FROM pg_class AS c WHERE c.oid = 'idempotency.key'::regclass \gexec
+REFRESH MATERIALIZED VIEW idempotency_internal.moved_events;
+DO $$
+BEGIN
+	IF (SELECT m.number FROM idempotency_internal.moved_events AS m) > 0 THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'object_in_use',
+			MESSAGE = 'events and subscriptions cannot be moved to the extension',
+			HINT = 'Deliver all events, reap them, and unsubscribe.';
+	END IF;
+END
+$$;
+DROP MATERIALIZED VIEW idempotency_internal.moved_events;
 \ir uninstall.sql
 CREATE EXTENSION idempotency;
 INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, fingerprint, response, headers, token, attempt,

@@ -1,4 +1,4 @@
-/* portable/uninstall.sql: removes the portable edition with all stored keys */
+/* portable/uninstall.sql: removes the portable edition with all stored keys and events */
 
 -- The role that installed it runs this file, which is one transaction.  Stored keys are
 -- lost: retries of their operations run again.  It fails if other objects depend on the
@@ -26,7 +26,8 @@ BEGIN
 			HINT = 'DROP EXTENSION idempotency removes it, with all stored keys.';
 	END IF;
 
-	DROP VIEW idempotency.keys, idempotency.zombies;
+	DROP VIEW idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters;
+	DROP TRIGGER refuse_update ON idempotency.outbox;
 	-- The triggers of this version and layout
 	FOR command IN
 		SELECT pg_catalog.format('DROP TRIGGER %I ON idempotency.key', t.tgname)
@@ -40,7 +41,9 @@ BEGIN
 	FROM pg_catalog.pg_proc AS p
 	WHERE p.pronamespace OPERATOR(pg_catalog.=) ANY ('{idempotency,idempotency_internal}'::pg_catalog.regnamespace[]::pg_catalog.oid[]);
 	EXECUTE 'DROP ROUTINE ' OPERATOR(pg_catalog.||) routines;
-	DROP TABLE idempotency.key;
+	DROP TABLE idempotency.key, idempotency.parked, idempotency.position, idempotency.partition, idempotency.subscription,
+		idempotency.outbox, idempotency_internal.probe;
+	DROP SEQUENCE idempotency.outbox_seq;
 	-- The sequences, too
 	FOR command IN
 		SELECT pg_catalog.format('DROP SEQUENCE idempotency_internal.%I', c.relname)
@@ -50,7 +53,7 @@ BEGIN
 	LOOP
 		EXECUTE command;
 	END LOOP;
-	DROP TYPE idempotency.abandoned, idempotency.operation, idempotency.outcome;
+	DROP TYPE idempotency.event, idempotency.abandoned, idempotency.operation, idempotency.outcome;
 	DROP DOMAIN idempotency.document, idempotency.identifier, idempotency.keytext;
 	DROP SCHEMA idempotency, idempotency_internal;
 END

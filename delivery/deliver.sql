@@ -1,0 +1,135 @@
+-- ---------------------------------------------------------------------------
+-- deliver: fetch, call the handler, acknowledge
+-- ---------------------------------------------------------------------------
+
+-- The stored handler, for the owner only: another role would run it with its own rights.
+CREATE FUNCTION idempotency.handler_of(subscription text)
+	RETURNS text
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+BEGIN
+	IF s.handler IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', format('subscription "%s" has no handler', subscription), NULL,
+			'Pass a function as regprocedure, or store it with idempotency.alter_subscription().');
+	ELSIF s.owner <> idempotency_internal.caller() THEN
+		PERFORM idempotency_internal.raise('42501', format('only role "%s" can call the stored handler of subscription "%s"', s.owner, subscription),
+			'The handler runs with the rights of the role that calls deliver().', 'Pass the handler, or call deliver() as that role.');
+	END IF;
+	RETURN s.handler;
+END
+$$;
+COMMENT ON FUNCTION idempotency.handler_of(text) IS 'the stored handler of a subscription, for its owner';
+
+-- Runs with the rights and the search path of its caller, because the handler does, and because
+-- a procedure with COMMIT cannot do otherwise; so every name is qualified.
+--
+-- A transaction has the effects of some events and their acknowledgement: those of a batch, or of
+-- 250 ms.  SET CONSTRAINTS checks what an event has deferred, also the commit guard, and then
+-- gives those constraints back their mode that are deferred at first.
+CREATE PROCEDURE idempotency.deliver(
+	subscription text, handler regprocedure DEFAULT NULL, max_events integer DEFAULT 100, duration interval DEFAULT '1 minute',
+	lease interval DEFAULT '1 minute', wait interval DEFAULT '0')
+	LANGUAGE plpgsql
+AS $$
+DECLARE
+	deadline pg_catalog.timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) coalesce(duration, '1000 years');
+	routine pg_catalog.record;
+	deferred pg_catalog.text;
+	events idempotency.event[];
+	event idempotency.event;
+	done pg_catalog.int8[];
+	behind pg_catalog.text[];
+	number pg_catalog.int8;
+	started_at pg_catalog.timestamptz;
+	code pg_catalog.text;
+	message pg_catalog.text;
+	was_empty pg_catalog.bool := false;
+BEGIN
+	IF handler IS NULL THEN
+		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
+	END IF;
+	SELECT n.nspname AS schema_name, p.proname AS function_name,
+		p.prokind OPERATOR(pg_catalog.=) 'f' AND NOT p.proretset AND p.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.void'::pg_catalog.regtype::pg_catalog.oid
+			AND p.pronargs OPERATOR(pg_catalog.=) 1 AND p.proargtypes[0] OPERATOR(pg_catalog.=) 'idempotency.event'::pg_catalog.regtype::pg_catalog.oid AS fits
+	INTO routine
+	FROM pg_catalog.pg_proc AS p
+	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+	WHERE p.oid OPERATOR(pg_catalog.=) handler::pg_catalog.oid;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = '42883', MESSAGE = pg_catalog.format('handler with OID %s does not exist', handler::pg_catalog.oid),
+			HINT = 'Pass a function as regprocedure.';
+	ELSIF NOT routine.fits THEN
+		RAISE EXCEPTION USING ERRCODE = '42P13', MESSAGE = pg_catalog.format('function %s cannot handle events', handler),
+			HINT = 'A handler takes one idempotency.event and returns void.';
+	ELSIF NOT pg_catalog.has_function_privilege(handler::pg_catalog.oid, 'EXECUTE') THEN
+		RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = pg_catalog.format('permission denied for function %s', routine.function_name);
+	END IF;
+	SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', ') INTO deferred
+	FROM pg_catalog.pg_constraint AS c
+	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
+	WHERE c.condeferred AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+		AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
+			WHERE o.conname OPERATOR(pg_catalog.=) c.conname AND o.connamespace OPERATOR(pg_catalog.=) c.connamespace AND NOT o.condeferrable);
+
+	WHILE pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) deadline LOOP
+		events := ARRAY(SELECT f FROM idempotency.fetch(subscription, max_events, lease => lease,
+			wait => CASE WHEN was_empty THEN LEAST(wait, deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) END) AS f);
+		COMMIT;
+		-- The first call without events can have passed those of other topics
+		IF pg_catalog.cardinality(events) OPERATOR(pg_catalog.=) 0 THEN
+			EXIT WHEN was_empty;
+			was_empty := true;
+			CONTINUE;
+		END IF;
+		was_empty := false;
+		number := events[1].batch;
+		done := '{}';
+		behind := '{}';
+		started_at := pg_catalog.clock_timestamp();
+		FOREACH event IN ARRAY events LOOP
+			-- nack() has taken it out of the batch
+			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind);
+			code := NULL;
+			BEGIN
+				EXECUTE pg_catalog.format('SELECT %I.%I($1)', routine.schema_name, routine.function_name) USING event;
+				SET CONSTRAINTS ALL IMMEDIATE;
+				IF deferred OPERATOR(pg_catalog.<>) '' THEN
+					EXECUTE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) deferred OPERATOR(pg_catalog.||) ' DEFERRED';
+				END IF;
+			EXCEPTION
+				WHEN OTHERS THEN
+					code := SQLSTATE;
+					message := pg_catalog.concat(SQLSTATE, ': ', SQLERRM);
+			END;
+			IF code IS NULL THEN
+				done := done OPERATOR(pg_catalog.||) event.seq;
+			ELSE
+				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
+				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
+			END IF;
+			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
+				EXIT;
+			ELSIF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
+				PERFORM idempotency.ack(subscription, number, done);
+				PERFORM idempotency.extend(subscription, number, lease);
+				COMMIT;
+				done := '{}';
+				started_at := pg_catalog.clock_timestamp();
+			END IF;
+		END LOOP;
+		-- What was handled is acknowledged, and what the time did not allow is given back
+		IF event.seq OPERATOR(pg_catalog.=) events[pg_catalog.cardinality(events)].seq THEN
+			PERFORM idempotency.ack(subscription, number);
+		ELSE
+			PERFORM idempotency.ack(subscription, number, done);
+			PERFORM idempotency.nack(subscription, number, NULL);
+		END IF;
+		COMMIT;
+	END LOOP;
+END
+$$;
+COMMENT ON PROCEDURE idempotency.deliver(text, regprocedure, integer, interval, interval, interval) IS
+	'call a function for each event of a subscription until none is left, or the time is over';
+

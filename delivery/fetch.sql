@@ -1,0 +1,495 @@
+-- ---------------------------------------------------------------------------
+-- Batches
+-- ---------------------------------------------------------------------------
+
+-- Writes a changed position, in place of the version that was read under the partition's lock.
+CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	-- first, so that an old snapshot fails here with 40001
+	DELETE FROM idempotency.position AS o WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
+	p.version := p.version + 1;
+	p.changed_at := clock_timestamp();
+	INSERT INTO idempotency.position VALUES (p.*);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.put_position(idempotency.position) IS 'write a position';
+
+-- Of the live events of an aggregate, the earliest is scheduled, and all others wait: whatever
+-- writes the table of parked events calls this.  "wanted" is when the event "seq" is retried.
+CREATE FUNCTION idempotency_internal.schedule_queue(name text, aggregate text, p_seq bigint, wanted timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	first bigint;
+BEGIN
+	SELECT k.seq INTO first FROM idempotency.parked AS k
+	WHERE k.subscription = name AND k.queue = aggregate AND k.dead_at IS NULL
+	ORDER BY k.seq LIMIT 1;
+	UPDATE idempotency.parked AS k SET retry_at = NULL
+	WHERE k.subscription = name AND k.queue = aggregate AND k.retry_at IS NOT NULL AND k.seq <> first;
+	UPDATE idempotency.parked AS k SET retry_at = CASE k.seq WHEN p_seq THEN wanted ELSE clock_timestamp() END
+	WHERE k.subscription = name AND k.seq = first AND k.retry_at IS NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.schedule_queue(text, text, bigint, timestamptz) IS 'schedule the earliest event of an aggregate';
+
+-- Parks an event of the batch that failed, with all later events of its aggregate in the list.
+-- An event that cannot be found any more only leaves the list.
+CREATE FUNCTION idempotency_internal.fail_event(
+	s idempotency.subscription, INOUT p idempotency.position, p_seq bigint, p_error text, retry_in interval, is_final boolean, was_alone boolean,
+	OUT retry_at timestamptz)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	leaving bigint[];
+	event idempotency.parked;
+	aggregate text;
+BEGIN
+	-- Those that leave the list, and copies of those that are in the log
+	SELECT coalesce(k.aggregateid, o.aggregateid) INTO aggregate
+	FROM (SELECT p_seq AS seq) AS l
+	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq;
+	leaving := ARRAY(SELECT l.seq
+		FROM unnest(p.events) WITH ORDINALITY AS l (seq, n)
+		LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+		LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+		WHERE l.seq = p_seq OR l.n > array_position(p.events, p_seq) AND coalesce(k.aggregateid, o.aggregateid) = aggregate);
+	UPDATE idempotency.parked AS k SET
+		attempts = k.attempts + p.failures,
+		retry_at = CASE WHEN k.dead_at IS NOT NULL AND k.queue IS NULL THEN now ELSE k.retry_at END,
+		dead_at = NULL
+	WHERE k.subscription = p.subscription AND k.seq = ANY (leaving);
+	INSERT INTO idempotency.parked (subscription, partition, seq, published_at, id, bucket, bytes, queue, aggregatetype, aggregateid,
+		type, payload, headers, attempts, alone, retry_at)
+	SELECT p.subscription, p.partition, o.seq, o.published_at, o.id, o.bucket, o.bytes, CASE WHEN o.deliver_at IS NULL THEN o.aggregateid END,
+		o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, p.failures, false,
+		CASE WHEN o.deliver_at IS NOT NULL OR o.aggregateid IS NULL THEN now END
+	FROM idempotency.outbox AS o
+	WHERE o.seq = ANY (leaving)
+	ON CONFLICT (subscription, seq) DO NOTHING;
+
+	-- The event that failed
+	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
+	is_final := is_final OR event.attempts + 1 >= s.max_attempts;
+	IF NOT is_final THEN
+		retry_at := now + coalesce(retry_in, least(s.retry_delay * power(2, least(event.attempts, 30)), s.max_retry_delay) * (0.5 + random() / 2));
+	END IF;
+	UPDATE idempotency.parked AS k SET
+		attempts = event.attempts + 1,
+		alone = was_alone,
+		error = left(p_error, CASE WHEN octet_length(p_error) <= 8192 THEN 8192 ELSE 2048 END),
+		first_failed_at = coalesce(event.first_failed_at, now),
+		last_failed_at = now,
+		retry_at = CASE WHEN event.queue IS NULL THEN fail_event.retry_at END,
+		dead_at = CASE WHEN is_final THEN now END
+	WHERE k.subscription = p.subscription AND k.seq = p_seq;
+	IF event.queue IS NOT NULL THEN
+		PERFORM idempotency_internal.schedule_queue(p.subscription, event.queue, p_seq, retry_at);
+	ELSIF aggregate IS NOT NULL THEN
+		PERFORM idempotency_internal.schedule_queue(p.subscription, aggregate, NULL, NULL);
+	END IF;
+
+	-- What is left of the batch
+	p.failed := p.failed + 1;
+	p.size := p.size - (SELECT count(*) FROM unnest(p.events[1 : p.size]) AS l (seq) WHERE l.seq = ANY (leaving));
+	p.events := ARRAY(SELECT l.seq FROM unnest(p.events) WITH ORDINALITY AS l (seq, n) WHERE l.seq <> ALL (leaving) ORDER BY l.n);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.fail_event(idempotency.subscription, idempotency.position, bigint, text, interval, boolean, boolean) IS
+	'park an event that failed, with the later ones of its aggregate';
+
+-- Fills an empty list with parked events that are due, each with those that wait behind it.  An
+-- event that was alone when a lease ended is delivered alone again.
+CREATE FUNCTION idempotency_internal.take_parked(INOUT p idempotency.position, max_events integer, INOUT max_bytes bigint)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	head record;
+	next record;
+BEGIN
+	FOR head IN
+		SELECT k.seq, k.queue, k.alone, k.bytes FROM idempotency.parked AS k
+		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()
+		ORDER BY k.retry_at, k.seq
+		LIMIT max_events
+	LOOP
+		EXIT WHEN p.events <> '{}' AND (head.alone OR head.bytes > max_bytes OR cardinality(p.events) >= max_events);
+		p.events := p.events || head.seq;
+		p.retried := true;
+		p.alone := head.alone;
+		max_bytes := max_bytes - head.bytes;
+		EXIT WHEN head.alone;
+		FOR next IN
+			SELECT k.seq, k.alone, k.bytes FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.queue = head.queue AND k.dead_at IS NULL AND k.seq > head.seq
+			ORDER BY k.seq
+			LIMIT max_events - cardinality(p.events)
+		LOOP
+			EXIT WHEN next.alone OR next.bytes > max_bytes;
+			p.events := p.events || next.seq;
+			max_bytes := max_bytes - next.bytes;
+		END LOOP;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.take_parked(idempotency.position, integer, bigint) IS 'add parked events that are due to the list';
+
+-- Deletes the partitions before a change of their number when they have delivered everything,
+-- so that those after it begin.
+CREATE FUNCTION idempotency_internal.end_generation(name text, oldest integer)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	locked integer[] := ARRAY(SELECT a.partition FROM idempotency.partition AS a
+		WHERE a.subscription = name AND a.generation = oldest AND a.stop IS NOT NULL FOR UPDATE SKIP LOCKED);
+BEGIN
+	IF locked = '{}' OR EXISTS (
+			SELECT FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT n.ended, n.events FROM idempotency.position AS n
+				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
+			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'))
+		OR EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL) THEN
+		RETURN false;
+	END IF;
+	DELETE FROM idempotency.position AS n WHERE n.subscription = name AND n.partition = ANY (locked);
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = name AND a.partition = ANY (locked);
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
+	'delete partitions that have delivered everything up to their end';
+
+-- Takes the next batch of a subscription: of its partitions without a batch, or with one whose
+-- lease is over, the one that changed least recently among those that have something.  Returns
+-- its position, or NULL.  "moved" tells that the call changed something without finding events.
+-- A partition is locked only if it has something, until the end of the transaction.
+CREATE FUNCTION idempotency_internal.next_batch(
+	s idempotency.subscription, max_events integer, max_bytes bigint, lease interval, OUT p idempotency.position, OUT moved boolean)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	candidate record;
+	part idempotency.partition;
+	has_parked boolean;
+	taken record;
+	left_bytes bigint;
+	drawn bigint;
+	born xid8;
+BEGIN
+	moved := false;
+	FOR candidate IN
+		SELECT a AS part, n.position AS position
+		FROM idempotency.partition AS a
+		CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.changed_at FROM idempotency.position AS o
+			WHERE o.subscription = a.subscription AND o.partition = a.partition
+			ORDER BY o.version DESC LIMIT 1) AS n
+		WHERE a.subscription = s.subscription
+			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = s.subscription)
+			AND (n.batch IS NULL OR now > n.leased_until OR now < n.leased_at)
+		ORDER BY n.changed_at
+	LOOP
+		part := candidate.part;
+		p := candidate.position;
+		IF p.events = '{}' AND p.batch IS NULL AND p.upto IS NULL AND NOT idempotency_internal.has_news(p, part, s.patterns) THEN
+			CONTINUE WHEN NOT EXISTS (SELECT FROM idempotency.parked AS k
+				WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
+		END IF;
+		-- before the lock, which gives the transaction its id
+		IF p.upto IS NULL AND born IS NULL THEN
+			drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+			born := idempotency_internal.next_id();
+		END IF;
+		SELECT * INTO part FROM idempotency.partition AS a
+		WHERE a.subscription = p.subscription AND a.partition = p.partition
+		FOR UPDATE SKIP LOCKED;
+		CONTINUE WHEN NOT FOUND;
+		SELECT * INTO p FROM idempotency.position AS o
+		WHERE o.subscription = part.subscription AND o.partition = part.partition
+		ORDER BY o.version DESC LIMIT 1;
+		CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+
+		-- A batch whose lease is over has failed.  From the second time on its events are delivered
+		-- one by one, and then one fails by itself.
+		IF p.batch IS NOT NULL AND p.size > 0 THEN
+			IF p.alone THEN
+				p := (idempotency_internal.fail_event(s, p, p.events[1],
+					format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
+			ELSE
+				p.failures := p.failures + 1;
+				p.failed := p.failed + p.size;
+				p.alone := p.failures >= 2;
+			END IF;
+		END IF;
+		p.batch := NULL;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.size := 0;
+		IF p.events = '{}' THEN
+			p.failures := 0;
+			p.alone := false;
+			p.retried := false;
+			-- of events that live, one is scheduled
+			has_parked := EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL);
+			left_bytes := max_bytes;
+			IF has_parked THEN
+				taken := idempotency_internal.take_parked(p, max_events, max_bytes);
+				p := taken.p;
+				left_bytes := taken.max_bytes;
+			END IF;
+			IF NOT p.alone THEN
+				p := idempotency_internal.read_log(p, part, s.patterns, max_events, left_bytes, drawn, born, has_parked);
+			END IF;
+		END IF;
+		IF p.events <> '{}' THEN
+			p.size := CASE WHEN p.alone THEN 1 ELSE cardinality(p.events) END;
+			p.batch := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
+			p.leased_at := now;
+			p.leased_until := now + lease;
+			p.holder := pg_backend_pid();
+			PERFORM idempotency_internal.put_position(p);
+			RETURN;
+		END IF;
+		PERFORM idempotency_internal.put_position(p);
+		moved := true;
+	END LOOP;
+	p := NULL;
+	IF part.stop IS NOT NULL THEN
+		moved := idempotency_internal.end_generation(s.subscription, part.generation) OR moved;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, interval) IS
+	'take the next batch of a subscription';
+
+CREATE FUNCTION idempotency.fetch(
+	subscription text, max_events integer DEFAULT 100, wait interval DEFAULT '0', lease interval DEFAULT '30 seconds',
+	max_bytes bigint DEFAULT 10485760)
+	RETURNS SETOF idempotency.event
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+	s idempotency.subscription;
+	started_at timestamptz := clock_timestamp();
+	deadline timestamptz := started_at + wait;
+	pause double precision := 0.01;
+	taken record;
+	p idempotency.position;
+	numbers bigint[];
+BEGIN
+	-- Check the arguments
+	IF lease IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
+			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
+	ELSIF (max_events >= 1) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'max_events must be positive', NULL, 'Pass the maximum number of events.');
+	ELSIF (max_bytes >= 1) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'max_bytes must be positive', NULL, 'Pass the maximum number of bytes; one event always fits.');
+	ELSIF wait < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'wait must not be negative', NULL, 'Pass 0 to not wait.');
+	END IF;
+	PERFORM idempotency_internal.check_lease(lease);
+	s := idempotency_internal.subscription_of(subscription);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('fetch');
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		PERFORM idempotency_internal.raise('25001', 'events are delivered in READ COMMITTED only',
+			'A fixed snapshot does not show what was published after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
+	END IF;
+
+	-- Take a batch, or wait
+	LOOP
+		IF s.paused_at IS NULL THEN
+			taken := idempotency_internal.next_batch(s, max_events, max_bytes, lease);
+			p := taken.p;
+			EXIT WHEN p.batch IS NOT NULL;
+			-- the commit must keep the progress, and unlock
+			IF taken.moved THEN
+				RETURN;
+			END IF;
+		END IF;
+		IF (clock_timestamp() < deadline) IS NOT TRUE THEN
+			RETURN;
+		END IF;
+		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - clock_timestamp())::double precision));
+		pause := least(pause * 2, 1);
+		s := idempotency_internal.subscription_of(subscription);
+	END LOOP;
+
+	-- Return its events.  Numbers in the log alone ascend.
+	numbers := p.events[1 : p.size];
+	IF p.retried THEN
+		RETURN QUERY
+			SELECT p.batch, l.seq, coalesce(k.id, o.id), coalesce(k.aggregatetype, o.aggregatetype)::text, coalesce(k.aggregateid, o.aggregateid)::text,
+				coalesce(k.type, o.type)::text, CASE WHEN k.id IS NULL THEN o.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN o.headers ELSE k.headers END,
+				coalesce(k.attempts, 0) + p.failures + 1, coalesce(k.published_at, o.published_at)
+			FROM unnest(numbers) WITH ORDINALITY AS l (seq, n)
+			LEFT JOIN idempotency.parked AS k ON k.subscription = s.subscription AND k.seq = l.seq
+			LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+			WHERE k.id IS NOT NULL OR o.id IS NOT NULL
+			ORDER BY l.n;
+	ELSE
+		RETURN QUERY
+			SELECT p.batch, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
+			FROM idempotency.outbox AS o
+			WHERE o.seq = ANY (numbers)
+			ORDER BY o.seq;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval, bigint) IS
+	'get the next batch of events';
+
+-- The position of the batch, under the lock of its partition, for a caller that may use the
+-- subscription.  Raises IK408 if the batch is not current, and 55P03 if another transaction uses the
+-- partition for longer than idempotency.wait.
+CREATE FUNCTION idempotency_internal.batch_of(function text, s idempotency.subscription, number bigint)
+	RETURNS idempotency.position
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	deadline timestamptz;
+	p idempotency.position;
+BEGIN
+	IF number IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'batch is missing', NULL, 'Pass the number that idempotency.fetch() returned.');
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	LOOP
+		PERFORM FROM idempotency.partition AS a
+		WHERE a.subscription = s.subscription AND a.partition = (number & 1023)
+		FOR UPDATE SKIP LOCKED;
+		EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.partition = (number & 1023));
+		deadline := coalesce(deadline, clock_timestamp() + idempotency_internal.default_wait());
+		IF clock_timestamp() >= deadline THEN
+			PERFORM idempotency_internal.raise_in_use(s.subscription);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	SELECT * INTO p FROM idempotency.position AS o
+	WHERE o.subscription = s.subscription AND o.partition = (number & 1023)
+	ORDER BY o.version DESC LIMIT 1;
+	IF p.batch IS DISTINCT FROM number THEN
+		PERFORM idempotency_internal.raise('IK408', 'this batch is not the current one of its subscription',
+			format('Subscription "%s", batch %s.', s.subscription, number),
+			'Call idempotency.fetch() for the next batch; to keep one longer, pass a longer lease or call idempotency.extend().');
+	END IF;
+	RETURN p;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.batch_of(text, idempotency.subscription, bigint) IS 'the position of a current batch, locked';
+
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[] DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	p idempotency.position := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
+	done bigint[] := p.events[1 : p.size];
+	queue text;
+BEGIN
+	IF ack.events IS NOT NULL THEN
+		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack.events));
+	END IF;
+	IF p.retried THEN
+		FOR queue IN
+			WITH gone AS (DELETE FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (done) RETURNING k.queue)
+			SELECT DISTINCT g.queue FROM gone AS g WHERE g.queue IS NOT NULL
+		LOOP
+			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
+		END LOOP;
+	END IF;
+	p.acknowledged := p.acknowledged + cardinality(done);
+	IF ack.events IS NOT NULL THEN
+		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
+		p.size := p.size - cardinality(done);
+	ELSE
+		p.events := p.events[p.size + 1 :];
+		p.size := 0;
+		p.batch := NULL;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.holder := NULL;
+	END IF;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN cardinality(done);
+END
+$$;
+COMMENT ON FUNCTION idempotency.ack(text, bigint, bigint[]) IS
+	'acknowledge what the batch still has, or some of its events; returns their number';
+
+CREATE FUNCTION idempotency.nack(
+	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL, retry_in interval DEFAULT NULL, dead boolean DEFAULT false)
+	RETURNS timestamptz
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+	p idempotency.position := idempotency_internal.batch_of('nack', s, batch);
+	event bigint;
+	failed record;
+BEGIN
+	IF retry_in < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'retry_in must not be negative', NULL,
+			'Pass 0 for a retry at once, or NULL for the subscription''s delay.');
+	ELSIF event_id IS NULL THEN
+		-- the list stays, for the next fetch()
+		p.size := 0;
+		p.batch := NULL;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.holder := NULL;
+		PERFORM idempotency_internal.put_position(p);
+		RETURN clock_timestamp();
+	END IF;
+	SELECT l.seq INTO event FROM unnest(p.events[1 : p.size]) AS l (seq)
+	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+	WHERE coalesce(k.id, o.id) = event_id
+	ORDER BY l.seq LIMIT 1;
+	IF event IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', format('event %s is not in the batch', event_id),
+			format('Subscription "%s", batch %s.', subscription, batch), 'Pass the id of an event that has not left the batch.');
+	END IF;
+	failed := idempotency_internal.fail_event(s, p, event, error, retry_in, coalesce(dead, false), false);
+	PERFORM idempotency_internal.put_position(failed.p);
+	RETURN failed.retry_at;
+END
+$$;
+COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval, boolean) IS
+	'report that an event of the batch failed; returns when it is retried, NULL if never';
+
+CREATE FUNCTION idempotency.extend(subscription text, batch bigint, lease interval)
+	RETURNS timestamptz
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	p idempotency.position;
+BEGIN
+	IF lease IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
+			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
+	END IF;
+	PERFORM idempotency_internal.check_lease(lease);
+	p := idempotency_internal.batch_of('extend', idempotency_internal.subscription_of(subscription), batch);
+	p.leased_at := clock_timestamp();
+	p.leased_until := p.leased_at + lease;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN p.leased_until;
+END
+$$;
+COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
+	'extend the lease of a batch; returns when it ends';
+

@@ -1,0 +1,246 @@
+-- ---------------------------------------------------------------------------
+-- Operating subscriptions
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.pause(subscription text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('pause', subscription);
+	UPDATE idempotency.subscription AS s SET paused_at = coalesce(s.paused_at, clock_timestamp())
+	WHERE s.subscription = pause.subscription COLLATE "C";
+END
+$$;
+COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
+
+CREATE FUNCTION idempotency.resume(subscription text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('resume', subscription);
+	UPDATE idempotency.subscription AS s SET paused_at = NULL WHERE s.subscription = resume.subscription COLLATE "C";
+END
+$$;
+COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
+
+-- The last number before the first event published at that time or later.
+CREATE FUNCTION idempotency_internal.number_before(since timestamptz)
+	RETURNS bigint
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT coalesce((SELECT min(o.seq) - 1 FROM idempotency.outbox AS o WHERE o.published_at >= $1),
+		pg_sequence_last_value('idempotency.outbox_seq'), 0)
+$$;
+COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the last number before a time';
+
+-- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
+-- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
+CREATE FUNCTION idempotency_internal.move_subscription(name text, since timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('seek', name);
+	count integer := (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1);
+	target bigint := CASE WHEN since > '-infinity' AND isfinite(since) THEN idempotency_internal.number_before(since) ELSE 0 END;
+	dropped bigint;
+BEGIN
+	-- a write, which keeps the reaper out
+	UPDATE idempotency.subscription AS e SET created_at = e.created_at WHERE e.subscription = name;
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = name;
+	DELETE FROM idempotency.position AS n WHERE n.subscription = name;
+	IF since = 'infinity' THEN
+		PERFORM idempotency_internal.create_partitions_now(name, count);
+	ELSE
+		PERFORM idempotency_internal.create_partitions(name, count, '1:1:', '1', 0, 0, NULL);
+		UPDATE idempotency.position AS n SET skip = target WHERE n.subscription = name;
+	END IF;
+	DELETE FROM idempotency.parked AS k
+	WHERE k.subscription = name AND CASE
+		WHEN since = 'infinity' OR k.seq <= target THEN k.dead_at IS NULL
+		ELSE EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq = k.seq)
+	END;
+	GET DIAGNOSTICS dropped = ROW_COUNT;
+	UPDATE idempotency.parked AS k SET partition = a.partition
+	FROM idempotency.partition AS a
+	WHERE k.subscription = name AND a.subscription = name AND a.remainder = k.bucket % a.modulus AND k.partition <> a.partition;
+	RAISE LOG 'role "%" moved idempotency subscription "%" to %, past % parked events',
+		idempotency_internal.caller(), name, CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
+
+CREATE FUNCTION idempotency.seek(subscription text, target timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF target IS NULL OR target = 'infinity' THEN
+		PERFORM idempotency_internal.raise('22023', 'target is missing', NULL, 'Pass a time, ''beginning'' or ''now''.');
+	END IF;
+	PERFORM idempotency_internal.move_subscription(subscription, target);
+END
+$$;
+COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on';
+
+CREATE FUNCTION idempotency.seek(subscription text, target text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF target = 'now' OR target = 'beginning' THEN
+		PERFORM idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
+	ELSE
+		PERFORM idempotency.seek(subscription, target::timestamptz);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.seek(text, text) IS
+	'deliver from the beginning of the outbox, from now, or from a time on';
+
+-- Dead letters go to the oldest generation of partitions, which is the one that delivers.
+CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('redrive', subscription);
+	now timestamptz := clock_timestamp();
+	queues text[];
+	redriven bigint;
+	queue text;
+BEGIN
+	WITH revived AS (
+		UPDATE idempotency.parked AS k SET
+			partition = a.partition, attempts = 0, alone = false, dead_at = NULL, first_failed_at = NULL,
+			retry_at = CASE WHEN k.queue IS NULL THEN now END
+		FROM idempotency.partition AS a
+		WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id)
+			AND a.subscription = k.subscription AND a.remainder = k.bucket % a.modulus
+			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = k.subscription)
+		RETURNING k.queue)
+	SELECT count(*), array_agg(DISTINCT r.queue) FILTER (WHERE r.queue IS NOT NULL) INTO redriven, queues FROM revived AS r;
+	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
+		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
+	END LOOP;
+	RAISE LOG 'role "%" redrove % dead letters of idempotency subscription "%"', idempotency_internal.caller(), redriven, subscription;
+	RETURN redriven;
+END
+$$;
+COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
+	'deliver one dead letter again, or all of them; returns their number';
+
+CREATE FUNCTION idempotency.discard(subscription text, event_id uuid DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('discard', subscription);
+	discarded bigint;
+BEGIN
+	DELETE FROM idempotency.parked AS k
+	WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id);
+	GET DIAGNOSTICS discarded = ROW_COUNT;
+	RAISE LOG 'role "%" discarded % dead letters of idempotency subscription "%"', idempotency_internal.caller(), discarded, subscription;
+	RETURN discarded;
+END
+$$;
+COMMENT ON FUNCTION idempotency.discard(text, uuid) IS
+	'delete one dead letter, or all of them; returns their number';
+
+-- Moves the positions of a subscription past events that are older than its max_lag.  Partitions
+-- that are in use are left for the next call.  Batches that are out stay.
+CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	target bigint := idempotency_internal.number_before(clock_timestamp() - s.max_lag);
+	p idempotency.position;
+	part integer;
+BEGIN
+	FOR part IN
+		SELECT a.partition FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
+	LOOP
+		SELECT * INTO p FROM idempotency.position AS n
+		WHERE n.subscription = s.subscription AND n.partition = part
+		ORDER BY n.version DESC LIMIT 1;
+		IF p.skip < target AND EXISTS (SELECT FROM idempotency.outbox AS o
+			WHERE o.seq > p.skip AND o.seq <= target AND NOT pg_visible_in_snapshot(o.txid, p.base)
+				AND o.aggregatetype LIKE ANY (s.patterns)) THEN
+			RAISE LOG 'idempotency subscription "%" dropped events older than its max_lag, up to number %', s.subscription, target;
+			p.skip := target;
+			PERFORM idempotency_internal.put_position(p);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS 'skip events that are older than max_lag';
+
+-- Deletes dead letters after their retention, and events of the log that every position has
+-- passed and that are older than idempotency.outbox_retention.  A position has passed what its
+-- "base" shows up to "top", and all numbers that it can never read again; events in its list are
+-- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
+-- none, and so it does under an old snapshot.
+CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	setting text := idempotency_internal.setting('outbox_retention');
+	retention interval := CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END;
+	s idempotency.subscription;
+	highest bigint;
+	reaped bigint := 0;
+	deleted bigint;
+BEGIN
+	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
+		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
+			'Use an interval such as ''1 day'', or a number of seconds.');
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		RETURN 0;
+	END IF;
+	BEGIN
+		LOCK TABLE idempotency.subscription IN SHARE MODE NOWAIT;
+	EXCEPTION
+		WHEN lock_not_available THEN
+			RETURN 0;
+	END;
+	FOR s IN SELECT * FROM idempotency.subscription AS e WHERE e.dead_letter_retention IS NOT NULL LOOP
+		DELETE FROM idempotency.parked AS k
+		WHERE k.ctid = ANY (ARRAY(SELECT e.ctid FROM idempotency.parked AS e
+			WHERE e.subscription = s.subscription AND e.dead_at < clock_timestamp() - s.dead_letter_retention
+			LIMIT max_rows FOR UPDATE SKIP LOCKED));
+		GET DIAGNOSTICS deleted = ROW_COUNT;
+		reaped := reaped + deleted;
+	END LOOP;
+	FOR s IN SELECT * FROM idempotency.subscription AS e WHERE e.max_lag IS NOT NULL LOOP
+		PERFORM idempotency_internal.drop_lag(s);
+	END LOOP;
+	IF retention = interval '-1 s' THEN
+		RETURN reaped;
+	END IF;
+
+	-- No position has passed a greater number
+	SELECT min(greatest(n.top, n.skip)) INTO highest FROM idempotency.position AS n;
+	DELETE FROM idempotency.outbox AS o
+	WHERE o.ctid = ANY (ARRAY(
+		SELECT e.ctid FROM idempotency.outbox AS e
+		WHERE (e.seq <= highest OR highest IS NULL) AND e.published_at <= clock_timestamp() - retention
+			AND NOT EXISTS (SELECT FROM idempotency.position AS n
+				WHERE e.seq = ANY (n.events)
+					OR e.seq > n.skip
+						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN coalesce(n.late, n.mark)
+							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
+						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
+							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
+		ORDER BY e.seq
+		LIMIT greatest(max_rows - reaped, 0)));
+	GET DIAGNOSTICS deleted = ROW_COUNT;
+	RETURN reaped + deleted;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.reap_events(bigint) IS 'delete events that every subscription has passed, and old dead letters';
+

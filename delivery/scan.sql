@@ -1,0 +1,375 @@
+-- ---------------------------------------------------------------------------
+-- The scan: what a partition reads next
+-- ---------------------------------------------------------------------------
+
+-- A position says what was read by a snapshot, "base": every event that is visible in it.
+-- To read more, it takes a newer snapshot, "upto", and reads what is visible in "upto" and not
+-- in "base", in the order of the numbers.  Then "base" becomes "upto".  The order of the steps
+-- makes this possible with an index on the numbers alone:
+--
+--	1. mark: the last number drawn        2. born: a new transaction id
+--	3. the snapshot                       4. top: the last number drawn
+--
+-- A transaction with an id from "born" on draws its numbers above "mark".  What is visible in the
+-- snapshot was drawn up to "top".  So, in the next window, events that are not visible in "base"
+-- have numbers above its "mark", except those of transactions that were in progress in "base"
+-- ("xids", each with a number below its first one, in "froms"), and of those with ids between the
+-- end of "base" and "born": xmax of a snapshot is the last completed id plus 1, so transactions
+-- with greater ids can be running ("range_from").  Numbers up to "mark" are read first, "late",
+-- and then those above it, "reached".
+--
+-- A window is read in steps: events that were read are listed in the position until they are
+-- acknowledged, so that the position itself only moves on.
+--
+-- After a restore, the transaction ids of rows and positions are those of another cluster.  A
+-- window that was begun there is finished by what is stored.  Then begin_window() locks out
+-- publishers once: all rows are committed, those that "former_base" does not show are read as a
+-- window, and numbers drawn from then on belong to transactions of this cluster.
+
+-- An id that is greater than those of all transactions that have drawn a number so far.  If
+-- the transaction has an id already, that of a subtransaction serves: its row has it.
+CREATE FUNCTION idempotency_internal.next_id()
+	RETURNS xid8
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	me bigint := pg_current_xact_id_if_assigned()::text::bigint;
+	writer bigint;
+BEGIN
+	IF me IS NULL THEN
+		RETURN pg_current_xact_id();
+	END IF;
+	BEGIN
+		INSERT INTO idempotency_internal.probe DEFAULT VALUES RETURNING xmin::text::bigint INTO writer;
+		RAISE SQLSTATE 'IK000';
+	EXCEPTION
+		WHEN SQLSTATE 'IK000' THEN
+			RETURN (me + (writer - me & 4294967295))::text::xid8;
+	END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_id() IS 'a new transaction id';
+
+-- The server's snapshot leaves out the id of its own transaction, which can still roll back.
+CREATE FUNCTION idempotency_internal.snapshot()
+	RETURNS pg_snapshot
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now pg_snapshot := pg_current_snapshot();
+	me xid8 := pg_current_xact_id_if_assigned();
+BEGIN
+	IF me IS NULL OR NOT pg_visible_in_snapshot(me, now) THEN
+		RETURN now;
+	END IF;
+	RETURN concat_ws(':', least(pg_snapshot_xmin(now), me), pg_snapshot_xmax(now),
+		(SELECT string_agg(x::text, ',' ORDER BY x) FROM (SELECT pg_snapshot_xip(now) UNION SELECT me) AS x (x)));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.snapshot() IS 'the current snapshot, in which this transaction is in progress';
+
+-- The columns xids, froms and range_from for a snapshot, by a position that has read less.
+CREATE FUNCTION idempotency_internal.in_progress(
+	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF pg_snapshot_xmin(snapshot) = pg_snapshot_xmax(snapshot) THEN
+		xids := '{}';
+		froms := '{}';
+	ELSE
+		SELECT coalesce(array_agg(x), '{}'), coalesce(array_agg(CASE
+			WHEN u.start IS NOT NULL THEN u.start
+			WHEN x >= p.born THEN p.mark
+			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
+			ELSE 0
+		END), '{}')
+		INTO xids, froms
+		FROM pg_snapshot_xip(snapshot) AS x
+		LEFT JOIN unnest(p.xids, p.froms) AS u (xid, start) ON u.xid = x;
+	END IF;
+	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE coalesce(p.mark, 0) END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.position, pg_snapshot) IS
+	'what was in progress in a snapshot, and numbers below the first ones';
+
+CREATE FUNCTION idempotency_internal.raise_sequence()
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55000', 'sequence "idempotency.outbox_seq" is behind the table "idempotency.outbox"',
+		'The outbox was replicated or restored without its sequence.',
+		'Call setval(''idempotency.outbox_seq'', (SELECT max(seq) FROM idempotency.outbox)).')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_sequence() IS '55000: the sequence was not restored';
+
+-- Begins a window: sets the columns from upto to reached, and top.  "drawn" and "born" are steps 1 and 2,
+-- or NULL.
+CREATE FUNCTION idempotency_internal.begin_window(INOUT p idempotency.position, part idempotency.partition, drawn bigint, born xid8)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	cluster bigint;
+	lowest bigint;
+BEGIN
+	IF part.stop IS NOT NULL THEN
+		p.upto := part.stop;
+		p.upto_born := part.stop_born;
+		p.upto_mark := part.stop_mark;
+		p.top := part.stop_top;
+	ELSE
+		SELECT c.system_identifier INTO cluster FROM pg_control_system() AS c;
+		IF p.system_identifier <> cluster OR p.relation <> 'idempotency.outbox'::regclass::oid THEN
+			p := idempotency_internal.begin_here(p);
+			p.system_identifier := cluster;
+			p.relation := 'idempotency.outbox'::regclass::oid;
+			RETURN;
+		END IF;
+		p.upto_mark := coalesce(drawn, pg_sequence_last_value('idempotency.outbox_seq'), 0);
+		p.upto_born := coalesce(born, idempotency_internal.next_id());
+		p.upto := idempotency_internal.snapshot();
+		p.top := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+		IF p.top < p.mark THEN
+			PERFORM idempotency_internal.raise_sequence();
+		END IF;
+	END IF;
+	p.reached := p.mark;
+	IF p.xids <> '{}' THEN
+		SELECT min(u.start) INTO lowest FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, p.upto);
+	END IF;
+	IF p.born > pg_snapshot_xmax(p.base) THEN
+		lowest := least(lowest, p.range_from);
+	END IF;
+	p.late := CASE WHEN lowest < p.mark THEN lowest END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.begin_window(idempotency.position, idempotency.partition, bigint, xid8) IS
+	'begin to read the events between the position and now';
+
+-- The same for the position of another cluster.  A transaction that has published, here, would
+-- read its own events as those of the dump.
+CREATE FUNCTION idempotency_internal.begin_here(INOUT p idempotency.position)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	last bigint;
+BEGIN
+	IF EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
+		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation') THEN
+		PERFORM idempotency_internal.raise('55000', 'cannot fetch in a transaction that has published, after a restore', NULL,
+			'Commit, and call idempotency.fetch() in a transaction of its own.');
+	END IF;
+	PERFORM idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+	LOCK TABLE idempotency.outbox IN SHARE ROW EXCLUSIVE MODE;
+	PERFORM set_config('lock_timeout', lock_timeout, true);
+	last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	IF EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last) THEN
+		PERFORM idempotency_internal.raise_sequence();
+	END IF;
+	p.late := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
+	p.former_base := p.base;
+	p.former_top := p.top;
+	p.born := idempotency_internal.next_id();
+	p.base := idempotency_internal.snapshot();
+	p.mark := last;
+	p.top := last;
+	p.range_from := last;
+	p.reached := last;
+	p.xids := ARRAY(SELECT pg_snapshot_xip(p.base));
+	p.froms := array_fill(last, ARRAY[cardinality(p.xids)]);
+	p.upto := p.base;
+	p.upto_born := p.born;
+	p.upto_mark := last;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.begin_here(idempotency.position) IS
+	'begin to read the events of a dump that the position had not read';
+
+-- Ends a window, all of which was read.
+CREATE FUNCTION idempotency_internal.end_window(INOUT p idempotency.position, part idempotency.partition)
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	started record := idempotency_internal.in_progress(p, p.upto);
+BEGIN
+	p.ended := coalesce(p.upto_born = part.stop_born AND p.upto_mark = part.stop_mark, false);
+	p.xids := started.xids;
+	p.froms := started.froms;
+	p.range_from := started.range_from;
+	p.base := p.upto;
+	p.born := p.upto_born;
+	p.mark := p.upto_mark;
+	p.upto := NULL;
+	p.upto_born := NULL;
+	p.upto_mark := NULL;
+	p.former_base := NULL;
+	p.former_top := NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
+
+-- Tells whether a partition without a window and without parked events that are due can have
+-- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- A thousand numbers are worth a window, so that the next call does not pass them again.
+CREATE FUNCTION idempotency_internal.has_news(p idempotency.position, part idempotency.partition, patterns text[])
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	last bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	now pg_snapshot := pg_current_snapshot();
+BEGIN
+	IF p.ended THEN
+		RETURN false;
+	ELSIF part.stop IS NOT NULL OR last - p.mark > 1000 OR p.born > pg_snapshot_xmax(p.base) THEN
+		RETURN true;
+	END IF;
+	IF p.xids <> '{}' THEN
+		IF EXISTS (SELECT FROM unnest(p.xids) AS x WHERE pg_visible_in_snapshot(x, now)) THEN
+			RETURN true;
+		END IF;
+	END IF;
+	IF last = p.mark THEN
+		RETURN false;
+	END IF;
+	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
+		WHERE o.seq > greatest(p.mark, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
+			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, idempotency.partition, text[]) IS
+	'whether a partition can have something to read';
+
+-- Copies events of the log that are in the list into the table of parked events, and returns
+-- the others.  An event that an earlier one of its aggregate blocks waits; one that is not due
+-- yet is scheduled.
+CREATE FUNCTION idempotency_internal.park_blocked(p idempotency.position, seqs bigint[])
+	RETURNS bigint[]
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	blocked text[] := ARRAY(SELECT DISTINCT o.aggregateid FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (seqs) AND o.deliver_at IS NULL AND EXISTS (SELECT FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.queue = o.aggregateid AND k.dead_at IS NULL));
+	leaving bigint[];
+BEGIN
+	WITH moved AS (
+		INSERT INTO idempotency.parked (subscription, partition, seq, published_at, id, bucket, bytes, queue, aggregatetype, aggregateid,
+			type, payload, headers, attempts, alone, retry_at)
+		SELECT p.subscription, p.partition, o.seq, o.published_at, o.id, o.bucket, o.bytes, CASE WHEN o.deliver_at IS NULL THEN o.aggregateid END,
+			o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, 0, false, o.deliver_at
+		FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (seqs) AND (o.deliver_at > now OR o.deliver_at IS NULL AND o.aggregateid = ANY (blocked))
+		ON CONFLICT (subscription, seq) DO NOTHING
+		RETURNING seq)
+	SELECT array_agg(m.seq) INTO leaving FROM moved AS m;
+	RETURN ARRAY(SELECT s.seq FROM unnest(seqs) WITH ORDINALITY AS s (seq, n)
+		WHERE (s.seq = ANY (leaving)) IS NOT TRUE ORDER BY s.n);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.park_blocked(idempotency.position, bigint[]) IS
+	'park those events of the log that cannot be delivered yet, and return the others';
+
+-- Adds events of the log to the list of a position, until it has max_events or max_bytes, or
+-- nothing is left in the window.  A call reads 100,000 numbers at most, in five steps.
+--
+-- The planner expects one row from conditions on snapshots, and would sort the whole window for
+-- each batch: fetch() turns all other plans off than the index in its order.
+CREATE FUNCTION idempotency_internal.read_log(
+	INOUT p idempotency.position, part idempotency.partition, patterns text[], max_events integer, max_bytes bigint,
+	drawn bigint, born xid8, has_parked boolean)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	everything boolean := patterns = '{%}';
+	room integer;
+	upto bigint;
+	seqs bigint[];
+	sizes integer[];
+	total bigint;
+	delayed boolean;
+	is_cut boolean;
+	next bigint;
+BEGIN
+	FOR step IN 1 .. 5 LOOP
+		IF p.upto IS NULL THEN
+			EXIT WHEN p.ended OR step > 1;
+			p := idempotency_internal.begin_window(p, part, drawn, born);
+		END IF;
+		room := max_events - cardinality(p.events);
+		EXIT WHEN room <= 0 OR max_bytes <= 0;
+		IF p.late IS NOT NULL THEN
+			upto := least(p.mark, greatest(p.late, p.skip) + 20000);
+			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
+			INTO seqs, total, delayed
+			FROM (SELECT o.seq, o.bytes, o.deliver_at
+				FROM idempotency.outbox AS o
+				WHERE o.seq > greatest(p.late, p.skip) AND o.seq <= upto
+					AND CASE WHEN p.former_base IS NOT NULL
+						THEN (o.seq <= p.former_top AND pg_visible_in_snapshot(o.txid, p.former_base)) IS NOT TRUE
+						ELSE pg_visible_in_snapshot(o.txid, p.upto)
+							AND (o.txid = ANY (p.xids) OR o.txid >= pg_snapshot_xmax(p.base) AND o.txid < p.born)
+					END
+					AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns)
+				ORDER BY o.seq
+				LIMIT room) AS e;
+		ELSE
+			upto := least(p.top, greatest(p.reached, p.skip) + 20000);
+			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
+			INTO seqs, total, delayed
+			FROM (SELECT o.seq, o.bytes, o.deliver_at
+				FROM idempotency.outbox AS o
+				WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= upto
+					AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+					AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
+					AND (everything OR o.aggregatetype LIKE ANY (patterns))
+				ORDER BY o.seq
+				LIMIT room) AS e;
+		END IF;
+
+		-- Cut the list where it has enough bytes, but not before its first event
+		is_cut := cardinality(seqs) = room;
+		IF total > max_bytes THEN
+			sizes := ARRAY(SELECT o.bytes FROM idempotency.outbox AS o WHERE o.seq = ANY (seqs) ORDER BY o.seq);
+			total := sizes[1];
+			FOR i IN 2 .. cardinality(seqs) + 1 LOOP
+				IF i > cardinality(seqs) OR total + sizes[i] > max_bytes THEN
+					is_cut := is_cut OR i <= cardinality(seqs);
+					seqs := seqs[1 : i - 1];
+					EXIT;
+				END IF;
+				total := total + sizes[i];
+			END LOOP;
+			-- the events before it are enough
+			IF p.events <> '{}' AND total > max_bytes THEN
+				EXIT;
+			END IF;
+		END IF;
+		max_bytes := max_bytes - coalesce(total, 0);
+		next := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
+		IF p.late IS NOT NULL THEN
+			p.late := CASE WHEN next < p.mark THEN next END;
+		ELSE
+			p.reached := next;
+		END IF;
+
+		IF has_parked OR delayed THEN
+			seqs := idempotency_internal.park_blocked(p, seqs);
+			has_parked := true;
+		END IF;
+		IF seqs IS NOT NULL THEN
+			p.events := p.events || seqs;
+		END IF;
+		IF p.late IS NULL AND p.reached >= p.top THEN
+			p := idempotency_internal.end_window(p, part);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.read_log(idempotency.position, idempotency.partition, text[], integer, bigint, bigint, xid8, boolean) IS
+	'add events of the log to the list of a position';
+

@@ -1,0 +1,355 @@
+-- ---------------------------------------------------------------------------
+-- Subscriptions
+-- ---------------------------------------------------------------------------
+
+-- The role that calls: that of the session, since the functions run with the rights of
+-- their owner.
+CREATE FUNCTION idempotency_internal.caller()
+	RETURNS name
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END$$;
+COMMENT ON FUNCTION idempotency_internal.caller() IS 'the role that called a function of the owner';
+
+-- The subscription of that name.  Raises 42704 if there is none, and 42501 if the caller does
+-- not have the privileges of its owner.
+CREATE FUNCTION idempotency_internal.subscription_of(name text)
+	RETURNS idempotency.subscription
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	s idempotency.subscription;
+BEGIN
+	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = name COLLATE "C";
+	IF s.subscription IS NULL THEN
+		PERFORM idempotency_internal.check_name('subscription', name);
+		PERFORM idempotency_internal.raise('42704', format('subscription "%s" does not exist', name), NULL,
+			'Use idempotency.subscribe() to create it; the view idempotency.subscriptions lists all.');
+	ELSIF s.owner <> idempotency_internal.caller() THEN
+		IF NOT EXISTS (SELECT FROM pg_roles AS r
+			WHERE r.rolname = idempotency_internal.caller()
+				AND (r.rolsuper OR EXISTS (SELECT FROM pg_roles AS o WHERE o.rolname = s.owner AND pg_has_role(r.oid, o.oid, 'USAGE')))) THEN
+			PERFORM idempotency_internal.raise('42501', format('permission denied for subscription "%s"', name),
+				format('Its owner is "%s".', s.owner), 'Call as a role that has the privileges of the owner.');
+		END IF;
+	END IF;
+	RETURN s;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.subscription_of(text) IS 'a subscription that the caller can use';
+
+CREATE FUNCTION idempotency_internal.raise_in_use(name text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55P03', format('subscription "%s" is in use', $1),
+		'Another transaction that fetched or acknowledged is still open.', 'Try again, or set idempotency.wait higher.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_in_use(text) IS '55P03: another transaction uses the subscription';
+
+-- The subscription of that name, locked with all its partitions to the end of the transaction:
+-- no consumer uses it meanwhile.  Waits for consumers' transactions for idempotency.wait.
+CREATE FUNCTION idempotency_internal.locked_subscription(function text, name text)
+	RETURNS idempotency.subscription
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	bounded boolean;
+	s idempotency.subscription;
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	s := idempotency_internal.subscription_of(name);
+	BEGIN
+		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		PERFORM FROM idempotency.subscription AS e WHERE e.subscription = s.subscription FOR UPDATE;
+		PERFORM FROM idempotency.partition AS a WHERE a.subscription = s.subscription ORDER BY a.partition FOR UPDATE;
+		PERFORM set_config('lock_timeout', lock_timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			IF NOT bounded THEN
+				RAISE;
+			END IF;
+			PERFORM idempotency_internal.raise_in_use(name);
+	END;
+	-- as it is now
+	RETURN idempotency_internal.subscription_of(name);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.locked_subscription(text, text) IS
+	'a subscription that the caller can use, locked with all its partitions';
+
+-- Raises 22023, or IK400, for patterns of topics that cannot be used; returns them for LIKE.
+CREATE FUNCTION idempotency_internal.patterns_of(topics text[])
+	RETURNS text[]
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	pattern text;
+	character text;
+	escaped boolean;
+	converted text;
+	patterns text[] := '{}';
+BEGIN
+	IF array_ndims(topics) IS DISTINCT FROM 1 OR array_position(topics, NULL) IS NOT NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'topics must be a list of patterns', NULL,
+			'Pass at least one, such as ARRAY[''order.*''], and no NULL.');
+	END IF;
+	FOREACH pattern IN ARRAY topics LOOP
+		PERFORM idempotency_internal.check_name('topic', pattern);
+		converted := '';
+		escaped := false;
+		FOREACH character IN ARRAY string_to_array(pattern, NULL) LOOP
+			converted := converted || CASE
+				WHEN escaped OR character IN ('%', '_') THEN E'\\' || character
+				WHEN character = '*' THEN '%'
+				WHEN character = E'\\' THEN ''
+				ELSE character
+			END;
+			escaped := character = E'\\' AND NOT escaped;
+		END LOOP;
+		IF escaped THEN
+			PERFORM idempotency_internal.raise('22023', 'pattern of topics ends in a backslash', NULL,
+				'A backslash escapes the next character; write two for one.');
+		END IF;
+		patterns := patterns || converted;
+	END LOOP;
+	RETURN patterns;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.patterns_of(text[]) IS 'patterns of topics as patterns of LIKE';
+
+-- Makes a generation of partitions that begins at a snapshot; "model" is a position that has read
+-- less, or NULL.
+CREATE FUNCTION idempotency_internal.create_partitions(
+	name text, partitions integer, base pg_snapshot, born xid8, mark bigint, top bigint, model idempotency.position)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	started record := idempotency_internal.in_progress(model, base);
+	next integer;
+	first integer;
+BEGIN
+	SELECT coalesce(max(a.generation), 0) + 1,
+		CASE WHEN coalesce(min(a.partition), partitions) >= partitions THEN 0 ELSE max(a.partition) + 1 END
+	INTO next, first
+	FROM idempotency.partition AS a WHERE a.subscription = name;
+	IF first + partitions > 1024 THEN
+		PERFORM idempotency_internal.raise('55000', format('subscription "%s" has too many partitions', name),
+			'Those of earlier changes have events to deliver, and count.', 'Try again when the view idempotency.partitions shows fewer.');
+	END IF;
+	INSERT INTO idempotency.partition (subscription, partition, generation, remainder, modulus)
+	SELECT name, first + r, next, r, partitions FROM generate_series(0, partitions - 1) AS r;
+	INSERT INTO idempotency.position (subscription, partition, version, changed_at, system_identifier, relation, base, born, mark, top,
+		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
+	SELECT name, first + r, 1, clock_timestamp(), c.system_identifier, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
+		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
+	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.create_partitions(text, integer, pg_snapshot, xid8, bigint, bigint, idempotency.position) IS
+	'create partitions and their positions';
+
+-- The same from now on: what is visible now is left out, and what is in progress is not.  Any
+-- position of this cluster knows numbers below those of transactions in progress.
+CREATE FUNCTION idempotency_internal.create_partitions_now(name text, partitions integer)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	drawn bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	born xid8 := idempotency_internal.next_id();
+	base pg_snapshot := idempotency_internal.snapshot();
+	top bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	model idempotency.position;
+BEGIN
+	SELECT n.* INTO model
+	FROM idempotency.position AS n, pg_control_system() AS c
+	WHERE n.system_identifier = c.system_identifier AND n.relation = 'idempotency.outbox'::regclass::oid
+	ORDER BY n.mark DESC
+	LIMIT 1;
+	UPDATE idempotency.partition AS a SET stop = base, stop_born = born, stop_mark = drawn, stop_top = top
+	WHERE a.subscription = name AND a.stop IS NULL;
+	PERFORM idempotency_internal.create_partitions(name, partitions, base, born, drawn, top, model);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.create_partitions_now(text, integer) IS
+	'create partitions that begin now, and end the current ones here';
+
+-- Raises an error unless a function can handle events; returns its stored form.
+CREATE FUNCTION idempotency_internal.handler_text(handler regprocedure)
+	RETURNS text
+	LANGUAGE plpgsql STABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+	routine record;
+BEGIN
+	SELECT n.nspname, p.proname, p.prokind = 'f' AND NOT p.proretset AND p.prorettype = 'void'::regtype
+		AND p.pronargs = 1 AND p.proargtypes[0] = 'idempotency.event'::regtype AS fits
+	INTO routine
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+	WHERE p.oid = handler;
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise('42883', format('handler with OID %s does not exist', handler::oid), NULL,
+			'Pass a function as regprocedure.');
+	ELSIF NOT routine.fits THEN
+		PERFORM idempotency_internal.raise('42P13', format('function %s cannot handle events', handler), NULL,
+			'A handler takes one idempotency.event and returns void.');
+	END IF;
+	RETURN format('%I.%I(idempotency.event)', routine.nspname, routine.proname);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.handler_text(regprocedure) IS 'the stored form of a handler';
+
+CREATE FUNCTION idempotency_internal.check_not_negative(what text, value interval)
+	RETURNS void
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF value < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', format('%s must not be negative', what), NULL,
+			'Pass an interval such as ''1 second'', or leave it out.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_not_negative(text, interval) IS '22023: a delay is negative';
+
+-- Changes the options that are not NULL.
+CREATE FUNCTION idempotency_internal.change(
+	name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
+	new_max_retry_delay interval, new_max_lag interval, new_retention interval, new_partitions integer, new_owner regrole)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	never CONSTANT interval := '-1 second';
+	caller name := idempotency_internal.caller();
+	rights text := CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END;
+	owner_name name;
+BEGIN
+	IF new_max_attempts < 1 THEN
+		PERFORM idempotency_internal.raise('22023', 'max_attempts must be positive', NULL,
+			'Pass after how many failures an event is a dead letter.');
+	ELSIF new_partitions NOT BETWEEN 1 AND 256 THEN
+		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
+			'Pass how many consumers can have a batch at a time.');
+	END IF;
+	PERFORM idempotency_internal.check_not_negative('retry_delay', new_retry_delay);
+	PERFORM idempotency_internal.check_not_negative('max_retry_delay', new_max_retry_delay);
+	PERFORM idempotency_internal.check_not_negative('max_lag', nullif(new_max_lag, never));
+	PERFORM idempotency_internal.check_not_negative('dead_letter_retention', nullif(new_retention, never));
+	IF new_owner IS NOT NULL THEN
+		SELECT r.rolname INTO owner_name FROM pg_roles AS r WHERE r.oid = new_owner;
+		IF NOT FOUND THEN
+			PERFORM idempotency_internal.raise('42704', format('role with OID %s does not exist', new_owner::oid), NULL, 'Pass the name of a role.');
+		ELSIF NOT pg_has_role(caller, owner_name, rights) THEN
+			PERFORM idempotency_internal.raise('42501', format('must be a member of role "%s" to let it own a subscription', owner_name), NULL,
+				'Leave out the owner, or let a member of that role subscribe.');
+		END IF;
+	END IF;
+	UPDATE idempotency.subscription AS s SET
+		owner = coalesce(owner_name, s.owner),
+		topics = coalesce(new_topics, s.topics),
+		patterns = CASE WHEN new_topics IS NULL THEN s.patterns ELSE idempotency_internal.patterns_of(new_topics) END,
+		handler = CASE new_handler::oid WHEN 0 THEN NULL ELSE coalesce(idempotency_internal.handler_text(new_handler), s.handler) END,
+		max_attempts = coalesce(new_max_attempts, s.max_attempts),
+		retry_delay = coalesce(new_retry_delay, s.retry_delay),
+		max_retry_delay = coalesce(new_max_retry_delay, s.max_retry_delay),
+		max_lag = nullif(coalesce(new_max_lag, s.max_lag), never),
+		dead_letter_retention = nullif(coalesce(new_retention, s.dead_letter_retention), never)
+	WHERE s.subscription = name;
+	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN
+		PERFORM idempotency_internal.create_partitions_now(name, new_partitions);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.change(text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
+	'change options of a subscription';
+
+CREATE FUNCTION idempotency.subscribe(
+	subscription text, topics text[], handler regprocedure DEFAULT NULL, start_at text DEFAULT NULL,
+	max_attempts integer DEFAULT NULL, retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL,
+	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL, partitions integer DEFAULT NULL,
+	dead_letter_retention interval DEFAULT NULL)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	is_new boolean;
+	stored text;
+BEGIN
+	PERFORM idempotency_internal.check_name('subscription', subscription);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('subscribe');
+	ELSIF start_at NOT IN ('now', 'beginning') THEN
+		PERFORM idempotency_internal.raise('22023', 'start_at must be ''now'' or ''beginning''', NULL,
+			'Pass ''beginning'' for the events that the outbox still has, or omit it.');
+	ELSIF topics IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'topics are missing', NULL, 'Pass patterns, such as ARRAY[''order.*''].');
+	END IF;
+	INSERT INTO idempotency.subscription AS s (subscription, owner, topics, patterns, start_at, max_attempts, retry_delay, max_retry_delay, created_at)
+	VALUES (subscribe.subscription, idempotency_internal.caller(), subscribe.topics, idempotency_internal.patterns_of(topics),
+		coalesce(subscribe.start_at, 'now'), 10, '1 second', '1 hour', clock_timestamp())
+	ON CONFLICT DO NOTHING;
+	is_new := FOUND;
+	IF NOT is_new THEN
+		stored := (idempotency_internal.locked_subscription('subscribe', subscription)).start_at;
+		IF start_at <> stored THEN
+			PERFORM idempotency_internal.raise('55000', format('subscription "%s" exists, and started at ''%s''', subscription, stored), NULL,
+				'Omit start_at, or call idempotency.seek() to move the subscription.');
+		END IF;
+	ELSIF start_at = 'beginning' THEN
+		PERFORM idempotency_internal.create_partitions(subscription, coalesce(partitions, 1), '1:1:', '1', 0, 0, NULL);
+	ELSE
+		PERFORM idempotency_internal.create_partitions_now(subscription, coalesce(partitions, 1));
+	END IF;
+	PERFORM idempotency_internal.change(subscription, topics, handler, max_attempts, retry_delay, max_retry_delay, max_lag,
+		dead_letter_retention, partitions, owner);
+	RETURN is_new;
+END
+$$;
+COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole, integer, interval) IS
+	'create a subscription, or change the options that are named; true if it is new';
+
+CREATE FUNCTION idempotency.alter_subscription(
+	subscription text, topics text[] DEFAULT NULL, handler regprocedure DEFAULT NULL, max_attempts integer DEFAULT NULL,
+	retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL, max_lag interval DEFAULT NULL,
+	owner regrole DEFAULT NULL, partitions integer DEFAULT NULL, dead_letter_retention interval DEFAULT NULL)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('alter_subscription', subscription);
+	PERFORM idempotency_internal.change(subscription, topics, handler, max_attempts, retry_delay, max_retry_delay, max_lag,
+		dead_letter_retention, partitions, owner);
+END
+$$;
+COMMENT ON FUNCTION idempotency.alter_subscription(text, text[], regprocedure, integer, interval, interval, interval, regrole, integer, interval) IS
+	'change the options of a subscription that are named';
+
+CREATE FUNCTION idempotency.unsubscribe(subscription text)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	dead bigint;
+BEGIN
+	PERFORM idempotency_internal.check_name('subscription', subscription);
+	IF NOT EXISTS (SELECT FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C") THEN
+		RETURN false;
+	END IF;
+	PERFORM idempotency_internal.locked_subscription('unsubscribe', subscription);
+	DELETE FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.position AS n WHERE n.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.parked AS k WHERE k.subscription = unsubscribe.subscription COLLATE "C";
+	GET DIAGNOSTICS dead = ROW_COUNT;
+	RAISE LOG 'role "%" deleted idempotency subscription "%", with % parked events and dead letters', idempotency_internal.caller(), subscription, dead;
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
+	'delete a subscription and its parked events; true if there was one';
+
