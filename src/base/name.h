@@ -33,6 +33,7 @@ extern text *TextCopy(const text *t);
 extern bool TextEquals(const text *a, const text *b);
 
 /* scope_prefix.c */
+extern const char *ScopePrefix(void);
 extern void CheckScopePrefix(const text *start, const text *scope);
 
 #endif /* IDEMPOTENCY_BASE_NAME_H */

@@ -45,17 +45,13 @@ ApplySettingsOfLogin(void)
 }
 
 /*
- * CheckScopePrefix throws 42501 unless "start" begins with the login role's prefix: the
- * scope that the error names, or what all scopes begin with that this pattern matches.
- * Throws 25000 in a parallel query if the prefix would have to be applied first, and what
- * RequireSetting() throws.  Needs a transaction.
+ * ScopePrefix returns the prefix of the login role, empty for none.  Throws 25000 in a
+ * parallel query if the prefix would have to be applied first, and what RequireSetting()
+ * throws.  Needs a transaction.
  */
-void
-CheckScopePrefix(const text *start, const text *scope)
+const char *
+ScopePrefix(void)
 {
-	const char *prefix;
-	size_t bytes;
-
 	if (PrefixSetting.hidden)
 	{
 		/* the server would not set them, and a worker's leader may have none yet */
@@ -69,8 +65,20 @@ CheckScopePrefix(const text *start, const text *scope)
 	}
 
 	RequireSetting(&PrefixSetting);
-	prefix = PrefixSetting.text;
-	bytes = strlen(prefix);
+	return PrefixSetting.text;
+}
+
+/*
+ * CheckScopePrefix throws 42501 unless "start" begins with the login role's prefix: the
+ * scope that the error names, or what all scopes begin with that this pattern matches.
+ * Throws also what ScopePrefix() throws.
+ */
+void
+CheckScopePrefix(const text *start, const text *scope)
+{
+	const char *prefix = ScopePrefix();
+	size_t bytes = strlen(prefix);
+
 	if (bytes == 0)
 		return;
 	if (VARSIZE_ANY_EXHDR(start) < bytes || memcmp(VARDATA_ANY(start), prefix, bytes) != 0)

@@ -133,8 +133,30 @@ MayConnect(Oid role)
 }
 
 /*
+ * CheckStaysInPrefix throws 42501 if the login role has a scope prefix and the handler of
+ * the subscription would run as another role, whose worker has the settings of its own login.
+ */
+static void
+CheckStaysInPrefix(Oid owner)
+{
+	const char *prefix = ScopePrefix();
+
+	if (prefix[0] == '\0' || owner == GetAuthenticatedUserId())
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("role \"%s\" cannot own the handler's subscription",
+					GetUserNameFromId(owner, false)),
+			 errdetail("The handler would run without the scope prefix \"%s\" of role \"%s\".",
+					   prefix, GetUserNameFromId(GetAuthenticatedUserId(), false)),
+			 errhint("Subscribe as the login role and leave out the owner, or let a role without a "
+					 "scope prefix subscribe.")));
+}
+
+/*
  * OwnerFromArg returns the owner of the subscription: the caller, or a role of which the
- * caller is a member.  Throws 42501, and with a handler what EventHandlerCheck() does.
+ * caller is a member.  Throws 42501, and with a handler what CheckStaysInPrefix() and
+ * EventHandlerCheck() do.
  */
 static Oid
 OwnerFromArg(FunctionCallInfo fcinfo)
@@ -149,6 +171,7 @@ OwnerFromArg(FunctionCallInfo fcinfo)
 				 errhint("Leave out the owner, or let a member of that role subscribe.")));
 	if (PG_ARGISNULL(ARG_HANDLER))
 		return owner;
+	CheckStaysInPrefix(owner);
 
 	/* The code of another role must not run as a superuser. */
 	if (superuser_arg(owner))

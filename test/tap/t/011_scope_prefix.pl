@@ -66,9 +66,13 @@ sub set_up
 		$server->safe_psql('own', 'CREATE EXTENSION idempotency') if $dbname eq 'own';
 		$server->safe_psql($dbname, q{
 			SELECT idempotency.grant_client(r) FROM unnest(ARRAY['tenant', 'other', 'free']::regrole[]) AS r;
+			SELECT idempotency.grant_consumer(r) FROM unnest(ARRAY['tenant', 'free']::regrole[]) AS r;
 			GRANT EXECUTE ON FUNCTION idempotency.forget TO tenant;
 			CREATE SCHEMA tenant AUTHORIZATION tenant;
 			CREATE FUNCTION handler(json) RETURNS json LANGUAGE sql AS 'SELECT $1';
+			CREATE FUNCTION tenant.handle(idempotency.event) RETURNS void LANGUAGE sql AS '';
+			ALTER FUNCTION tenant.handle OWNER TO tenant;
+			GRANT USAGE ON SCHEMA tenant TO free;
 			CREATE FUNCTION probe(query text) RETURNS text LANGUAGE plpgsql AS $$
 			DECLARE answer text;
 			BEGIN
@@ -187,6 +191,14 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	}
 	is(session("\\echo tried\nSELECT probe('SELECT count(*) FROM idempotency.$_')"), '42501',
 		"$library: idempotency.$_ is not readable") foreach qw(key keys);
+
+	# A handler runs with the settings of the subscription's owner: it is the login role that
+	# has the prefix.
+	my $subscribe = q{probe($$SELECT idempotency.subscribe('s', '{t}', 'tenant.handle(idempotency.event)'OWNER)$$)};
+	is(session("$_->[1];\n\\echo tried\nSELECT " . $subscribe =~ s/OWNER/$_->[2]/r), $_->[3], "$library: a handler of the tenant's, $_->[0]")
+	  foreach [ 'as another role', '', ", owner => 'free'", 42501 ], [ 'as another tenant', '', ", owner => 'other'", 42501 ],
+	  [ 'after SET ROLE', 'SET ROLE free', '', 42501 ], [ 'as the tenant', '', '', 'true' ];
+	is(session("\\echo tried\nSELECT " . $subscribe =~ s/OWNER/, owner => 'free'/r), 42501, "$library: the owner of a handler's subscription does not change");
 
 	# Other roles have their own prefix or none; a superuser can set a prefix for
 	# itself.
