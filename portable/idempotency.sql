@@ -2859,6 +2859,8 @@ BEGIN
 		END IF;
 	END IF;
 	DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C";
+	RAISE LOG 'idempotency.forget() by role "%": scope "%", key "%"',
+		coalesce(nullif(current_setting('role'), 'none'), session_user), scope, key;
 	PERFORM idempotency_internal.set_result(scope, 'n', '');
 	RETURN stored.expires_at > clock_timestamp();
 END

@@ -174,3 +174,15 @@ BEGIN READ ONLY;
 SELECT idempotency.forget('peek', 'done');
 \echo :SQLSTATE
 ROLLBACK;
+
+-- A deletion leaves a line in the log with the role that called, and a call that deletes
+-- nothing leaves none.
+CREATE ROLE regress_forget;
+SELECT idempotency.grant_operator('regress_forget');
+SET ROLE regress_forget;
+SET client_min_messages = log;
+SELECT idempotency.forget('peek', 'done'), idempotency.forget('peek', 'done');
+RESET client_min_messages;
+RESET ROLE;
+DROP OWNED BY regress_forget;
+DROP ROLE regress_forget;

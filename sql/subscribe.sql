@@ -290,6 +290,22 @@ SELECT pg_temp.try('SELECT idempotency.fetch(''quoted'')');
 SELECT idempotency.unsubscribe('quoted');
 RESET ROLE;
 
+-- Calls that change or delete what others rely on leave a line in the log each; those that
+-- change nothing do not.
+SET ROLE regress_subscribe_member;
+SET client_min_messages = log;
+SELECT idempotency.subscribe('logged', '{logged}', max_attempts => 1), idempotency.subscribe('logged', '{logged}', max_attempts => 1);
+SELECT idempotency.subscribe('logged', '{logged}', max_attempts => 1, retry_delay => '1000 ms'), idempotency.subscribe('logged', '{logged}', max_attempts => 1, max_lag => '1 h');
+SELECT idempotency.subscribe('logged', '{logged}', max_attempts => 1, owner => 'regress_subscribe_group');
+RESET ROLE;
+SELECT pg_temp.publish('{1,2}', 'logged');
+SELECT count(idempotency.nack('logged', batch, id)) AS again FROM idempotency.fetch('logged');
+SET ROLE regress_subscribe_member;
+SELECT idempotency.redrive('logged', '00000000-0000-0000-0000-000000000000'), idempotency.redrive('logged');
+SELECT idempotency.unsubscribe('logged'), idempotency.unsubscribe('logged');
+RESET client_min_messages;
+RESET ROLE;
+
 --
 -- Handlers
 --

@@ -4,12 +4,15 @@
  *	  The errors that several files throw, one function each.
  *
  * Every error has a hint that says what to do; one about an operation has a detail that
- * names its scope and key.  No function here returns, locks or reads a table.
+ * names its scope and key.  No function here locks or reads a table, and none but those for
+ * the log returns.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -187,4 +190,37 @@ ErrorRowType(const char *type)
 	ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
 					errmsg("type \"idempotency.%s\" does not match the library", type),
 					errhint("Use ALTER EXTENSION idempotency UPDATE, or undo the ALTER TYPE.")));
+}
+
+/* ----------------------------------------------------------------
+ * The log
+ * ----------------------------------------------------------------
+ */
+
+/* How much of an error's text a line of the log has, in bytes. */
+#define LOG_BYTES 1024
+
+/*
+ * LogCall logs, in one line, a call by which an administrator or an owner deletes or changes
+ * what others rely on.
+ */
+void
+LogCall(const char *function, const char *what)
+{
+	ereport(LOG, (errmsg("idempotency.%s() by role \"%s\": %s", function,
+						 GetUserNameFromId(GetUserId(), true), what),
+				  errhidestmt(true), errhidecontext(true)));
+}
+
+/*
+ * ClipForLog returns the beginning of an error's text, in the current memory context.
+ */
+char *
+ClipForLog(const char *message)
+{
+	int bytes = (int) strlen(message);
+
+	if (bytes <= LOG_BYTES)
+		return pstrdup(message);
+	return psprintf("%.*s ...", pg_mbcliplen(message, bytes, LOG_BYTES), message);
 }

@@ -54,4 +54,7 @@ pg_noreturn extern void ErrorNotInstalled(void);
 pg_noreturn extern void ErrorExtensionReplaced(void);
 pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, const char *hint);
 
+extern void LogCall(const char *function, const char *what);
+extern char *ClipForLog(const char *message);
+
 #endif /* IDEMPOTENCY_BASE_ERRORS_H */

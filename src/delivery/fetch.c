@@ -316,6 +316,8 @@ idempotency_redrive(PG_FUNCTION_ARGS)
 	InjectionPoint("redrive-notify");
 	if (count > 0)
 	{
+		LogCall("redrive", psprintf("%lld dead letters of subscription \"%s\"", (long long) count,
+									text_to_cstring(name)));
 		WakeupAfterCommit(OutboxChannel());
 		OutboxNotify.redriven(subscription->number);
 	}

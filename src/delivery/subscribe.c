@@ -85,6 +85,18 @@ static ExtensionQuery updateQuery = {
 	.types = WRITE_TYPES,
 };
 
+/* The owner, and whether an option has another value, as a text. */
+static ExtensionQuery compareQuery = {
+	.table = "subscription",
+	.text = "SELECT owner, ROW (owner, topics, handler, max_attempts, retry_delay, max_retry_delay,"
+			" max_lag)::pg_catalog.text OPERATOR(pg_catalog.<>)"
+			" ROW ($2, $3, $4, $5, $6, $7, $8)::pg_catalog.text"
+			" FROM idempotency.subscription WHERE subscription" EQ "$1",
+	.parameters = W_COLUMNS,
+	.types = WRITE_TYPES,
+	.results = {NAMEOID, BOOLOID},
+};
+
 /* What unsubscribe() does, in the order of the locks. */
 #define DELETE_FROM(name)                                                                          \
 	{                                                                                              \
@@ -259,6 +271,29 @@ NotifyRelay(const text *name)
 }
 
 /*
+ * LogChange logs that a subscription is changed, if an option gets another value.
+ */
+static void
+LogChange(const text *name, Datum *values, const bool *isnull)
+{
+	const char *owner = NameStr(*DatumGetName(values[W_OWNER]));
+
+	(void) ExtensionQueryRun(&compareQuery, values, isnull);
+	if (DatumGetBool(ExtensionQueryValue(&compareQuery, 0, 2, NULL)))
+	{
+		const char *old = NameStr(*DatumGetName(ExtensionQueryValue(&compareQuery, 0, 1, NULL)));
+
+		LogCall("subscribe",
+				strcmp(old, owner) == 0
+					? psprintf("subscription \"%s\" of role \"%s\" was changed",
+							   text_to_cstring(name), owner)
+					: psprintf("subscription \"%s\" of role \"%s\" belongs to role \"%s\" now",
+							   text_to_cstring(name), old, owner));
+	}
+	ExtensionQueryEnd();
+}
+
+/*
  * subscribe(subscription, topics, handler, start_at, max_attempts, retry_delay,
  * max_retry_delay, max_lag, owner) RETURNS boolean: true if it is new
  */
@@ -290,6 +325,8 @@ idempotency_subscribe(PG_FUNCTION_ARGS)
 
 	/* Write the subscription, and give a new one its position */
 	InjectionPoint("subscribe-write");
+	if (!isNew)
+		LogChange(name, values, isnull);
 	(void) ExtensionQueryDo(isNew ? &insertQuery : &updateQuery, values, isnull);
 	if (isNew)
 	{
@@ -314,6 +351,7 @@ idempotency_unsubscribe(PG_FUNCTION_ARGS)
 	text *name = NameFromArg(fcinfo, 0, "subscription");
 	Datum values[] = {PointerGetDatum(name)};
 	const Subscription *subscription;
+	uint64 rows = 0;
 
 	PreventCommandIfReadOnly("idempotency.unsubscribe()");
 	InjectionPoint("unsubscribe-lock");
@@ -325,8 +363,11 @@ idempotency_unsubscribe(PG_FUNCTION_ARGS)
 	for (size_t i = 0; i < lengthof(deleteQueries); i++)
 	{
 		InjectionPoint("unsubscribe-delete");
-		(void) ExtensionQueryDo(&deleteQueries[i], values, NULL);
+		rows = ExtensionQueryDo(&deleteQueries[i], values, NULL);
 	}
+	LogCall("unsubscribe",
+			psprintf("subscription \"%s\" of role \"%s\", with %llu failed or waiting events",
+					 text_to_cstring(name), subscription->owner, (unsigned long long) rows));
 	InjectionPoint("unsubscribe-notify");
 	OutboxNotify.unsubscribed(subscription->number);
 	PG_RETURN_BOOL(true);

@@ -9,6 +9,7 @@
 
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 
 #include "base/compat.h"
 #include "base/errors.h"
@@ -83,6 +84,8 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	if (TokenIsHeld(stored.lease.token))
 		ErrorClaimedHere(&name);
 	KeyStoreDelete(&name, &seen);
+	LogCall("forget", psprintf("scope \"%s\", key \"%s\"", text_to_cstring(name.scope),
+							   text_to_cstring(name.key)));
 	ScopeSetResult(name.scope, name.key, false);
 	WakeupAfterCommit(KeyLockNumber(&name));
 	PG_RETURN_BOOL(state != KEY_EXPIRED);
