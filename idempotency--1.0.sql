@@ -444,6 +444,8 @@ CREATE SEQUENCE idempotency.token AS bigint NO CYCLE;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.token', '');
 COMMENT ON SEQUENCE idempotency.token IS 'fencing tokens of leases';
 
+-- Joined with a row of no columns, which costs nothing, a view cannot be updated: its rows are
+-- changed by functions only, under the locks that these take.
 CREATE VIEW idempotency.keys AS
 	SELECT
 		k.scope,
@@ -469,7 +471,7 @@ CREATE VIEW idempotency.keys AS
 		pg_catalog.encode(k.fingerprint, 'hex') AS fingerprint,
 		k.created_at,
 		CASE WHEN pg_catalog.isfinite(k.expires_at) THEN k.expires_at END AS expires_at
-	FROM idempotency.key AS k;
+	FROM idempotency.key AS k, (SELECT) AS read_only;
 COMMENT ON VIEW idempotency.keys IS 'stored outcomes without their bodies, and leases';
 COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.keys.key IS 'the key';
@@ -941,7 +943,7 @@ CREATE VIEW idempotency.dead_letters AS
 		p.payload,
 		p.headers,
 		p.seq
-	FROM idempotency.parked AS p
+	FROM idempotency.parked AS p, (SELECT) AS read_only
 	WHERE p.dead_at IS NOT NULL;
 COMMENT ON VIEW idempotency.dead_letters IS 'events that are no longer retried; redrive() delivers them again';
 COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which the event failed';

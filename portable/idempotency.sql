@@ -196,6 +196,8 @@ BEGIN
 END
 $$;
 
+-- Joined with a row of no columns, which costs nothing, a view cannot be updated: its rows are
+-- changed by functions only, under the locks that these take.
 CREATE VIEW idempotency.keys AS
 	SELECT
 		k.scope,
@@ -218,7 +220,7 @@ CREATE VIEW idempotency.keys AS
 		encode(k.fingerprint, 'hex') AS fingerprint,
 		k.created_at,
 		CASE WHEN isfinite(k.expires_at) THEN k.expires_at END AS expires_at
-	FROM idempotency.key AS k;
+	FROM idempotency.key AS k, (SELECT) AS read_only;
 COMMENT ON VIEW idempotency.keys IS 'stored outcomes without their bodies, and leases';
 COMMENT ON COLUMN idempotency.keys.scope IS 'the boundary inside which the key is unique';
 COMMENT ON COLUMN idempotency.keys.key IS 'the key';

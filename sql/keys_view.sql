@@ -51,6 +51,11 @@ SELECT count(*) FROM idempotency.keys WHERE scope = 'keys' AND key = 'open';
 -- both editions
 ROLLBACK;
 
+-- No view can be updated, also by a superuser.
+SELECT table_name FROM information_schema.views WHERE table_schema = 'idempotency' AND 'YES' IN (is_updatable, is_insertable_into);
+DELETE FROM idempotency.keys;
+\echo :SQLSTATE
+
 -- The index finds one key, and one scope.
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;

@@ -262,6 +262,21 @@ SELECT n, pg_temp.altered(alteration) FROM unnest(ARRAY[
 	'CREATE TRIGGER mine AFTER INSERT ON idempotency.outbox FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.trigger()',
 	'DROP TRIGGER refuse_update ON idempotency.outbox',
 	'CREATE TABLE inherits () INHERITS (idempotency.outbox)']) WITH ORDINALITY AS u (alteration, n) ORDER BY n;
+-- The hint for a dropped trigger is the statement that creates it again.
+BEGIN;
+DROP TRIGGER refuse_update ON idempotency.outbox;
+DO $$
+DECLARE
+	hint text;
+BEGIN
+	PERFORM idempotency.publish('publish', '1');
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+	EXECUTE substring(hint FROM 'CREATE TRIGGER .*\)');
+END
+$$;
+SELECT idempotency.publish('publish', '1') IS NOT NULL AS published;
+ROLLBACK;
 -- publish() is the only writer of events: UPDATE is refused, also for a superuser and where
 -- MERGE or INSERT ... ON CONFLICT does it.
 UPDATE idempotency.outbox SET payload = '"changed"';

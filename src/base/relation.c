@@ -126,7 +126,7 @@ CheckTriggers(const ExtensionTable *own, Relation table)
 	if (own->trigger != NULL && trigger == NULL)
 		ErrorStoreAltered(own->name, psprintf("Its trigger %s is missing.", own->trigger),
 						  psprintf("Use CREATE TRIGGER %s BEFORE UPDATE ON idempotency.%s "
-								   "EXECUTE FUNCTION idempotency.%s().",
+								   "EXECUTE FUNCTION idempotency_internal.%s().",
 								   own->trigger, own->name, own->trigger));
 	if (trigger != NULL && trigger->tgenabled != TRIGGER_FIRES_ON_ORIGIN &&
 		trigger->tgenabled != TRIGGER_FIRES_ALWAYS)

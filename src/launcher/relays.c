@@ -88,20 +88,19 @@ OwnerProblem(const RelayJob *job)
 
 /*
  * CanRun tells whether a worker can be started for a subscription that was chosen.  If
- * not, the subscription backs off.
+ * not, the subscription backs off, and the survey of its database, which knows its name,
+ * writes the problem to the log and to last_error.
  */
 static bool
 CanRun(const RelayJob *job)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	char *problem = NULL;
-	char *database;
 	bool wanted;
 	bool open;
 
 	StartTransactionCommand();
 	MemoryContextSwitchTo(caller);
-	database = get_database_name(job->database);
 	wanted = DatabaseIsWanted(job->database);
 	open = DatabaseIsOpen(job->database);
 	if (wanted && open)
@@ -109,8 +108,8 @@ CanRun(const RelayJob *job)
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(caller);
 
-	if (problem != NULL && RegistrySetProblem(job, problem))
-		LogRelayProblem(database, job->number, problem);
+	if (problem != NULL)
+		(void) RegistrySetProblem(job, problem);
 	if (wanted && open && problem == NULL)
 		return true;
 	SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);

@@ -14,11 +14,14 @@
  */
 #include "postgres.h"
 
+#include "commands/dbcommands.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/shmem.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "base/errors.h"
 #include "base/guc.h"
 #include "base/shmem.h"
 #include "relay/registry.h"
@@ -444,15 +447,15 @@ RegistrySetProblem(const RelayJob *job, const char *problem)
 }
 
 /*
- * LogRelayProblem writes to the log why a subscription cannot be run.
+ * LogRelayProblem writes to the log why a subscription cannot be run.  Needs a transaction.
  */
 void
-LogRelayProblem(const char *database, int64 number, const char *problem)
+LogRelayProblem(const text *subscription, const char *problem)
 {
 	ereport(LOG, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				  errmsg("idempotency relay cannot serve subscription %lld of database \"%s\"",
-						 (long long) number, database),
-				  errdetail_internal("%s", problem),
+				  errmsg("idempotency relay cannot serve subscription \"%s\" of database \"%s\"",
+						 text_to_cstring(subscription), get_database_name(MyDatabaseId)),
+				  errdetail_internal("%s", ClipForLog(problem)),
 				  errhint("It tries again, less and less often. Calling idempotency.subscribe() "
 						  "again lets it try at once.")));
 }

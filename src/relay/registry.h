@@ -135,7 +135,7 @@ extern bool RegistryTakeOverflow(void);
 
 /* registry.c: problems */
 extern bool RegistrySetProblem(const RelayJob *job, const char *problem);
-extern void LogRelayProblem(const char *database, int64 number, const char *problem);
+extern void LogRelayProblem(const text *subscription, const char *problem);
 
 /* scheduler.c: for the launcher */
 extern void SchedulerReset(void);

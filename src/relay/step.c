@@ -81,17 +81,16 @@ Leave(RelayEnd why)
 
 /*
  * LeaveUnfit leaves a subscription that cannot be run as it is.  The log and last_error
- * show the problem, once; the survey writes last_error if the subscription is locked now.
+ * show the problem, once; if the subscription is locked now, the survey writes both.
  * Needs a transaction.
  */
 static RelayStep
 LeaveUnfit(const RelayJob *job, const Subscription *subscription, const char *problem)
 {
-	if (RegistrySetProblem(job, problem))
+	if (RegistrySetProblem(job, problem) && SubscriptionLock(subscription->name, 0))
 	{
-		LogRelayProblem(get_database_name(MyDatabaseId), job->number, problem);
-		if (SubscriptionLock(subscription->name, 0))
-			SubscriptionSetError(subscription->name, cstring_to_text(problem));
+		LogRelayProblem(subscription->name, problem);
+		SubscriptionSetError(subscription->name, cstring_to_text(problem));
 	}
 	return Leave(RELAY_UNFIT);
 }

@@ -153,8 +153,9 @@ Find(uint64 row, RelayFound *found)
 }
 
 /*
- * WriteProblem writes why a subscription cannot be run, if it cannot, unless last_error shows
- * it or another session has locked the subscription.
+ * WriteProblem writes why a subscription cannot be run, if it cannot, to the log and to
+ * last_error, unless that shows it or another session has locked the subscription.  A lack of
+ * slots is not logged here: the launcher does, once for all.
  */
 static void
 WriteProblem(uint64 row, const RelayFound *found)
@@ -176,8 +177,11 @@ WriteProblem(uint64 row, const RelayFound *found)
 		(!noError && strncmp(TextDatumGetCString(error), problem, strlen(problem)) == 0))
 		return;
 	subscription = SubscriptionFindNumber(found->number);
-	if (subscription != NULL && SubscriptionLock(subscription->name, 0))
-		SubscriptionSetError(subscription->name, cstring_to_text(problem));
+	if (subscription == NULL || !SubscriptionLock(subscription->name, 0))
+		return;
+	if (found->hasSlot || !OidIsValid(found->owner))
+		LogRelayProblem(subscription->name, problem);
+	SubscriptionSetError(subscription->name, cstring_to_text(problem));
 }
 
 /*

@@ -317,16 +317,15 @@ Terminate(SIGNAL_ARGS)
 }
 
 /*
- * Refused gets the error with which the worker could not connect.  The log gets it once.
+ * Refused gets the error with which the worker could not connect.  The survey writes it to
+ * the log, with the name of the subscription.
  */
 static void
 Refused(ErrorData *error)
 {
 	leaving = RELAY_UNFIT;
-	if (RegistrySetProblem(&job, error->message))
-		error->elevel = LOG;
-	else
-		error->output_to_server = false;
+	(void) RegistrySetProblem(&job, error->message);
+	error->output_to_server = false;
 }
 
 /*
