@@ -99,11 +99,12 @@ SELECT last_error, last_error_at BETWEEN now() - interval '1 min' AND clock_time
 SELECT pg_temp.ack('nack');
 SELECT pg_temp.parked('nack'), pg_temp.fetch('nack');
 
--- Repeated failures keep the last error, and the times of the first and the last
--- failure.
+-- Repeated failures keep the last error, of which 8 kB in whole characters, and the times of
+-- the first and the last failure.
 SELECT pg_temp.publish('{6}');
 SELECT pg_temp.fetch('nack'), pg_temp.nack('nack', 6, '0', 'one'), pg_temp.ack('nack');
-SELECT pg_temp.fetch('nack'), pg_temp.nack('nack', 6, '0', 'two'), pg_temp.ack('nack');
+SELECT pg_temp.fetch('nack'), pg_temp.nack('nack', 6, '0', 'x' || repeat('ä', 10000)), pg_temp.ack('nack');
+SELECT octet_length(error), error = 'x' || repeat('ä', 4095) AS beginning FROM idempotency.parked WHERE subscription = 'nack';
 SELECT pg_temp.fetch('nack'), pg_temp.nack('nack', 6, '0', NULL), pg_temp.ack('nack');
 SELECT error, attempts, first_failed_at < last_failed_at AS longer FROM idempotency.parked WHERE subscription = 'nack';
 SELECT last_error FROM idempotency.subscription WHERE subscription = 'nack';

@@ -231,6 +231,7 @@ DeliveryFetch(const Subscription *subscription, const FetchPlan *plan, Batch *ba
 	}
 	if (batch->events == NIL) /* all of it is parked by now */
 		DeliverNext(subscription, &position, plan, batch);
+	batch->hasParked = position.parkedCount > 0;
 	CountEvents(COUNT_DELIVERED, list_length(batch->events));
 }
 
@@ -454,21 +455,15 @@ FindEvent(const Subscription *subscription, const Batch *batch, const pg_uuid_t 
 }
 
 /*
- * Park parks an event of the batch that is out, of which "events" are left, and removes
- * the later ones of its aggregate from the batch.  Returns as DeliveryNack().
+ * Park parks an event of the batch that is out, of which "events" are left, until "retryAt";
+ * 0 makes it a dead letter.  Removes the later ones of its aggregate from the batch.
  */
-static TimestampTz
+static void
 Park(const Subscription *subscription, Position *position, const List *events,
-	 const ListCell *failed, const text *error, const Interval *retryIn)
+	 const ListCell *failed, const Event *event, const text *error, TimestampTz retryAt)
 {
-	const Event *event = lfirst(failed);
-	int attempts = DatumGetInt32(event->values[EVENT_ATTEMPT]);
 	Datum aggregate = event->values[EVENT_AGGREGATE];
-	TimestampTz retryAt = 0;
 	bool changed;
-
-	if (attempts < subscription->maxAttempts)
-		retryAt = RetryAt(subscription, attempts, retryIn);
 
 	/* Park the event, out of the batch */
 	ParkedFail(subscription->name, event, error, retryAt);
@@ -490,6 +485,22 @@ Park(const Subscription *subscription, Position *position, const List *events,
 	InjectionPoint("event-write");
 	if (changed)
 		PositionWrite(subscription->name, position);
+}
+
+/*
+ * Fail parks an event that has failed once more.  Returns as DeliveryNack().
+ */
+static TimestampTz
+Fail(const Subscription *subscription, Position *position, const List *events,
+	 const ListCell *failed, const text *error, const Interval *retryIn)
+{
+	const Event *event = lfirst(failed);
+	int attempts = DatumGetInt32(event->values[EVENT_ATTEMPT]);
+	TimestampTz retryAt = 0;
+
+	if (attempts < subscription->maxAttempts)
+		retryAt = RetryAt(subscription, attempts, retryIn);
+	Park(subscription, position, events, failed, event, error, retryAt);
 	InjectionPoint("event-count");
 	CountEvent(COUNT_FAILED);
 	CountEvents(COUNT_DEAD_LETTERS, retryAt == 0 ? 1 : 0);
@@ -510,7 +521,7 @@ DeliveryNack(const Subscription *subscription, int64 number, const pg_uuid_t *id
 
 	LockBatch(subscription, number, &position);
 	BatchCollect(subscription, &position, &batch);
-	return Park(subscription, &position, batch.events, FindEvent(subscription, &batch, id), error,
+	return Fail(subscription, &position, batch.events, FindEvent(subscription, &batch, id), error,
 				retryIn);
 }
 
@@ -525,5 +536,21 @@ DeliveryFail(const Subscription *subscription, int64 number, const List *events,
 	Position position;
 
 	LockBatch(subscription, number, &position);
-	return Park(subscription, &position, events, failed, error, NULL);
+	return Fail(subscription, &position, events, failed, error, NULL);
+}
+
+/*
+ * DeliverySuspect parks the event at "suspect", to be redelivered at once, and keeps why, but
+ * counts no attempt: the event may not have caused what happened.
+ */
+void
+DeliverySuspect(const Subscription *subscription, int64 number, const List *events,
+				const ListCell *suspect, const text *why)
+{
+	Event event = *(const Event *) lfirst(suspect);
+	Position position;
+
+	event.values[EVENT_ATTEMPT] = Int32GetDatum(DatumGetInt32(event.values[EVENT_ATTEMPT]) - 1);
+	LockBatch(subscription, number, &position);
+	Park(subscription, &position, events, suspect, &event, why, GetCurrentTimestamp());
 }

@@ -15,6 +15,7 @@
 #include "access/xact.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -257,6 +258,20 @@ idempotency_ack(PG_FUNCTION_ARGS)
 }
 
 /*
+ * ClippedError returns the part of an error that is kept.
+ */
+static const text *
+ClippedError(const text *error)
+{
+	int bytes = VARSIZE_ANY_EXHDR(error);
+
+	if (bytes <= ERROR_BYTES)
+		return error;
+	return cstring_to_text_with_len(VARDATA_ANY(error),
+									pg_mbcliplen(VARDATA_ANY(error), bytes, ERROR_BYTES));
+}
+
+/*
  * nack(subscription, batch, event_id, error, retry_in) RETURNS timestamptz: when the
  * event is redelivered; NULL if it is a dead letter.  Without an event, the whole batch
  * is given back.
@@ -265,7 +280,7 @@ Datum
 idempotency_nack(PG_FUNCTION_ARGS)
 {
 	int64 batch = BatchFromArg(fcinfo);
-	const text *error = PG_ARGISNULL(3) ? NULL : PG_GETARG_TEXT_PP(3);
+	const text *error = PG_ARGISNULL(3) ? NULL : ClippedError(PG_GETARG_TEXT_PP(3));
 	const Interval *retryIn = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
 	Subscription *subscription = SubscriptionFromArg(fcinfo, "idempotency.nack()");
 	TimestampTz retryAt;

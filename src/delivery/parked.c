@@ -84,10 +84,9 @@ static ExtensionQuery blocksQuery = {
 
 static ExtensionQuery hasErrorQuery = {
 	.table = "parked",
-	.text = "SELECT FROM idempotency.parked WHERE subscription" EQ "$1 AND seq" EQ "$2 AND error" EQ
-			"$3",
+	.text = "SELECT FROM idempotency.parked" OF_NUMBERS " AND error" EQ "$3 LIMIT 1",
 	.parameters = 3,
-	.types = {TEXTOID, INT8OID, TEXTOID},
+	.types = {TEXTOID, INT8ARRAYOID, TEXTOID},
 };
 
 /*
@@ -169,23 +168,33 @@ NumberIn(uint64 row)
 }
 
 /*
+ * NumbersOf returns the numbers of events as an array.
+ */
+static Datum
+NumbersOf(const List *events)
+{
+	int64 *numbers = palloc(Max(1, list_length(events)) * sizeof(int64));
+	ListCell *cell;
+
+	foreach (cell, events)
+		numbers[foreach_current_index(cell)] = EventSeq(lfirst(cell));
+	return PointerGetDatum(NumbersToArray(numbers, list_length(events)));
+}
+
+/*
  * ParkedRemoveFrom removes the events that are parked from a list of events of the outbox,
  * which are in the order of their numbers.  Returns the list.
  */
 List *
 ParkedRemoveFrom(List *events, const text *subscription)
 {
-	int64 *numbers = palloc(Max(1, list_length(events)) * sizeof(int64));
-	Datum values[] = {PointerGetDatum(subscription), 0};
+	Datum values[] = {PointerGetDatum(subscription), NumbersOf(events)};
 	uint64 row = 0;
 	uint64 count;
 	ListCell *cell;
 
 	if (events == NIL)
 		return NIL;
-	foreach (cell, events)
-		numbers[foreach_current_index(cell)] = EventSeq(lfirst(cell));
-	values[1] = PointerGetDatum(NumbersToArray(numbers, list_length(events)));
 	count = ExtensionQueryRun(&numbersQuery, values, NULL);
 	foreach (cell, events)
 	{
@@ -212,16 +221,14 @@ ParkedBlocks(const text *subscription, const Event *event)
 }
 
 /*
- * ParkedHasError tells whether the event has failed before, the last time with that error.
+ * ParkedHasError tells whether one of the events is parked with that error.
  */
 bool
-ParkedHasError(const text *subscription, const Event *event, const text *error)
+ParkedHasError(const text *subscription, const List *events, const text *error)
 {
-	Datum values[] = {PointerGetDatum(subscription), event->values[EVENT_SEQ],
-					  PointerGetDatum(error)};
+	Datum values[] = {PointerGetDatum(subscription), NumbersOf(events), PointerGetDatum(error)};
 
-	return DatumGetInt32(event->values[EVENT_ATTEMPT]) > 1 &&
-		   ExtensionQueryDo(&hasErrorQuery, values, NULL) > 0;
+	return ExtensionQueryDo(&hasErrorQuery, values, NULL) > 0;
 }
 
 /* ----------------------------------------------------------------

@@ -19,7 +19,7 @@ extern List *ParkedReady(const text *subscription, TimestampTz now, int max, int
 extern List *ParkedInBatch(const text *subscription, const Position *position);
 extern List *ParkedRemoveFrom(List *events, const text *subscription);
 extern bool ParkedBlocks(const text *subscription, const Event *event);
-extern bool ParkedHasError(const text *subscription, const Event *event, const text *error);
+extern bool ParkedHasError(const text *subscription, const List *events, const text *error);
 
 extern void ParkedAdd(const text *subscription, const Event *event, TimestampTz retryAt);
 extern void ParkedRestoreOrder(const text *subscription, TimestampTz retryAt);

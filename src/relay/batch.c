@@ -17,6 +17,7 @@
 #include "utils/inval.h"
 #include "utils/memutils.h"
 
+#include "base/errors.h"
 #include "base/name.h"
 #include "delivery/parked.h"
 #include "keys/transaction.h"
@@ -92,20 +93,12 @@ ForgetFailure(void)
  */
 
 /*
- * HasKilled tells whether one of the events has ended a worker in its last attempt.
+ * HasKilled tells whether one of the events was alone in a batch whose worker ended.
  */
 static bool
 HasKilled(const Subscription *subscription, const List *events)
 {
-	const text *killed = cstring_to_text(KILLED);
-	ListCell *cell;
-
-	foreach (cell, events)
-	{
-		if (ParkedHasError(subscription->name, lfirst(cell), killed))
-			return true;
-	}
-	return false;
+	return ParkedHasError(subscription->name, events, cstring_to_text(KILLED));
 }
 
 /*
@@ -119,7 +112,7 @@ RelayBatchFetch(const Subscription *subscription, bool last, Batch *next)
 	MemoryContext caller = MemoryContextSwitchTo(nextContext);
 
 	DeliveryFetch(subscription, &plan, next);
-	if (list_length(next->events) > 1 && HasKilled(subscription, next->events))
+	if (list_length(next->events) > 1 && next->hasParked && HasKilled(subscription, next->events))
 	{
 		DeliveryGiveBack(subscription, next->number, true);
 		DeliveryFetch(subscription, &plan, next);
@@ -198,20 +191,23 @@ RelayBatchLeave(const RelayJob *job)
  */
 
 /*
- * Fail parks an event of a batch that has failed.
+ * Fail parks an event of a batch that has failed.  The log gets a dead letter, unless it had
+ * many of the subscription since the last survey, which logs the number of the others.
  */
 static void
-Fail(const Subscription *subscription, const Batch *batch, const ListCell *event, const text *error)
+Fail(const RelayJob *job, const Subscription *subscription, const Batch *batch,
+	 const ListCell *event, const text *error)
 {
 	Datum id;
 
-	if (DeliveryFail(subscription, batch->number, batch->events, event, error) != 0)
+	if (DeliveryFail(subscription, batch->number, batch->events, event, error) != 0 ||
+		!SchedulerMayLog(job))
 		return;
 	id = ((Event *) lfirst(event))->values[EVENT_ID];
 	ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now",
 						 DatumGetCString(DirectFunctionCall1(uuid_out, id)),
 						 text_to_cstring(subscription->name)),
-				  errdetail_internal("%s", text_to_cstring(error)),
+				  errdetail_internal("%s", ClipForLog(text_to_cstring(error))),
 				  errhint("idempotency.redrive() gives it once more.")));
 }
 
@@ -231,9 +227,15 @@ RelayBatchRecover(const RelayJob *job, const Subscription *subscription)
 		DeliveryGiveBack(subscription, left.number, true);
 	else
 	{
-		const text *why = failure != NULL ? failure : cstring_to_text(KILLED);
+		ListCell *event = list_head(left.events);
 
-		Fail(subscription, &left, list_head(left.events), why);
+		/* A crash of the server may have another cause, but hardly twice */
+		if (failure != NULL)
+			Fail(job, subscription, &left, event, failure);
+		else if (HasKilled(subscription, left.events))
+			Fail(job, subscription, &left, event, cstring_to_text(KILLED));
+		else
+			DeliverySuspect(subscription, left.number, left.events, event, cstring_to_text(KILLED));
 		DeliveryAck(subscription, left.number, NIL);
 	}
 }
@@ -285,14 +287,15 @@ ThrowUnlessEventFailed(const Subscription *subscription, EventHandler *handler, 
  * "failed".
  */
 static void
-HandleEvent(const Subscription *subscription, EventHandler *handler, ListCell *cell, List **failed)
+HandleEvent(const RelayJob *job, const Subscription *subscription, EventHandler *handler,
+			ListCell *cell, List **failed)
 {
 	text *error;
 
 	if (IsHeld(lfirst(cell), *failed) || EventHandle(handler, lfirst(cell), &error))
 		return;
 	ThrowUnlessEventFailed(subscription, handler, error);
-	Fail(subscription, &current, cell, error);
+	Fail(job, subscription, &current, cell, error);
 	*failed = lappend(*failed, lfirst(cell));
 }
 
@@ -329,7 +332,7 @@ RelayBatchHandle(const RelayJob *job, const Subscription *subscription, EventHan
 	InjectionPoint("relay-handle");
 	foreach (cell, current.events)
 	{
-		HandleEvent(subscription, handler, cell, &failed);
+		HandleEvent(job, subscription, handler, cell, &failed);
 		if (RelayHasChanges() && SubscriptionFindNumber(job->number) == NULL)
 			return false;
 		if (RelayMustCommit() || RelayMustLeave())

@@ -51,9 +51,6 @@
 /* How long a handler that was cancelled can continue, in milliseconds. */
 #define GRACE_MS 5000
 
-/* How much of an error is kept, in bytes. */
-#define ERROR_BYTES 8192
-
 static TimeoutId graceTimeout = MAX_TIMEOUTS;
 static ProcessUtility_hook_type previousHook = NULL;
 

@@ -360,6 +360,9 @@ Confirm(RelaySubscription *it, RelayFound *found)
 	if (it->owner != found->owner)
 		Renew(it, found->owner);
 	memcpy(found->problem, it->problem, RELAY_PROBLEM_BYTES);
+	found->unlogged = it->unlogged;
+	it->logged = 0;
+	it->unlogged = 0;
 	it->due |= found->due && it->state == RELAY_STATE_IDLE;
 
 	/* No wakeup is armed for a new topic before a worker has polled. */
@@ -370,7 +373,8 @@ Confirm(RelaySubscription *it, RelayFound *found)
 
 /*
  * RegistryMerge brings the registry up to date with subscriptions of a database, which are in
- * the order of their numbers, and sets which of them have a slot, and their problems.  It
+ * the order of their numbers, and sets which of them have a slot, their problems, and how
+ * many dead letters the caller must log with LogUnlogged().  It
  * forgets those without an owner, and the others that a commit has put here before a survey
  * "began" (0: none), unless they are running.
  */
@@ -444,6 +448,19 @@ RegistrySetProblem(const RelayJob *job, const char *problem)
 		memcpy(it->problem, text, RELAY_PROBLEM_BYTES);
 	LWLockRelease(Registry->lock);
 	return isNew;
+}
+
+/*
+ * LogUnlogged writes to the log how many dead letters it does not have.
+ */
+void
+LogUnlogged(const text *subscription, int64 unlogged)
+{
+	if (unlogged == 0)
+		return;
+	ereport(LOG, (errmsg("%lld more events of subscription \"%s\" are dead letters now",
+						 (long long) unlogged, text_to_cstring(subscription)),
+				  errhint("See the view idempotency.dead_letters.")));
 }
 
 /*

@@ -78,6 +78,8 @@ typedef struct RelaySubscription
 	TimestampTz dueAt;	   /* when it becomes due without a wakeup; 0: never */
 	TimestampTz notBefore; /* back-off; 0: none */
 	int failures;		   /* in a row */
+	int logged;			   /* dead letters, since the last survey */
+	int64 unlogged;		   /* the others */
 	int64 unhandled;	   /* a batch in flight with which no handler was called; 0: none */
 	char problem[RELAY_PROBLEM_BYTES];
 } RelaySubscription;
@@ -107,7 +109,8 @@ typedef struct RelayFound
 	TopicSet wants;
 	bool due;		   /* there may be something to do */
 	TimestampTz dueAt; /* when it becomes due; 0: never */
-	bool hasSlot;	   /* set by RegistryMerge(), as the problem */
+	bool hasSlot;	   /* set by RegistryMerge(), as the next two */
+	int64 unlogged;	   /* dead letters that the log does not have */
 	char problem[RELAY_PROBLEM_BYTES];
 } RelayFound;
 
@@ -135,6 +138,7 @@ extern bool RegistryTakeOverflow(void);
 
 /* registry.c: problems */
 extern bool RegistrySetProblem(const RelayJob *job, const char *problem);
+extern void LogUnlogged(const text *subscription, int64 unlogged);
 extern void LogRelayProblem(const text *subscription, const char *problem);
 
 /* scheduler.c: for the launcher */
@@ -150,6 +154,7 @@ extern void SchedulerBeginPoll(const RelayJob *job, bool last);
 extern bool SchedulerIsCrowded(void);
 extern bool SchedulerIsUnhandled(const RelayJob *job, int64 batch);
 extern void SchedulerSetUnhandled(const RelayJob *job, int64 batch);
+extern bool SchedulerMayLog(const RelayJob *job);
 extern void SchedulerProgress(const RelayJob *job);
 extern bool SchedulerLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, RelayJob *next);
 

@@ -27,6 +27,9 @@
 #define DIED_MS 100
 #define UNFIT_MS 1000
 
+/* How many dead letters of a subscription the log gets between two surveys. */
+#define LOGGED_MOST 10
+
 /* ----------------------------------------------------------------
  * The choice
  * ----------------------------------------------------------------
@@ -279,6 +282,24 @@ SchedulerSetUnhandled(const RelayJob *job, int64 batch)
 	if (it != NULL)
 		it->unhandled = batch;
 	LWLockRelease(Registry->lock);
+}
+
+/*
+ * SchedulerMayLog tells whether the log gets another dead letter of the subscription, and
+ * counts it.
+ */
+bool
+SchedulerMayLog(const RelayJob *job)
+{
+	RelaySubscription *it = RegistryLockJob(job);
+	bool may = it == NULL || it->logged < LOGGED_MOST;
+
+	if (may && it != NULL)
+		it->logged++;
+	else if (it != NULL)
+		it->unlogged++;
+	LWLockRelease(Registry->lock);
+	return may;
 }
 
 /* ----------------------------------------------------------------

@@ -168,6 +168,7 @@ Prepare(const RelayJob *job, EventHandler *handler)
 
 		TopicSetFromPatterns(&found.wants, &subscription->topics);
 		RegistryMerge(MyDatabaseId, &found, 1, 0);
+		LogUnlogged(subscription->name, found.unlogged);
 		(void) Leave(RELAY_UNFINISHED);
 	}
 	else

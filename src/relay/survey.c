@@ -185,6 +185,19 @@ WriteProblem(uint64 row, const RelayFound *found)
 }
 
 /*
+ * WriteUnlogged writes to the log how many dead letters it does not have.
+ */
+static void
+WriteUnlogged(const RelayFound *found)
+{
+	Subscription *subscription =
+		found->unlogged == 0 ? NULL : SubscriptionFindNumber(found->number);
+
+	if (subscription != NULL)
+		LogUnlogged(subscription->name, found->unlogged);
+}
+
+/*
  * Survey passes the subscriptions in the result, "rows" of them, to the registry.  "began" is
  * before the snapshot of the result.
  */
@@ -201,7 +214,10 @@ Survey(uint64 rows, TimestampTz began)
 	}
 	RegistryMerge(MyDatabaseId, found, (int) rows, began);
 	for (uint64 row = 0; row < rows; row++)
+	{
 		WriteProblem(row, &found[row]);
+		WriteUnlogged(&found[row]);
+	}
 }
 
 /*

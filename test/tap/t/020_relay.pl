@@ -357,7 +357,8 @@ is($node->safe_psql('postgres', q{SELECT count(*), count(DISTINCT seq), max(atte
 is($node->safe_psql('postgres', q{SELECT string_agg(substr(error, 1, 23) || ' ' || attempts, ', ' ORDER BY seq) FROM idempotency.dead_letters WHERE topic = 'lost claim'}),
 	'IK412: this transaction 3, IK412: cannot commit af 3', 'a lost claim has its own error');
 becomes_true(q{SELECT singles = 0 FROM idempotency.position ORDER BY version DESC LIMIT 1}, 'batches return to full size');
-like(log_since(), qr/dead letter/, 'the log has the dead letter');
+log_comes(qr/dead letters? now/, 'the log has the dead letter, or counts it');
+log_since();
 $node->safe_psql('postgres', 'DELETE FROM idempotency.parked; DELETE FROM done');
 
 # ----------------------------------------------------------------
@@ -396,7 +397,7 @@ is($node->safe_psql('postgres', q{SELECT error, attempts, payload ->> 'do' FROM 
 is($node->safe_psql('postgres', q{SELECT count(DISTINCT seq), max(attempt), count(*) FILTER (WHERE what LIKE 'deaf') FROM done WHERE topic = 'poison'}), '130|1|0',
 	'its writes are rolled back, and the other events had their effects once');
 my $log = log_since();
-is(scalar(() = $log =~ /terminating background worker/g), 4, 'the handler terminates four workers: first in a batch, then alone');
+is(scalar(() = $log =~ /terminating background worker/g), 5, 'the handler terminates five workers: first in a batch, then alone, where the first time is no attempt');
 unlike($log, qr/(?:WARNING|ERROR|FATAL|PANIC):/, 'terminated workers log no warning or error');
 as_app($subscribe =~ s/100 ms/2 s/r);
 is(as_app(q{SELECT idempotency.redrive('all')}), '1', 'the event that terminates its worker is redriven');
@@ -414,6 +415,43 @@ $node->safe_psql('postgres', q{ALTER ROLE app RESET ALL});
 as_app($subscribe);
 idle();
 $node->safe_psql('postgres', 'DELETE FROM idempotency.parked; DELETE FROM done');
+
+# The log gets a few of many dead letters, the beginning of a long error, and the number of
+# the others.
+as_app(q{CREATE FUNCTION flood(e idempotency.event) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '%', repeat('é', 20000); END $$;
+	SELECT idempotency.subscribe('flood', ARRAY['flood'], 'flood(idempotency.event)', max_attempts => 1);
+	SELECT count(idempotency.publish('flood', '{}')) FROM generate_series(1, 500)});
+log_comes(qr/LOG:  \d+ more events of subscription "flood" are dead letters now/, 'the log has the number of the dead letters that it does not have');
+becomes_true(q{SELECT count(*) = 500 FROM idempotency.dead_letters WHERE subscription = 'flood'}, 'all events are dead letters');
+is($node->safe_psql('postgres', q{SELECT max(octet_length(error)) BETWEEN 8000 AND 8192 FROM idempotency.dead_letters}), 't', 'a part of a long error is kept');
+idle();
+my ($flood, $counted) = ('', 0);
+for (my $looks = 0; $counted < 500 && $looks < 10 * $PostgreSQL::Test::Utils::timeout_default; $looks++)
+{
+	usleep(100_000) if $looks;
+	$flood .= log_since();
+	$counted = () = $flood =~ /LOG:  event \S+ of subscription "flood" is a dead letter now/g;
+	$counted += $1 while $flood =~ /LOG:  (\d+) more events of subscription "flood"/g;
+}
+is($counted, 500, 'the log counts every dead letter');
+cmp_ok(length $flood, '<', 100_000, 'many dead letters do not flood the log');
+as_app(q{SELECT idempotency.unsubscribe('flood'); DROP FUNCTION flood});
+
+# A crash of the server that the handler has not caused counts no attempt: the event is
+# delivered once more. So the only attempt is one that failed by itself.
+as_app($subscribe =~ s/max_attempts => 3/max_attempts => 1/r);
+publish('crash', 'await');
+waits_in_handler();
+$node->stop('immediate');
+$node->start;
+waits_in_handler();
+is($node->safe_psql('postgres', q{SELECT attempts, dead_at IS NULL FROM idempotency.parked}), '0|t', 'a crash of the server counts no attempt');
+$node->safe_psql('postgres', q{INSERT INTO flag VALUES ('go')});
+becomes_true(q{SELECT attempt = 1 FROM done WHERE topic = 'crash'}, 'the event is handled after the crash');
+becomes_true(q{SELECT count(*) = 0 FROM idempotency.parked}, 'nothing is left of the suspicion');
+as_app($subscribe);
+$node->safe_psql('postgres', 'DELETE FROM done; DELETE FROM flag');
+log_since();
 
 # Another session terminates a worker, busy and idle, and cancels a handler.
 publish('ended', [ 'one', 'await', 'two' ]);
