@@ -17,7 +17,7 @@ CREATE VIEW idempotency.dead_letters AS
 		k.payload,
 		k.headers,
 		k.seq
-	FROM idempotency.parked AS k
+	FROM idempotency.parked AS k, (SELECT) AS read_only
 	WHERE k.dead_at IS NOT NULL;
 COMMENT ON VIEW idempotency.dead_letters IS 'events that are no longer retried; redrive() delivers them again, discard() deletes them';
 COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which the event failed';

@@ -81,7 +81,7 @@ SELECT p.oid::regprocedure AS without_search_path
 	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
 		JOIN pg_language l ON l.oid = p.prolang
 	WHERE l.lanname NOT IN ('c', 'internal')
-		AND p.proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}';
+		AND ('search_path=pg_catalog, pg_temp' = ANY (p.proconfig)) IS NOT TRUE;
 
 -- Objects that depend on the extension prevent DROP EXTENSION.
 CREATE TABLE audited (key text DEFAULT idempotency.current_key('install'));

@@ -238,8 +238,6 @@ SELECT call, pg_temp.error_of(format(call, key)) FROM (VALUES
 	(VALUES ('{}'), ('[object Object]')) AS k (key);
 SELECT outcome FROM idempotency.claim('array', '{8e03978e-40d5-43dd-bc93-6894a57f9324}', lease => '1 min');
 SELECT outcome FROM idempotency.claim('array', '[object', lease => '1 min');
--- A text that is too long for a key is reported as an array too.
-SELECT pg_temp.error_of('SELECT idempotency.once(''array'', (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 1000))::text)');
 SELECT count(*) FILTER (WHERE key LIKE '%m1","m2%') AS arrays FROM idempotency.key WHERE scope = 'array';
 
 -- Read-only transactions.
