@@ -33,8 +33,8 @@ SELECT idempotency.complete('complete', 'b', '{"id" :   2}', 201);
 SELECT idempotency.complete('complete', 'c', '[3]', NULL, '{"ETag": "3"}');
 SELECT idempotency.complete(scope => 'complete', key => 'd', headers => '{}', response => 'null');
 COMMIT;
-SELECT k AS key, outcome, replayed, status, headers, response, failed
-	FROM unnest('{a,b,c,d}'::text[]) AS k, idempotency.claim('complete', k);
+WITH c AS (SELECT k, idempotency.claim('complete', k) AS op FROM unnest('{a,b,c,d}'::text[]) AS k)
+	SELECT k AS key, outcome, replayed, status, headers, response, failed FROM (SELECT k, (op).* FROM c) AS c;
 -- SQL NULL means no response; JSON null is a response.
 SELECT key, response IS NULL AS no_response, headers IS NULL AS no_headers
 	FROM idempotency.key WHERE scope = 'complete' ORDER BY key;
@@ -49,8 +49,8 @@ SELECT idempotency.complete('complete', 'varchar', '{"b":1,  "a":2}'::varchar, 2
 PREPARE untyped AS SELECT idempotency.complete($1, $2, $3, $4, $5);
 EXECUTE untyped('complete', 'parameter', '{"b":1,  "a":2}', 200, '{"b":1,  "a":2}');
 DEALLOCATE untyped;
-SELECT k AS key, response, headers
-	FROM unnest('{json,jsonb,text,varchar,parameter}'::text[]) AS k, idempotency.try_claim('complete', k);
+WITH c AS (SELECT k, idempotency.try_claim('complete', k) AS op FROM unnest('{json,jsonb,text,varchar,parameter}'::text[]) AS k)
+	SELECT k AS key, (op).response, (op).headers FROM c;
 COMMIT;
 
 --
@@ -62,8 +62,8 @@ SELECT (idempotency.claim('fail', k)).outcome FROM unnest('{a,b}'::text[]) AS k;
 SELECT idempotency.fail('fail', 'a', '{"title": "card declined"}', 402, '{"Content-Type": "application/problem+json"}');
 SELECT idempotency.fail('fail', 'b', NULL, 404);
 COMMIT;
-SELECT k AS key, outcome, replayed, status, headers, response, failed
-	FROM unnest('{a,b}'::text[]) AS k, idempotency.claim('fail', k);
+WITH c AS (SELECT k, idempotency.claim('fail', k) AS op FROM unnest('{a,b}'::text[]) AS k)
+	SELECT k AS key, outcome, replayed, status, headers, response, failed FROM (SELECT k, (op).* FROM c) AS c;
 
 -- A failure has no default status.
 BEGIN;

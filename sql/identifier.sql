@@ -74,7 +74,7 @@ SELECT idempotency.once('1', 7), idempotency.once('1', '7');
 SELECT idempotency.derive_key('1', 2, '3') = idempotency.derive_key('1', '2', '3') AS same;
 
 -- An operator passes the columns of the view, and applications their own columns.
-SELECT count(*) AS keys, count(*) FILTER (WHERE idempotency.forget(scope, key)) AS forgotten
+SELECT count(*) AS keys, sum(idempotency.forget(scope, key)::int) AS forgotten
 	FROM idempotency.keys WHERE scope = '1';
 
 -- extension only: numbers as scopes
@@ -175,24 +175,26 @@ DELETE FROM idempotency.key WHERE scope LIKE 'identifier%' OR scope IN (SELECT s
 CREATE TABLE collated (scope text COLLATE "POSIX", key text COLLATE "POSIX");
 INSERT INTO collated VALUES ('collated', 'ä');
 BEGIN;
-SELECT outcome, idempotency.current_key(scope) FROM collated, idempotency.claim(scope, key, '{"a": 1}');
+SELECT (idempotency.claim(scope, key, '{"a": 1}')).outcome, idempotency.current_key(scope) FROM collated;
 SELECT idempotency.complete(scope, key, '1') FROM collated;
 COMMIT;
 BEGIN;
-SELECT outcome FROM collated, idempotency.claim(scope, key || 2, wait => '1 s');
+SELECT (idempotency.claim(scope, key || 2, wait => '1 s')).outcome FROM collated;
 SELECT idempotency.fail(scope, key || 2, '2', 400) FROM collated;
 COMMIT;
 BEGIN;
-SELECT outcome FROM collated, idempotency.claim(scope, key || 3);
+SELECT (idempotency.claim(scope, key || 3)).outcome FROM collated;
 SELECT idempotency.release(scope, key || 3) FROM collated;
 COMMIT;
-SELECT outcome, response FROM collated, idempotency.try_claim(scope, key, '{"a": 1}');
+WITH c AS (SELECT idempotency.try_claim(scope, key, '{"a": 1}') AS op FROM collated) SELECT (op).outcome, (op).response FROM c;
 SELECT outcome, response FROM collated, idempotency.peek(scope, key || 2);
-SELECT outcome, token AS collated_token FROM collated, idempotency.claim(scope, key || 'l', lease => '1 min') \gset
+WITH c AS (SELECT idempotency.claim(scope, key || 'l', lease => '1 min') AS op FROM collated)
+	SELECT (op).outcome, (op).token AS collated_token FROM c \gset
 SELECT idempotency.renew(scope, key || 'l', :collated_token, '1 min') > now() AS renewed FROM collated;
 SELECT idempotency.checkpoint(scope, key || 'l', :collated_token, 'p') FROM collated;
 SELECT idempotency.release(scope, key || 'l', :collated_token) FROM collated;
-SELECT a.key, token AS collated_token FROM collated AS c, idempotency.claim_abandoned(scope, '1 min') AS a \gset
+WITH c AS (SELECT idempotency.claim_abandoned(scope, '1 min') AS a FROM collated)
+	SELECT (a).key, (a).token AS collated_token FROM c \gset
 SELECT idempotency.complete(scope, key || 'l', '3', token => :collated_token) FROM collated;
 SELECT idempotency.once(scope, key || 'o'), idempotency.once(scope, key || 'o') FROM collated;
 SELECT idempotency.once_many(scope, ARRAY[key || 'o', key || 'p']) FROM collated;

@@ -214,11 +214,10 @@ SELECT outcome, response FROM idempotency.run('run', 'echo 2', '2', 'echo(idempo
 -- NULL is a valid response.
 CREATE FUNCTION nothing(request json) RETURNS json LANGUAGE sql AS 'SELECT NULL::json';
 CREATE FUNCTION strict_one(request json) RETURNS json LANGUAGE sql STRICT AS 'SELECT ''"called"''::json';
-SELECT k AS key, outcome, status, response, response IS NULL AS no_response
+WITH r AS (SELECT n, k, idempotency.run('run', k, request, handler::regprocedure) AS op
 	FROM (VALUES (1, 'nothing', '{}'::json, 'nothing(json)'), (2, 'nothing', '{}', 'nothing(json)'),
-			(3, 'strict', '{}', 'strict_one(json)')) AS v (n, k, request, handler),
-		idempotency.run('run', k, request, handler::regprocedure)
-	ORDER BY n;
+			(3, 'strict', '{}', 'strict_one(json)')) AS v (n, k, request, handler))
+	SELECT k AS key, (op).outcome, (op).status, (op).response, (op).response IS NULL AS no_response FROM r ORDER BY n;
 -- Without a request, a strict handler would not be called, and yet a success stored.
 -- Such a call is refused, and stores nothing.
 SELECT idempotency.run('run', 'strict 2', NULL, 'strict_one(json)');

@@ -125,8 +125,8 @@ SELECT pg_temp.state_of('fail undone') AS failed, pg_temp.state_of('release undo
 SELECT idempotency.complete('savepoint', 'fail undone', '"after all"');
 SELECT idempotency.complete('savepoint', 'release undone', '"after all"');
 COMMIT;
-SELECT k, status, response, failed
-	FROM unnest('{fail undone,release undone}'::text[]) AS k, idempotency.claim('savepoint', k);
+WITH c AS (SELECT k, idempotency.claim('savepoint', k) AS op FROM unnest('{fail undone,release undone}'::text[]) AS k)
+	SELECT k, (op).status, (op).response, (op).failed FROM c;
 
 -- Rolling back an outer savepoint also undoes a complete() in a released inner one.
 BEGIN;
@@ -162,7 +162,7 @@ SAVEPOINT b;
 SELECT idempotency.complete('savepoint', 'deeper', '2');
 RELEASE a;
 COMMIT;
-SELECT k, response FROM unnest('{same,deeper}'::text[]) AS k, idempotency.claim('savepoint', k);
+SELECT k, (idempotency.claim('savepoint', k)).response FROM unnest('{same,deeper}'::text[]) AS k;
 
 -- Released and claimed again inside: the rollback restores the first claim with its
 -- request.
@@ -219,7 +219,7 @@ SELECT response FROM idempotency.claim('savepoint', 'many times');
 
 -- A cursor claims where it is fetched, not where it was declared.
 BEGIN;
-DECLARE c CURSOR FOR SELECT (idempotency.claim('savepoint', k)).outcome FROM unnest('{fetched before,fetched after}'::text[]) AS k;
+DECLARE c NO SCROLL CURSOR FOR SELECT (idempotency.claim('savepoint', k)).outcome FROM unnest('{fetched before,fetched after}'::text[]) AS k;
 FETCH c;
 SAVEPOINT s;
 FETCH c;

@@ -38,8 +38,8 @@ SELECT idempotency.complete('times', 'released', token => :token);
 SELECT * FROM pg_temp.times('released');
 
 -- The next owner, with a lease and without one, in two transactions and in one.
-SELECT c.outcome, pg_temp.age('taken over ' || i)
-	FROM generate_series(1, 6) AS i, idempotency.claim('times', 'taken over ' || i, lease => '1 minute') AS c;
+SELECT (idempotency.claim('times', 'taken over ' || i, lease => '1 minute')).outcome, pg_temp.age('taken over ' || i)
+	FROM generate_series(1, 6) AS i;
 SELECT outcome, token FROM idempotency.claim('times', 'taken over 1', lease => '1 hour') \gset
 SELECT :'outcome' AS outcome, idempotency.complete('times', 'taken over 1', token => :token);
 BEGIN;
@@ -69,7 +69,7 @@ SELECT * FROM pg_temp.times('reused');
 -- retention: that of the call, of the claim, of the setting, in this order.
 SET idempotency.retention = '3h';
 BEGIN;
-SELECT c.outcome FROM generate_series(1, 6) AS i, idempotency.claim('times', 'kept ' || i, retention => '5 hours') AS c;
+SELECT (idempotency.claim('times', 'kept ' || i, retention => '5 hours')).outcome FROM generate_series(1, 6) AS i;
 SELECT idempotency.complete('times', 'kept 1');
 SELECT idempotency.complete('times', 'kept 2', retention => '7 hours');
 SELECT idempotency.fail('times', 'kept 3', NULL, 400, retention => '1 hour');

@@ -322,13 +322,20 @@ $$;
 -- at most ten random tenants per call, so that a charge that the provider does not
 -- accept now delays no other tenant.
 CREATE FUNCTION payments.orders_abandoned() RETURNS SETOF payments.order_lease
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-	SELECT l.*
-	FROM (SELECT name FROM payments.tenant ORDER BY random()) AS tenant,
-		idempotency.claim_abandoned('orders/' || tenant.name, lease => payments.lease_time()) AS a,
-		payments.order_lease_of(a.scope, a.key, a.request, a.token, a.state) AS l
-	LIMIT 10
-$$;
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	tenant payments.tenant;
+	orders integer := 0;
+BEGIN
+	FOR tenant IN SELECT * FROM payments.tenant ORDER BY random() LOOP
+		RETURN QUERY
+			SELECT l.*
+			FROM idempotency.claim_abandoned('orders/' || tenant.name, lease => payments.lease_time()) AS a,
+				payments.order_lease_of(a.scope, a.key, a.request, a.token, a.state) AS l;
+		orders := orders + FOUND::integer;
+		EXIT WHEN orders = 10;
+	END LOOP;
+END $$;
 
 -- ---------------------------------------------------------------------------
 -- Privileges of the service

@@ -109,11 +109,12 @@ sub replays_of
 {
 	my ($dbname) = @_;
 	return $node->safe_psql($dbname, q{
+		WITH k AS (SELECT key, idempotency.claim(scope, key, fingerprint => fingerprint) AS op
+			FROM idempotency.key WHERE expires_at > clock_timestamp() AND token IS NULL ORDER BY scope, key)
 		SELECT key, (op).outcome, (op).status, (op).failed, (op).expires_at,
 			encode(convert_to((op).headers::text, 'UTF8'), 'hex'),
 			encode(convert_to((op).response::text, 'UTF8'), 'hex')
-		FROM (SELECT key, idempotency.claim(scope, key, fingerprint => fingerprint) AS op
-			FROM idempotency.key WHERE expires_at > clock_timestamp() AND token IS NULL ORDER BY scope, key OFFSET 0) AS k});
+		FROM k});
 }
 
 # rights_of returns all privileges on the objects in the extension's schema.

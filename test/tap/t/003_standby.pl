@@ -149,8 +149,8 @@ is( $standby->safe_psql('postgres', q{SELECT key, state, status FROM idempotency
 
 # 3. Promotion: the primary is lost, with the transaction that is open there.
 my $before = answers_of($primary);
-my $replays = q{SELECT key, (op).* FROM (SELECT key, idempotency.claim(scope, key) AS op
-	FROM idempotency.key WHERE expires_at > clock_timestamp() ORDER BY key OFFSET 0) AS k};
+my $replays = q{WITH k AS (SELECT key, idempotency.claim(scope, key) AS op
+	FROM idempotency.key WHERE expires_at > clock_timestamp() ORDER BY key) SELECT key, (op).* FROM k};
 my $replayed = $primary->safe_psql('postgres', $replays);
 is(scalar(split /\n/, $replayed), 6, 'the primary replays six keys');
 $primary->stop('immediate');

@@ -114,9 +114,8 @@ $node->safe_psql('postgres', q{
 				EXCEPTION WHEN division_by_zero THEN NULL;
 				END;
 			ELSIF dice < 0.9 THEN
-				PERFORM send('claimed', about)
-				FROM idempotency.claim('load', gen_random_uuid()::text) AS c
-				WHERE idempotency.complete('load', idempotency.current_key('load')) IS NULL;
+				PERFORM idempotency.claim('load', gen_random_uuid()::text), send('claimed', about),
+					idempotency.complete('load', idempotency.current_key('load'));
 			ELSE
 				PERFORM send('slow', about), send('slow', NULL), pg_sleep(random() / 10);
 			END IF;
