@@ -5378,6 +5378,23 @@ COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of th
 
 -- delivery/assemble: end
 
+-- The planner tests cheaper conditions before it calls a function that writes, and keeps the
+-- rows of a function in a cache (Memoize) if it expects more than a few.
+DO $$
+DECLARE
+	form regprocedure;
+BEGIN
+	FOR form IN
+		SELECT p.oid FROM pg_proc AS p
+		WHERE p.pronamespace = 'idempotency'::regnamespace AND p.proname = ANY ('{claim,try_claim,complete,fail,release,renew,checkpoint,
+			claim_abandoned,run,forget,once,once_many,reap,publish,subscribe,unsubscribe,fetch,ack,nack,extend,redrive}'::text[])
+	LOOP
+		EXECUTE format('ALTER FUNCTION %s COST 10000 %s', form,
+			(SELECT 'ROWS 2' FROM pg_proc AS p WHERE p.oid = form AND p.proname = 'once_many'));
+	END LOOP;
+END
+$$;
+
 -- ---------------------------------------------------------------------------
 -- Privileges: none for PUBLIC
 -- ---------------------------------------------------------------------------

@@ -177,6 +177,19 @@ RESET idempotency.wait;
 SELECT count(set_config(name, reset_val, false)) AS reset FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
 
 --
+-- Conditions that exclude a row are tested before a call, and rows of once_many() are not cached
+--
+
+CREATE FUNCTION relevant(id int) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN id = 2; END';
+CREATE TABLE message AS SELECT n AS id FROM generate_series(1, 3) AS n, generate_series(1, 100);
+ANALYZE message;
+SELECT DISTINCT id FROM message WHERE idempotency.once('portable order', id) AND relevant(id);
+SELECT key FROM idempotency.key WHERE scope = 'portable order';
+SELECT count(*) FROM message, LATERAL idempotency.once_many('portable many', ARRAY[id::text]);
+DROP TABLE message;
+DROP FUNCTION relevant;
+
+--
 -- The tests install it with default privileges for a role, which have no effect
 --
 
