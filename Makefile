@@ -168,7 +168,8 @@ mutants: ## plant one bug after another; the tests must catch each (15 minutes);
 fuzz: export CALLS ?= 1000000
 fuzz: export INPUTS ?= 5000
 fuzz: export ROUNDS ?= 200
-fuzz: ## call it with random and hostile input (20 minutes); SEED=1, CALLS=, INPUTS=, ROUNDS=, SCENARIO="calls inputs outbox"
+fuzz: export STATEMENTS ?= 10000
+fuzz: ## call it with random and hostile input (20 minutes); SEED=1, CALLS=, INPUTS=, ROUNDS=, STATEMENTS=, SCENARIO="calls inputs outbox plans"
 	@tools/prerequisites test
 	@tools/build
 	@tools/server run fsync=off max_prepared_transactions=50 shared_preload_libraries=idempotency \

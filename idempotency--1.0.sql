@@ -517,14 +517,14 @@ CREATE FUNCTION idempotency_internal.single_evaluation(internal)
 	RETURNS internal
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_single_evaluation';
 COMMENT ON FUNCTION idempotency_internal.single_evaluation(internal) IS
-	'planner support: refuse a call that the server might evaluate twice for one row';
+	'planner support: refuse a call that the server might not run once for each row';
 
 CREATE FUNCTION idempotency.claim(
 	scope idempotency.identifier, key idempotency.identifier, request idempotency.document DEFAULT NULL,
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim';
 COMMENT ON FUNCTION idempotency.claim(idempotency.identifier, idempotency.identifier, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or replay its outcome; any other outcome is an error';
@@ -534,7 +534,7 @@ CREATE FUNCTION idempotency.try_claim(
 	lease interval DEFAULT NULL, wait interval DEFAULT NULL, retention interval DEFAULT NULL,
 	fingerprint bytea DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_try_claim';
 COMMENT ON FUNCTION idempotency.try_claim(idempotency.identifier, idempotency.identifier, idempotency.document, interval, interval, interval, bytea) IS
 	'claim an operation, or return why that failed; check the outcome';
@@ -545,7 +545,7 @@ CREATE FUNCTION idempotency.complete(
 	token bigint DEFAULT NULL, retention interval DEFAULT NULL,
 	omit_large boolean DEFAULT false)
 	RETURNS json
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_complete';
 COMMENT ON FUNCTION idempotency.complete(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval, boolean) IS
 	'store the success of a claimed operation, and return its response';
@@ -556,21 +556,21 @@ CREATE FUNCTION idempotency.fail(
 	token bigint DEFAULT NULL, retention interval DEFAULT NULL,
 	omit_large boolean DEFAULT false)
 	RETURNS json
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fail';
 COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identifier, idempotency.document, integer, idempotency.document, bigint, interval, boolean) IS
 	'store the final failure of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL)
 	RETURNS void
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_release';
 COMMENT ON FUNCTION idempotency.release(idempotency.identifier, idempotency.identifier, bigint) IS
 	'release a claim without an outcome';
 
 CREATE FUNCTION idempotency.renew(scope idempotency.identifier, key idempotency.identifier, token bigint, lease interval)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_renew';
 COMMENT ON FUNCTION idempotency.renew(idempotency.identifier, idempotency.identifier, bigint, interval) IS
 	'restart a lease from now (heartbeat); returns when it ends';
@@ -579,14 +579,14 @@ CREATE FUNCTION idempotency.checkpoint(
 	scope idempotency.identifier, key idempotency.identifier, token bigint, recovery_point text,
 	state idempotency.document DEFAULT NULL)
 	RETURNS void
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
 COMMENT ON FUNCTION idempotency.checkpoint(idempotency.identifier, idempotency.identifier, bigint, text, idempotency.document) IS
 	'store a recovery point, from which the next owner continues';
 
 CREATE FUNCTION idempotency.claim_abandoned(scope idempotency.identifier, lease interval, max integer DEFAULT 1)
 	RETURNS SETOF idempotency.abandoned
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_claim_abandoned';
 COMMENT ON FUNCTION idempotency.claim_abandoned(idempotency.identifier, interval, integer) IS
 	'take over abandoned operations, oldest token first';
@@ -595,7 +595,7 @@ CREATE FUNCTION idempotency.run(
 	scope idempotency.identifier, key idempotency.identifier, request idempotency.document, handler regprocedure,
 	wait interval DEFAULT NULL, retention interval DEFAULT NULL)
 	RETURNS idempotency.operation
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_run';
 COMMENT ON FUNCTION idempotency.run(idempotency.identifier, idempotency.identifier, idempotency.document, regprocedure, interval, interval) IS
 	'claim, call the handler, and complete; or replay';
@@ -608,21 +608,21 @@ COMMENT ON FUNCTION idempotency.peek(idempotency.identifier, idempotency.identif
 
 CREATE FUNCTION idempotency.forget(scope idempotency.identifier, key idempotency.identifier)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_forget';
 COMMENT ON FUNCTION idempotency.forget(idempotency.identifier, idempotency.identifier) IS
 	'delete a stored outcome; true if there was one';
 
 CREATE FUNCTION idempotency.once(scope idempotency.identifier, key idempotency.identifier, retention interval DEFAULT NULL)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once';
 COMMENT ON FUNCTION idempotency.once(idempotency.identifier, idempotency.identifier, interval) IS
 	'record a message; true the first time';
 
 CREATE FUNCTION idempotency.once_many(scope idempotency.identifier, keys idempotency.identifier[], retention interval DEFAULT NULL)
 	RETURNS SETOF text
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_once_many';
 COMMENT ON FUNCTION idempotency.once_many(idempotency.identifier, idempotency.identifier[], interval) IS
 	'record many messages; returns those recorded for the first time';
@@ -866,7 +866,7 @@ CREATE FUNCTION idempotency.publish(
 	type text DEFAULT NULL, headers idempotency.document DEFAULT NULL,
 	event_id uuid DEFAULT NULL)
 	RETURNS uuid
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
 COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, idempotency.identifier, text, idempotency.document, uuid) IS
 	'publish an event when this transaction commits; returns the event''s id';
@@ -877,14 +877,14 @@ CREATE FUNCTION idempotency.subscribe(
 	retry_delay interval DEFAULT '1 second', max_retry_delay interval DEFAULT '1 hour',
 	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_subscribe';
 COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole) IS
 	'create a subscription, or change its options; true if it is new';
 
 CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_unsubscribe';
 COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
 	'delete a subscription and its parked events; true if there was one';
@@ -893,14 +893,14 @@ CREATE FUNCTION idempotency.fetch(
 	subscription text, max_events integer DEFAULT 100,
 	wait interval DEFAULT '0', lease interval DEFAULT '30 seconds')
 	RETURNS SETOF idempotency.event
-	LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fetch';
 COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval) IS
 	'get the next batch of events';
 
 CREATE FUNCTION idempotency.ack(subscription text, batch bigint)
 	RETURNS void
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_ack';
 COMMENT ON FUNCTION idempotency.ack(text, bigint) IS
 	'acknowledge a batch';
@@ -909,21 +909,21 @@ CREATE FUNCTION idempotency.nack(
 	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL,
 	retry_in interval DEFAULT NULL)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_nack';
 COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval) IS
 	'report that an event of the batch failed; returns when it is retried, NULL if never';
 
 CREATE FUNCTION idempotency.extend(subscription text, batch bigint, lease interval)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_extend';
 COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
 	'extend the lease of a batch; returns when it ends';
 
 CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
 	RETURNS bigint
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_redrive';
 COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
 	'deliver one dead letter again, or all of them; returns their number';
@@ -1235,7 +1235,7 @@ COMMENT ON INDEX idempotency.reaper_pkey IS 'one row per cluster and key table';
 
 CREATE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000)
 	RETURNS bigint
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_reap';
 COMMENT ON FUNCTION idempotency.reap(integer) IS
 	'delete expired rows, and events that every subscription has passed, in this transaction; returns their number';

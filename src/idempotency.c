@@ -11,6 +11,7 @@
 #include "fmgr.h"
 
 #include "base/guc.h"
+#include "base/reevaluation.h"
 #include "base/shmem.h"
 #include "base/stats.h"
 #include "base/visits.h"
@@ -27,6 +28,7 @@ void
 _PG_init(void)
 {
 	DefineSettings();
+	ReevaluationInit();
 	SharedMemoryInit();
 	StatsInit();
 	WakeupInit();

@@ -88,11 +88,14 @@ typedef bool TU_UpdateIndexes;
 #define TreeWalker(walker) (walker)
 #endif
 
-/* 17: the condition of a MERGE is no longer one of its join tree. */
-#if PG_VERSION_NUM < 170000
-#define MergeJoinCondition(query) NULL
+/* 19: the planner knows of EXPLAIN. */
+#if PG_VERSION_NUM < 190000
+#define PLANNER_PARAMETERS Query *parse, const char *text, int options, ParamListInfo parameters
+#define PLANNER_ARGUMENTS parse, text, options, parameters
 #else
-#define MergeJoinCondition(query) (query)->mergeJoinCondition
+#define PLANNER_PARAMETERS                                                                         \
+	Query *parse, const char *text, int options, ParamListInfo parameters, ExplainState *explain
+#define PLANNER_ARGUMENTS parse, text, options, parameters, explain
 #endif
 
 /* 17: wait events of extensions have names. */

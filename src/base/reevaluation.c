@@ -1,391 +1,375 @@
 /*-------------------------------------------------------------------------
  *
  * base/reevaluation.c
- *	  Refusing calls that the server might evaluate twice for one row.
+ *	  Calls that write run once for each row, or are refused.
  *
- * In READ COMMITTED, a statement that finds a row changed by another transaction
- * evaluates its plan again (EvalPlanQual).  A function that writes would then find what
- * its first call has stored.  single_evaluation(), the planner support function of all
- * functions that write, checks the query around a call.  README lists what the server
- * evaluates again.
+ * The plan decides how often, how early and for which rows the server runs a volatile
+ * function. A call that writes is allowed in the few places of a query where no plan
+ * changes that, and refused in all others (README). The planner hook checks a query as it
+ * was written. single_evaluation(), the planner support function of all functions that
+ * write, marks them, and checks what the hook does not see: a function in SQL that the
+ * planner has inlined, and the query whose planning has loaded the library.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/transam.h"
 #include "fmgr.h"
+#include "miscadmin.h"
+#include "nodes/execnodes.h"
 #include "nodes/makefuncs.h"
 #include "nodes/nodeFuncs.h"
 #include "nodes/pathnodes.h"
 #include "nodes/supportnodes.h"
 #include "optimizer/optimizer.h"
+#include "optimizer/planner.h"
+#include "parser/parsetree.h"
+#include "tcop/pquery.h"
 #include "utils/lsyscache.h"
 
 #include "base/compat.h"
+#include "base/reevaluation.h"
 
 PG_FUNCTION_INFO_V1(idempotency_single_evaluation);
 
-/* What a walk searches for. */
-typedef struct Wanted
+/* A search for a call. */
+typedef struct Search
 {
-	Oid called;	   /* the function whose call is checked */
-	Oid function;  /* calls of it: of "called", or InvalidOid */
-	List *ctes;	   /* reads of these WITH queries, which call it */
-	bool planning; /* the planner has pulled up the sub-selects of the query */
-} Wanted;
+	List *ctes;	  /* searched for as well: reads of these WITH queries, by name alone */
+	Node *call;	  /* the call that was found; NULL: a read */
+	Oid function; /* the function that it calls */
+} Search;
 
-static bool
-IsFunction(Oid function, void *wanted)
+/* The part of a query that is checked. */
+typedef struct Part
 {
-	return function == ((Wanted *) wanted)->function;
+	const char *place; /* calls are refused in this place; NULL: they are allowed */
+	List *ctes;		   /* sub-selects that run for each row do not read these WITH queries */
+	List *columns;	   /* the calls of which one column is selected */
+} Part;
+
+/* The queries around a query that is checked. */
+typedef struct Around
+{
+	bool written; /* the planner has not changed them */
+	List *ctes;	  /* names of their WITH queries that call */
+} Around;
+
+static planner_hook_type previousPlanner = NULL;
+
+/* Number of queries that this backend is planning, one inside the other. */
+static int planning = 0;
+
+/*
+ * Writes tells whether single_evaluation() is the support function of "function", and sets
+ * "*called" to the function.
+ */
+static bool
+Writes(Oid function, void *called)
+{
+	Oid support = function < FirstNormalObjectId ? InvalidOid : get_func_support(function);
+	FmgrInfo info;
+
+	if (!OidIsValid(support))
+		return false;
+	fmgr_info(support, &info);
+	*(Oid *) called = function;
+	return info.fn_addr == idempotency_single_evaluation;
 }
 
 /*
- * Calls tells whether an expression, a query or an entry of its range table calls the
- * function, or reads one of the WITH queries, anywhere.  WITH queries are compared by
- * name alone.
+ * FindCall searches an expression, a query or an entry of its range table.
  */
 static bool
-Calls(Node *node, void *wanted)
+FindCall(Node *node, void *context)
 {
+	Search *search = context;
+
+	search->call = NULL;
 	if (node == NULL)
 		return false;
+	if (IsA(node, Query))
+		return query_tree_walker((Query *) node, TreeWalker(FindCall), context,
+								 QTW_EXAMINE_RTES_BEFORE | QTW_IGNORE_JOINALIASES);
 	if (IsA(node, RangeTblEntry))
 	{
 		const RangeTblEntry *rte = (RangeTblEntry *) node;
 
-		return rte->rtekind == RTE_CTE &&
-			   list_member(((Wanted *) wanted)->ctes, makeString(rte->ctename));
+		return rte->rtekind == RTE_CTE && list_member(search->ctes, makeString(rte->ctename));
 	}
-	if (IsA(node, Query))
-		return query_tree_walker((Query *) node, TreeWalker(Calls), wanted,
-								 QTW_EXAMINE_RTES_BEFORE);
-	return check_functions_in_node(node, IsFunction, wanted) ||
-		   expression_tree_walker(node, TreeWalker(Calls), wanted);
+	if (!check_functions_in_node(node, Writes, &search->function))
+		return expression_tree_walker(node, TreeWalker(FindCall), context);
+	search->call = node;
+	return true;
 }
 
 /*
- * IsInitPlan tells whether the planner evaluates a sub-select once, before the query: it
- * refers to nothing in the query around it, and has a single result.
- */
-static bool
-IsInitPlan(const SubLink *sublink)
-{
-	return sublink->subLinkType != ANY_SUBLINK && sublink->subLinkType != ALL_SUBLINK &&
-		   !contain_vars_of_level(sublink->subselect, 1);
-}
-
-/*
- * CallsAgain tells whether each evaluation of an expression calls the function, or reads
- * one of the WITH queries.
- */
-static bool
-CallsAgain(Node *node, void *wanted)
-{
-	if (node == NULL)
-		return false;
-	if (IsA(node, SubLink) && IsInitPlan((SubLink *) node))
-		return CallsAgain(((SubLink *) node)->testexpr, wanted);
-	if (IsA(node, SubLink) && Calls(((SubLink *) node)->subselect, wanted))
-		return true;
-	return check_functions_in_node(node, IsFunction, wanted) ||
-		   (!IsA(node, Query) && expression_tree_walker(node, TreeWalker(CallsAgain), wanted));
-}
-
-/*
- * WillBeJoined tells whether the planner makes a condition of WHERE a join: an IN whose
- * sub-select refers to nothing in the query around it.
- */
-static bool
-WillBeJoined(Node *condition)
-{
-	const SubLink *sublink = (SubLink *) condition;
-
-	return IsA(condition, SubLink) && sublink->subLinkType == ANY_SUBLINK &&
-		   ((Query *) sublink->subselect)->setOperations == NULL &&
-		   !contain_vars_of_level(sublink->subselect, 1) &&
-		   contain_vars_of_level(sublink->testexpr, 0) &&
-		   !contain_volatile_functions(sublink->testexpr);
-}
-
-/*
- * ConditionsCallAgain tells whether the conditions of a query call the function again.
- */
-static bool
-ConditionsCallAgain(const FromExpr *jointree, Wanted *wanted)
-{
-	ListCell *cell;
-
-	if (wanted->planning || jointree == NULL)
-		return CallsAgain((Node *) jointree, wanted);
-	foreach (cell, make_ands_implicit((Expr *) jointree->quals))
-	{
-		Node *condition = lfirst(cell);
-
-		if (!WillBeJoined(condition) && CallsAgain(condition, wanted))
-			return true;
-	}
-	return CallsAgain((Node *) jointree->fromlist, wanted);
-}
-
-/*
- * MemberCalls tells whether a member of a UNION ALL that is, or will be, part of the
- * query calls the function.  A UNION ALL that the planner has pulled up is marked "inh".
- */
-static bool
-MemberCalls(const Query *query, Wanted *wanted)
-{
-	ListCell *cell;
-
-	foreach (cell, query->rtable)
-	{
-		const RangeTblEntry *rte = lfirst_node(RangeTblEntry, cell);
-		const SetOperationStmt *set = rte->rtekind == RTE_SUBQUERY && rte->subquery != NULL
-										  ? (SetOperationStmt *) rte->subquery->setOperations
-										  : NULL;
-
-		if (set != NULL && set->op == SETOP_UNION && set->all && (rte->inh || !wanted->planning) &&
-			Calls((Node *) rte->subquery, wanted))
-			return true;
-	}
-	return false;
-}
-
-/*
- * PolicyCalls tells whether a condition of row security, or of a view with
- * security_barrier, calls the function.
- */
-static bool
-PolicyCalls(const Query *query, Wanted *wanted)
-{
-	ListCell *cell;
-
-	foreach (cell, query->rtable)
-	{
-		RangeTblEntry *rte = lfirst_node(RangeTblEntry, cell);
-
-		if (CallsAgain((Node *) rte->securityQuals, wanted))
-			return true;
-	}
-	return CallsAgain((Node *) query->withCheckOptions, wanted);
-}
-
-/*
- * RepeatingCommand returns the name of the command if the server may evaluate it
- * twice for one row, otherwise NULL.
- */
-static const char *
-RepeatingCommand(const Query *query)
-{
-	switch (query->commandType)
-	{
-		case CMD_UPDATE:
-			return "UPDATE";
-		case CMD_DELETE:
-			return "DELETE";
-		case CMD_MERGE:
-			return "MERGE";
-		default:
-			return query->rowMarks == NIL ? NULL : "SELECT FOR UPDATE or FOR SHARE";
-	}
-}
-
-/*
- * ErrorEvaluatedTwice reports a call of "function" where the server may evaluate
- * it twice for one row; "command" is that of the query.
+ * Refuse throws 0A000 for what a search has found in "place".
  */
 pg_noreturn static void
-ErrorEvaluatedTwice(Oid function, const char *command)
+Refuse(const Search *found, const char *place)
 {
-	const char *name = get_func_name(function);
+	const char *name = found->call == NULL ? NULL : get_func_name(found->function);
 
+	if (name == NULL)
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("cannot read a WITH query that writes %s", place),
+						errdetail("The plan decides how much of the WITH query runs."),
+						errhint("Read it in FROM, without LIMIT.")));
 	ereport(
 		ERROR,
 		(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-		 errmsg("cannot call idempotency.%s() in the conditions or values of %s", name, command),
-		 errdetail("The server evaluates them again for a row that another transaction has "
-				   "changed, and the second call finds what the first has stored."),
-		 errhint("Call it before the statement, or in FROM, such as UPDATE ... FROM "
-				 "idempotency.%s(...) AS result WHERE ....",
-				 name)));
+		 errmsg("cannot call idempotency.%s() %s", name, place),
+		 errdetail("The plan decides how often a call there runs, and for which rows."),
+		 contain_vars_of_level(found->call, 0) || contain_vars_of_level(found->call, 1)
+			 ? errhint("Select the rows first: WITH rows AS MATERIALIZED (SELECT ...), results "
+					   "AS MATERIALIZED (SELECT *, idempotency.%s(...) AS result FROM rows) ...",
+					   name)
+			 : errhint("Call it in a statement of its own, or in FROM: "
+					   "... FROM idempotency.%s(...) AS result WHERE ...",
+					   name)));
 }
 
 /*
- * CheckQuery throws 0A000 if the query might call the function, or read one of the WITH
- * queries, twice for one row.
+ * CheckColumn throws 0A000 if a column of the same call is selected a second time: the
+ * parser makes (f()).* a call for each column.
  */
 static void
-CheckQuery(const Query *query, Wanted *wanted)
+CheckColumn(const FieldSelect *column, Part *part)
 {
-	const char *command = RepeatingCommand(query);
+	Oid function;
 
-	if (command == NULL)
+	if (!check_functions_in_node((Node *) column->arg, Writes, &function))
 		return;
-	if (ConditionsCallAgain(query->jointree, wanted) ||
-		CallsAgain((Node *) query->targetList, wanted) ||
-		CallsAgain((Node *) query->mergeActionList, wanted) ||
-		CallsAgain(MergeJoinCondition(query), wanted) || PolicyCalls(query, wanted) ||
-		MemberCalls(query, wanted))
-		ErrorEvaluatedTwice(wanted->called, command);
-}
-
-/* ----------------------------------------------------------------
- * WITH queries
- * ----------------------------------------------------------------
- */
-
-/*
- * CtesThatCall returns the names of the WITH queries of "query" that call the function,
- * directly or through another one.
- */
-static List *
-CtesThatCall(const Query *query, Oid function)
-{
-	Wanted wanted = {.function = function};
-	int known;
-	ListCell *cell;
-
-	do
-	{
-		known = list_length(wanted.ctes);
-		foreach (cell, query->cteList)
-		{
-			CommonTableExpr *cte = lfirst_node(CommonTableExpr, cell);
-
-			if (Calls(cte->ctequery, &wanted))
-				wanted.ctes = list_append_unique(wanted.ctes, makeString(cte->ctename));
-		}
-	} while (list_length(wanted.ctes) > known);
-	return wanted.ctes;
+	if (list_member(part->columns, column->arg))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot select more than one column of idempotency.%s()",
+						get_func_name(function)),
+				 errdetail("The server calls the function once for each column."),
+				 errhint("Use SELECT * FROM idempotency.%s(...).", get_func_name(function))));
+	part->columns = lappend(part->columns, column->arg);
 }
 
 /*
- * CheckReaders does CheckQuery() with each query in "node".
+ * CheckExpression throws 0A000 for a call in an expression, or a list of them, where the
+ * part allows none, and in a sub-select that is not an InitPlan, which the server runs
+ * once, when it first needs the result.  EXISTS loses its select list.
  */
 static bool
-CheckReaders(Node *node, void *wanted)
+CheckExpression(Node *node, void *context)
 {
+	Part *part = context;
+	Search search = {.ctes = part->ctes};
+
+	if (node == NULL || IsA(node, Query))
+		return false;
+	if (IsA(node, FieldSelect))
+		CheckColumn((FieldSelect *) node, part);
+	if (IsA(node, SubLink))
+	{
+		const SubLink *sub = (SubLink *) node;
+
+		if ((sub->subLinkType == ANY_SUBLINK || sub->subLinkType == ALL_SUBLINK ||
+			 contain_vars_of_level(sub->subselect, 1)) &&
+			FindCall(sub->subselect, &search))
+			Refuse(&search, "in a sub-select that runs for each row");
+		if (sub->subLinkType == EXISTS_SUBLINK &&
+			FindCall((Node *) castNode(Query, sub->subselect)->targetList, &search))
+			Refuse(&search, "in the select list of EXISTS");
+	}
+	search.call = node;
+	if (part->place != NULL && check_functions_in_node(node, Writes, &search.function))
+		Refuse(&search, part->place);
+	return expression_tree_walker(node, TreeWalker(CheckExpression), context);
+}
+
+/*
+ * WhyNotEachRow returns why a call in the select list, or in the values of INSERT, might
+ * not run once for each row of the query, or NULL if it does.
+ */
+static const char *
+WhyNotEachRow(const Query *query, bool written)
+{
+	const List *from = query->jointree->fromlist;
+
+	if (query->commandType != CMD_SELECT && query->commandType != CMD_INSERT)
+		return "in a new value of UPDATE or MERGE";
+	if (query->onConflict != NULL)
+		return "in the values of INSERT with ON CONFLICT";
+	if (query->rowMarks != NIL)
+		return "in the select list of a query with FOR UPDATE or FOR SHARE";
+	if (query->limitCount != NULL || query->limitOffset != NULL)
+		return "in the select list of a query with LIMIT or OFFSET";
+	if (query->distinctClause != NIL || query->groupClause != NIL || query->groupingSets != NIL ||
+		query->hasWindowFuncs || query->havingQual != NULL)
+		return "in the select list of a query with DISTINCT, GROUP BY, HAVING or OVER";
+	if (written && from != NIL && (list_length(from) > 1 || IsA(linitial(from), JoinExpr)))
+		return "in the select list of a join";
+	return NULL;
+}
+
+/*
+ * CheckRange throws 0A000 if an entry of the range table calls, other than a function whose
+ * arguments come from no other entry, and whose rows the server stores; the source of an
+ * INSERT; and VALUES if the query calls only for its rows.
+ */
+static void
+CheckRange(const Query *query, int index, Part *part)
+{
+	RangeTblEntry *rte = rt_fetch(index, query->rtable);
+	const FromExpr *from = query->jointree;
+	bool alone = list_length(from->fromlist) == 1 && from->quals == NULL &&
+				 IsA(linitial(from->fromlist), RangeTblRef) &&
+				 linitial_node(RangeTblRef, from->fromlist)->rtindex == index;
+	Search search = {.ctes = part->ctes};
+
+	if ((query->limitCount != NULL || query->limitOffset != NULL) &&
+		FindCall((Node *) rte, &search))
+		Refuse(&search, "in a query with LIMIT or OFFSET");
+	if (!range_table_entry_walker(rte, TreeWalker(FindCall), &search, QTW_IGNORE_JOINALIASES) ||
+		(rte->rtekind == RTE_SUBQUERY && query->commandType == CMD_INSERT && alone) ||
+		(rte->rtekind == RTE_VALUES && alone && WhyNotEachRow(query, true) == NULL))
+		return;
+	if (query->setOperations != NULL)
+		Refuse(&search, "in UNION, INTERSECT or EXCEPT");
+	if (rte->securityQuals != NIL || rte->rtekind != RTE_FUNCTION)
+		Refuse(&search, "in a sub-select, VALUES or a view in FROM, or in a policy");
+	if (contain_vars_of_level((Node *) rte->functions, 0))
+		Refuse(&search, "in FROM with arguments from other rows");
+	(void) CheckExpression((Node *) rte->functions, part);
+}
+
+/*
+ * CheckQuery throws 0A000 if a query, or one inside it, calls where that is not allowed.  A
+ * query that evaluates a row again, or returns a part of its rows, reads a WITH query that
+ * calls only in FROM and in InitPlans.
+ */
+static bool
+CheckQuery(Node *node, void *context)
+{
+	const Around *around = context;
+	Query *query = (Query *) node;
+	Around inside = *around;
+	Part part = {0};
+	Query rest;
+	ListCell *cell;
+
 	if (node == NULL)
 		return false;
 	if (!IsA(node, Query))
-		return expression_tree_walker(node, TreeWalker(CheckReaders), wanted);
-	CheckQuery((Query *) node, wanted);
-	return query_tree_walker((Query *) node, TreeWalker(CheckReaders), wanted, 0);
-}
-
-/*
- * CheckCtes throws 0A000 if a WITH query of "query" calls the function, and is read where
- * that can happen again for one row: a reader that has not reached its end continues
- * with a plan of its own, which calls the function and loses the result.  WITH queries
- * are planned first, so that the query is as the parser left it.
- */
-static void
-CheckCtes(Query *query, Oid function)
-{
-	Wanted wanted = {.called = function, .ctes = CtesThatCall(query, function)};
-
-	if (wanted.ctes != NIL)
-		(void) CheckReaders((Node *) query, &wanted);
-}
-
-/* ----------------------------------------------------------------
- * Columns
- * ----------------------------------------------------------------
- */
-
-/*
- * ColumnOf returns the call of the function of whose result a target is a column, or
- * NULL.
- */
-static FuncExpr *
-ColumnOf(const TargetEntry *target, Oid function)
-{
-	FieldSelect *column = (FieldSelect *) target->expr;
-	FuncExpr *call;
-
-	if (!IsA(column, FieldSelect))
-		return NULL;
-	call = (FuncExpr *) column->arg;
-	return IsA(call, FuncExpr) && call->funcid == function ? call : NULL;
-}
-
-/*
- * ErrorCalledForEachColumn reports that the columns of the result of "function" are
- * selected one by one, or by (f()).*.
- */
-pg_noreturn static void
-ErrorCalledForEachColumn(Oid function)
-{
-	const char *name = get_func_name(function);
-
-	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					errmsg("cannot select more than one column of idempotency.%s()", name),
-					errdetail("The server calls the function once for each column."),
-					errhint("Use SELECT * FROM idempotency.%s(...).", name)));
-}
-
-/*
- * CheckColumns throws 0A000 if two targets are columns of the same call: the parser makes
- * (f()).* a call for each column.
- */
-static void
-CheckColumns(const Query *query, Oid function)
-{
-	FuncExpr *first = NULL;
-	ListCell *cell;
-
-	foreach (cell, query->targetList)
+		return expression_tree_walker(node, TreeWalker(CheckQuery), context);
+	foreach (cell, query->cteList)
 	{
-		FuncExpr *call = ColumnOf(lfirst_node(TargetEntry, cell), function);
+		CommonTableExpr *cte = lfirst_node(CommonTableExpr, cell);
+		Search search = {.ctes = inside.ctes};
 
-		if (first == NULL)
-			first = call;
-		else if (call != NULL && equal(first, call))
-			ErrorCalledForEachColumn(function);
+		if (!FindCall(cte->ctequery, &search))
+			continue;
+		if (cte->cterefcount == 0 && castNode(Query, cte->ctequery)->commandType == CMD_SELECT)
+			Refuse(&search, "in a WITH query that nothing reads");
+		inside.ctes = lappend(list_copy(inside.ctes), makeString(cte->ctename));
 	}
+	if (query->limitCount != NULL || query->limitOffset != NULL || query->rowMarks != NIL ||
+		(query->commandType != CMD_SELECT && query->commandType != CMD_INSERT))
+		part.ctes = inside.ctes;
+	for (int index = 1; index <= list_length(query->rtable); index++)
+		CheckRange(query, index, &part);
+	(void) CheckExpression((Node *) query->returningList, &part);
+	part.place = WhyNotEachRow(query, around->written);
+	(void) CheckExpression((Node *) query->targetList, &part);
+	part.place = "in a condition";
+	rest = *query;
+	rest.targetList = rest.returningList = rest.cteList = NIL;
+	(void) query_tree_walker(&rest, TreeWalker(CheckExpression), &part, QTW_IGNORE_RANGE_TABLE);
+	return query_tree_walker(query, TreeWalker(CheckQuery), &inside, 0);
 }
 
 /*
- * CheckCall throws 0A000 if the query that the call is planned for, or one around it,
- * might evaluate it twice for one row.  "root" is NULL outside of queries.
- */
-static void
-CheckCall(PlannerInfo *root, Oid function)
-{
-	if (root != NULL)
-		CheckColumns(root->parse, function);
-	for (; root != NULL; root = root->parent_root)
-	{
-		Wanted wanted = {.called = function, .function = function, .planning = true};
-
-		CheckQuery(root->parse, &wanted);
-		CheckCtes(root->parse, function);
-	}
-}
-
-/*
- * single_evaluation(internal) RETURNS internal: checks a call while it is planned, and
- * does not change it.
+ * single_evaluation(internal) RETURNS internal: checks the queries around a call while it
+ * is planned, and does not change it.
  *
- * The planner simplifies a call before it pulls up a sub-select in FROM, and asks for
- * its cost afterwards, in the query where the call then is.
+ * The planner simplifies a call before it pulls up a sub-select in FROM, and asks for its
+ * cost afterwards, in the query where the call then is.
  */
 Datum
 idempotency_single_evaluation(PG_FUNCTION_ARGS)
 {
 	Node *request = (Node *) PG_GETARG_POINTER(0);
+	const PlannerInfo *root = NULL;
+	Around around = {.written = false};
 
 	if (IsA(request, SupportRequestSimplify))
-	{
-		SupportRequestSimplify *call = (SupportRequestSimplify *) request;
-
-		CheckCall(call->root, call->fcall->funcid);
-	}
+		root = ((SupportRequestSimplify *) request)->root;
 	else if (IsA(request, SupportRequestCost))
-	{
-		SupportRequestCost *call = (SupportRequestCost *) request;
-
-		CheckCall(call->root, call->funcid);
-	}
+		root = ((SupportRequestCost *) request)->root;
+	for (; root != NULL; root = root->parent_root)
+		(void) CheckQuery((Node *) root->parse, &around);
 	PG_RETURN_POINTER(NULL);
+}
+
+/*
+ * PlanQuery checks a query that calls before it is planned.
+ */
+static PlannedStmt *
+PlanQuery(PLANNER_PARAMETERS)
+{
+	PlannedStmt *plan = NULL;
+	Search search = {.ctes = NIL};
+	Around around = {.written = true};
+
+	if (FindCall((Node *) parse, &search))
+	{
+		if (parse->querySource != QSRC_ORIGINAL)
+			Refuse(&search, "in a query that a rule adds or changes");
+		(void) CheckQuery((Node *) parse, &around);
+	}
+	planning++;
+	PG_TRY();
+	{
+		plan = (previousPlanner != NULL ? previousPlanner : standard_planner)(PLANNER_ARGUMENTS);
+	}
+	PG_FINALLY();
+	{
+		planning--;
+	}
+	PG_END_TRY();
+	return plan;
+}
+
+/*
+ * ReevaluationInit installs the planner hook.
+ */
+void
+ReevaluationInit(void)
+{
+	previousPlanner = planner_hook;
+	planner_hook = PlanQuery;
+}
+
+/*
+ * PreventUnsafeCall throws an error if "function", which writes, is called where the server
+ * does not write (25006, 25000), while the planner evaluates a function that is not
+ * VOLATILE, or in a cursor whose query the server can run again, unless it is called in
+ * FROM, whose rows the server stores (0A000).
+ */
+void
+PreventUnsafeCall(FunctionCallInfo fcinfo, const char *function)
+{
+	const ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	bool stored = result != NULL && IsA(result, ReturnSetInfo) &&
+				  (result->allowedModes & SFRM_Materialize_Preferred) != 0;
+
+	PreventCommandIfReadOnly(function);
+	PreventCommandIfParallelMode(function);
+	if (planning > 0)
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("cannot call %s while a query is planned", function),
+						errhint("Declare the function that calls it VOLATILE.")));
+	if (!stored && ActivePortal != NULL && (ActivePortal->cursorOptions & CURSOR_OPT_SCROLL) != 0)
+		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						errmsg("cannot call %s in the query of a scrollable cursor", function),
+						errdetail("COMMIT, or moving back, can run the query of the cursor again."),
+						errhint("Declare the cursor NO SCROLL, or call it in FROM.")));
 }

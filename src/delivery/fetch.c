@@ -27,6 +27,7 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
+#include "base/reevaluation.h"
 #include "base/relation.h"
 #include "base/stats.h"
 #include "base/timing.h"
@@ -67,7 +68,7 @@ FetchedSubscription(text *name)
 static Subscription *
 SubscriptionFromArg(FunctionCallInfo fcinfo, const char *function)
 {
-	PreventCommandIfReadOnly(function);
+	PreventUnsafeCall(fcinfo, function);
 	return FetchedSubscription(NameFromArg(fcinfo, 0, "subscription"));
 }
 
@@ -221,7 +222,7 @@ idempotency_fetch(PG_FUNCTION_ARGS)
 		ErrorBadArgument("max_events must be positive", "Pass the maximum number of events.");
 	plan.max = PG_GETARG_INT32(1);
 	name = NameFromArg(fcinfo, 0, "subscription");
-	PreventCommandIfReadOnly("idempotency.fetch()");
+	PreventUnsafeCall(fcinfo, "idempotency.fetch()");
 	if (IsolationUsesXactSnapshot())
 		ereport(ERROR, (errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 						errmsg("events are delivered in READ COMMITTED only"),
@@ -322,7 +323,7 @@ idempotency_redrive(PG_FUNCTION_ARGS)
 	Subscription *subscription;
 	int64 count;
 
-	PreventCommandIfReadOnly("idempotency.redrive()");
+	PreventUnsafeCall(fcinfo, "idempotency.redrive()");
 	subscription = SubscriptionForCaller(name);
 	InjectionPoint("redrive-lock");
 	SubscriptionLockOrThrow(subscription->name);

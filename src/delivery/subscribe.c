@@ -23,6 +23,7 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/query.h"
+#include "base/reevaluation.h"
 #include "base/timing.h"
 #include "delivery/parked.h"
 #include "delivery/position.h"
@@ -307,7 +308,7 @@ idempotency_subscribe(PG_FUNCTION_ARGS)
 	OutboxCursor start;
 	bool isNew;
 
-	PreventCommandIfReadOnly("idempotency.subscribe()");
+	PreventUnsafeCall(fcinfo, "idempotency.subscribe()");
 	Options(fcinfo, name, OwnerFromArg(fcinfo), values, isnull);
 	InjectionPoint("subscribe-lock");
 	SubscriptionLockOrThrow(name);
@@ -353,7 +354,7 @@ idempotency_unsubscribe(PG_FUNCTION_ARGS)
 	const Subscription *subscription;
 	uint64 rows = 0;
 
-	PreventCommandIfReadOnly("idempotency.unsubscribe()");
+	PreventUnsafeCall(fcinfo, "idempotency.unsubscribe()");
 	InjectionPoint("unsubscribe-lock");
 	SubscriptionLockOrThrow(name);
 	InjectionPoint("unsubscribe-look");

@@ -18,6 +18,7 @@
 #include "utils/tuplestore.h"
 
 #include "base/errors.h"
+#include "base/reevaluation.h"
 #include "base/relation.h"
 #include "keys/claim.h"
 
@@ -134,7 +135,7 @@ idempotency_claim_abandoned(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(2) || PG_GETARG_INT32(2) <= 0)
 		ErrorBadArgument("max must be positive",
 						 "Pass the maximum number of operations to take over.");
-	PreventCommandIfReadOnly("idempotency.claim_abandoned()");
+	PreventUnsafeCall(fcinfo, "idempotency.claim_abandoned()");
 	InitMaterializedSRF(fcinfo, 0);
 	CompositeCheck(((ReturnSetInfo *) fcinfo->resultinfo)->setDesc, "abandoned", columnType,
 				   ABANDONED_COLUMNS);

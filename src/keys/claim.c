@@ -18,6 +18,7 @@
 
 #include "base/errors.h"
 #include "base/guc.h"
+#include "base/reevaluation.h"
 #include "base/stats.h"
 #include "base/wakeup.h"
 #include "keys/claim.h"
@@ -389,7 +390,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 	StoredOutcome stored;
 	Outcome outcome;
 
-	PreventCommandIfReadOnly("idempotency.claim()");
+	PreventUnsafeCall(fcinfo, "idempotency.claim()");
 	outcome = ClaimOrThrow(&request, &stored);
 	return OperationDatum(OperationType(fcinfo), outcome, &stored, NULL);
 }
@@ -405,7 +406,7 @@ idempotency_try_claim(PG_FUNCTION_ARGS)
 	StoredOutcome stored;
 	Outcome outcome;
 
-	PreventCommandIfReadOnly("idempotency.try_claim()");
+	PreventUnsafeCall(fcinfo, "idempotency.try_claim()");
 	outcome = Claim(&request, &stored);
 	if (outcome == OUTCOME_LEASED)
 		HideCheckpoint(&stored, request.fingerprint);

@@ -14,6 +14,7 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/guc.h"
+#include "base/reevaluation.h"
 #include "base/wakeup.h"
 #include "keys/lock.h"
 #include "keys/operation.h"
@@ -62,7 +63,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	KeyName name;
 
 	KeyNameFromArgs(fcinfo, &name);
-	PreventCommandIfReadOnly("idempotency.forget()");
+	PreventUnsafeCall(fcinfo, "idempotency.forget()");
 	if (OpenClaimFind(&name) != NULL)
 		ErrorClaimedHere(&name);
 

@@ -20,6 +20,7 @@
 
 #include "base/errors.h"
 #include "base/guc.h"
+#include "base/reevaluation.h"
 #include "base/relation.h"
 #include "base/stats.h"
 #include "base/wakeup.h"
@@ -194,7 +195,7 @@ OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody
 
 	if (leased)
 		TokenPassed(token, NULL);
-	PreventCommandIfReadOnly(function);
+	PreventUnsafeCall(fcinfo, function);
 	KeyNameFromArgs(fcinfo, &name);
 	if (!leased)
 	{

@@ -23,6 +23,7 @@
 #include "utils/tuplestore.h"
 
 #include "base/errors.h"
+#include "base/reevaluation.h"
 #include "base/stats.h"
 #include "base/wakeup.h"
 #include "keys/claim.h"
@@ -47,7 +48,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 	/* Check the arguments */
 	KeyNameFromArgs(fcinfo, &name);
 	retention = RetentionFromArg(fcinfo, 2);
-	PreventCommandIfReadOnly("idempotency.once()");
+	PreventUnsafeCall(fcinfo, "idempotency.once()");
 
 	/* Store the record, unless there is one */
 	isNew = ClaimAbsent(&name, &seen);
@@ -146,7 +147,7 @@ idempotency_once_many(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(1))
 		ErrorNameMissing("key");
 	names = NamesFromArray(scope, PG_GETARG_ARRAYTYPE_P(1), &count);
-	PreventCommandIfReadOnly("idempotency.once_many()");
+	PreventUnsafeCall(fcinfo, "idempotency.once_many()");
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 
 	/* Insert them, and return the new ones */

@@ -27,6 +27,7 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/guc.h"
+#include "base/reevaluation.h"
 #include "base/subtransaction.h"
 #include "keys/claim.h"
 #include "keys/lease.h"
@@ -177,7 +178,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(3))
 		ErrorBadArgument("handler is missing", "Pass a function as regprocedure.");
 	handler = PG_GETARG_OID(3);
-	PreventCommandIfReadOnly("idempotency.run()");
+	PreventUnsafeCall(fcinfo, "idempotency.run()");
 	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
 
 	/* Claim or replay */

@@ -39,6 +39,7 @@
 #include "base/bgworker.h"
 #include "base/compat.h"
 #include "base/errors.h"
+#include "base/reevaluation.h"
 #include "base/relation.h"
 #include "base/timing.h"
 #include "launcher/launcher.h"
@@ -119,7 +120,7 @@ idempotency_reap(PG_FUNCTION_ARGS)
 							 "Pass NULL for as many as one transaction may.");
 		run.plan.maxRows = Min(run.plan.maxRows, PG_GETARG_INT32(0));
 	}
-	PreventCommandIfReadOnly("idempotency.reap()");
+	PreventUnsafeCall(fcinfo, "idempotency.reap()");
 	if (ExtensionIsSubscriber())
 		PG_RETURN_INT64(0);
 

@@ -31,6 +31,7 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
+#include "base/reevaluation.h"
 #include "base/stats.h"
 #include "base/wakeup.h"
 #include "keys/transaction.h"
@@ -197,7 +198,7 @@ idempotency_publish(PG_FUNCTION_ARGS)
 		OptionalName(fcinfo, ARG_AGGREGATE, "aggregate", &isnull[OUT_AGGREGATE - 1]);
 	values[OUT_TYPE - 1] = OptionalName(fcinfo, ARG_TYPE, "type", &isnull[OUT_TYPE - 1]);
 	headers = HeadersFromArg(fcinfo);
-	PreventCommandIfReadOnly("idempotency.publish()");
+	PreventUnsafeCall(fcinfo, "idempotency.publish()");
 
 	values[OUT_PUBLISHED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[OUT_ID - 1] = UUIDPGetDatum(id);
