@@ -166,108 +166,101 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
--- Takes the next batch of a subscription: of its partitions without a batch, or with one whose
--- lease is over, the one that changed least recently among those that have something.  Returns
--- its position, or NULL.  "moved" tells that the call changed something without finding events.
--- A partition is locked only if it has something, until the end of the transaction.
+-- Takes the next batch of a partition that the transaction has locked, and returns its position; its
+-- batch is another one if there are no events, and its version NULL if nothing was written.
 CREATE FUNCTION idempotency_internal.next_batch(
-	s idempotency.subscription, max_events integer, max_bytes bigint, lease interval, OUT p idempotency.position, OUT moved boolean)
+	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease interval, drawn bigint, born xid8)
+	RETURNS idempotency.position
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	now timestamptz := clock_timestamp();
-	candidate record;
 	part idempotency.partition;
+	p idempotency.position;
 	has_parked boolean;
 	taken record;
-	left_bytes bigint;
-	drawn bigint;
-	born xid8;
 BEGIN
-	moved := false;
-	FOR candidate IN
-		SELECT a AS part, n.position AS position
-		FROM idempotency.partition AS a
-		CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.changed_at FROM idempotency.position AS o
-			WHERE o.subscription = a.subscription AND o.partition = a.partition
-			ORDER BY o.version DESC LIMIT 1) AS n
-		WHERE a.subscription = s.subscription
-			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = s.subscription)
-			AND (n.batch IS NULL OR now > n.leased_until OR now < n.leased_at)
-		ORDER BY n.changed_at
-	LOOP
-		part := candidate.part;
-		p := candidate.position;
-		IF p.events = '{}' AND p.batch IS NULL AND p.upto IS NULL AND NOT idempotency_internal.has_news(p, part, s.patterns) THEN
-			CONTINUE WHEN NOT EXISTS (SELECT FROM idempotency.parked AS k
-				WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
-		END IF;
-		-- before the lock, which gives the transaction its id
-		IF p.upto IS NULL AND born IS NULL THEN
-			drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
-			born := idempotency_internal.next_id();
-		END IF;
-		SELECT * INTO part FROM idempotency.partition AS a
-		WHERE a.subscription = p.subscription AND a.partition = p.partition
-		FOR UPDATE SKIP LOCKED;
-		CONTINUE WHEN NOT FOUND;
-		SELECT * INTO p FROM idempotency.position AS o
-		WHERE o.subscription = part.subscription AND o.partition = part.partition
-		ORDER BY o.version DESC LIMIT 1;
-		CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+	SELECT * INTO part FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.partition = number_of_partition;
+	SELECT * INTO p FROM idempotency.position AS o
+	WHERE o.subscription = s.subscription AND o.partition = number_of_partition
+	ORDER BY o.version DESC LIMIT 1;
+	IF p.version IS NULL OR p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until THEN
+		RETURN NULL;
+	END IF;
 
-		-- A batch whose lease is over has failed.  From the second time on its events are delivered
-		-- one by one, and then one fails by itself.
-		IF p.batch IS NOT NULL AND p.size > 0 THEN
-			IF p.alone THEN
-				p := (idempotency_internal.fail_event(s, p, p.events[1],
-					format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
-			ELSE
-				p.failures := p.failures + 1;
-				p.failed := p.failed + p.size;
-				p.alone := p.failures >= 2;
-			END IF;
+	-- A batch whose lease is over has failed.  From the second time on its events are delivered
+	-- one by one, and then one fails by itself.
+	IF p.batch IS NOT NULL AND p.size > 0 THEN
+		IF p.alone THEN
+			p := (idempotency_internal.fail_event(s, p, p.events[1],
+				format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
+		ELSE
+			p.failures := p.failures + 1;
+			p.failed := p.failed + p.size;
+			p.alone := p.failures >= 2;
 		END IF;
-		p.batch := NULL;
-		p.leased_at := NULL;
-		p.leased_until := NULL;
-		p.size := 0;
-		IF p.events = '{}' THEN
-			p.failures := 0;
-			p.alone := false;
-			p.retried := false;
-			-- of events that live, one is scheduled
-			has_parked := EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL);
-			left_bytes := max_bytes;
-			IF has_parked THEN
-				taken := idempotency_internal.take_parked(p, max_events, max_bytes);
-				p := taken.p;
-				left_bytes := taken.max_bytes;
-			END IF;
-			IF NOT p.alone THEN
-				p := idempotency_internal.read_log(p, part, s.patterns, max_events, left_bytes, drawn, born, has_parked);
-			END IF;
+	END IF;
+	p.batch := NULL;
+	p.leased_at := NULL;
+	p.leased_until := NULL;
+	p.size := 0;
+	IF p.events = '{}' THEN
+		p.failures := 0;
+		p.alone := false;
+		p.retried := false;
+		-- of events that live, one is scheduled
+		has_parked := EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL);
+		IF has_parked THEN
+			taken := idempotency_internal.take_parked(p, max_events, max_bytes);
+			p := taken.p;
+			max_bytes := taken.max_bytes;
 		END IF;
-		IF p.events <> '{}' THEN
-			p.size := CASE WHEN p.alone THEN 1 ELSE cardinality(p.events) END;
-			p.batch := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
-			p.leased_at := now;
-			p.leased_until := now + lease;
-			p.holder := pg_backend_pid();
-			PERFORM idempotency_internal.put_position(p);
-			RETURN;
+		IF NOT p.alone THEN
+			p := idempotency_internal.read_log(p, part, s.patterns, max_events, max_bytes, drawn, born, has_parked);
 		END IF;
-		PERFORM idempotency_internal.put_position(p);
-		moved := true;
-	END LOOP;
-	p := NULL;
-	IF part.stop IS NOT NULL THEN
-		moved := idempotency_internal.end_generation(s.subscription, part.generation) OR moved;
+	END IF;
+	IF p.events <> '{}' THEN
+		p.size := CASE WHEN p.alone THEN 1 ELSE cardinality(p.events) END;
+		p.batch := number;
+		p.leased_at := now;
+		p.leased_until := now + lease;
+		p.holder := pg_backend_pid();
+	END IF;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN p;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, interval, bigint, xid8) IS
+	'take the next batch of a locked partition';
+
+-- The events of a batch.  Numbers in the log alone ascend.
+CREATE FUNCTION idempotency_internal.batch_events(p idempotency.position)
+	RETURNS SETOF idempotency.event
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	numbers bigint[] := p.events[1 : p.size];
+BEGIN
+	IF p.retried THEN
+		RETURN QUERY
+			SELECT p.batch, l.seq, coalesce(k.id, o.id), coalesce(k.aggregatetype, o.aggregatetype)::text, coalesce(k.aggregateid, o.aggregateid)::text,
+				coalesce(k.type, o.type)::text, CASE WHEN k.id IS NULL THEN o.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN o.headers ELSE k.headers END,
+				coalesce(k.attempts, 0) + p.failures + 1, coalesce(k.published_at, o.published_at)
+			FROM unnest(numbers) WITH ORDINALITY AS l (seq, n)
+			LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+			LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+			WHERE k.id IS NOT NULL OR o.id IS NOT NULL
+			ORDER BY l.n;
+	ELSE
+		RETURN QUERY
+			SELECT p.batch, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
+			FROM idempotency.outbox AS o
+			WHERE o.seq = ANY (numbers)
+			ORDER BY o.seq;
 	END IF;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, interval) IS
-	'take the next batch of a subscription';
+COMMENT ON FUNCTION idempotency_internal.batch_events(idempotency.position) IS 'the events of a batch';
 
 CREATE FUNCTION idempotency.fetch(
 	subscription text, max_events integer DEFAULT 100, wait interval DEFAULT '0', lease interval DEFAULT '30 seconds',
@@ -279,25 +272,31 @@ AS $$
 #variable_conflict use_variable
 DECLARE
 	s idempotency.subscription;
-	started_at timestamptz := clock_timestamp();
-	deadline timestamptz := started_at + wait;
+	deadline timestamptz := clock_timestamp() + wait;
 	pause double precision := 0.01;
-	taken record;
+	now timestamptz;
+	next record;
 	p idempotency.position;
-	numbers bigint[];
+	drawn bigint;
+	born xid8;
+	number bigint;
+	oldest integer;
+	queues text[];
+	is_ending boolean;
+	is_due boolean;
+	is_full boolean;
+	moved boolean := false;
 BEGIN
 	-- Check the arguments
-	IF lease IS NULL THEN
-		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
-			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
-	ELSIF (max_events >= 1) IS NOT TRUE THEN
+	IF (max_events >= 1) IS NOT TRUE THEN
 		PERFORM idempotency_internal.raise('22023', 'max_events must be positive', NULL, 'Pass the maximum number of events.');
 	ELSIF (max_bytes >= 1) IS NOT TRUE THEN
 		PERFORM idempotency_internal.raise('22023', 'max_bytes must be positive', NULL, 'Pass the maximum number of bytes; one event always fits.');
 	ELSIF wait < interval '0' THEN
 		PERFORM idempotency_internal.raise('22023', 'wait must not be negative', NULL, 'Pass 0 to not wait.');
+	ELSIF (lease > interval '0' AND lease < interval '1 day') IS NOT TRUE THEN
+		PERFORM idempotency_internal.check_lease(coalesce(lease, '0'));
 	END IF;
-	PERFORM idempotency_internal.check_lease(lease);
 	s := idempotency_internal.subscription_of(subscription);
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only('fetch');
@@ -306,44 +305,99 @@ BEGIN
 			'A fixed snapshot does not show what was published after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
 	END IF;
 
-	-- Take a batch, or wait
+	-- Of the partitions without a batch, or with one whose lease is over, the one that changed least
+	-- recently among those that have something.  A partition is locked only if it has something,
+	-- until the end of the transaction.
 	LOOP
-		IF s.paused_at IS NULL THEN
-			taken := idempotency_internal.next_batch(s, max_events, max_bytes, lease);
-			p := taken.p;
-			EXIT WHEN p.batch IS NOT NULL;
-			-- the commit must keep the progress, and unlock
-			IF taken.moved THEN
+		now := clock_timestamp();
+		oldest := NULL;
+		is_ending := false;
+		FOR next IN
+			SELECT a.generation, a.modulus, a.remainder, a.stop IS NOT NULL AS is_ending, n.position,
+				EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = a.subscription AND k.retry_at IS NOT NULL) AS has_parked
+			FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT o AS position, o.changed_at FROM idempotency.position AS o
+				WHERE o.subscription = a.subscription AND o.partition = a.partition
+				ORDER BY o.version DESC LIMIT 1) AS n
+			WHERE a.subscription = s.subscription AND s.paused_at IS NULL
+			ORDER BY a.generation, n.changed_at
+		LOOP
+			EXIT WHEN next.generation > oldest;
+			oldest := next.generation;
+			is_ending := next.is_ending;
+			p := next.position;
+			CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+			is_full := p.upto IS NOT NULL AND p.late IS NULL AND p.batch IS NULL AND p.events = '{}';
+			is_due := false;
+			queues := NULL;
+			IF next.has_parked THEN
+				is_due := EXISTS (SELECT FROM idempotency.parked AS k
+					WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
+				queues := ARRAY(SELECT k.queue FROM idempotency.parked AS k
+					WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL AND k.queue IS NOT NULL LIMIT 100);
+				is_full := is_full AND NOT is_due AND cardinality(queues) < 100;
+			END IF;
+			CONTINUE WHEN p.upto IS NULL AND p.batch IS NULL AND NOT is_due AND p.events = '{}'
+				AND NOT idempotency_internal.has_news(p, is_ending, next.modulus, next.remainder, s.patterns);
+			-- before the lock, which gives the transaction its id
+			IF p.upto IS NULL AND born IS NULL THEN
+				drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+				born := idempotency_internal.next_id();
+			END IF;
+			PERFORM FROM idempotency.partition AS a
+			WHERE a.subscription = p.subscription AND a.partition = p.partition
+			FOR UPDATE SKIP LOCKED;
+			CONTINUE WHEN NOT FOUND;
+			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
+
+			-- In one statement, a full batch from the middle of a window, if nothing keeps one of its events
+			-- back and the position is still the one that was read before the lock.
+			IF is_full THEN
+				RETURN QUERY
+					WITH event AS MATERIALIZED (
+						SELECT o.seq, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, o.published_at, o.bytes, o.deliver_at
+						FROM idempotency.outbox AS o
+						WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= least(p.top, greatest(p.reached, p.skip) + 20000)
+							AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+							AND o.bucket % next.modulus = next.remainder AND o.aggregatetype LIKE ANY (s.patterns)
+						ORDER BY o.seq
+						LIMIT max_events),
+					batch AS MATERIALIZED (
+						SELECT array_agg(e.seq) AS events, max(e.seq) AS reached
+						FROM event AS e
+						HAVING count(*) FILTER (WHERE e.deliver_at IS NULL AND (e.aggregateid = ANY (queues)) IS NOT TRUE) = max_events
+							AND sum(e.bytes) <= max_bytes),
+					written AS (
+						UPDATE idempotency.position AS n SET
+							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,
+							alone = false, batch = number, leased_at = now, leased_until = now + lease, holder = pg_backend_pid()
+						FROM batch AS b
+						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version
+						RETURNING n.version)
+					SELECT number, e.seq, e.id, e.aggregatetype::text, e.aggregateid::text, e.type::text, e.payload, e.headers, 1, e.published_at
+					FROM event AS e
+					WHERE EXISTS (SELECT FROM written);
+				IF FOUND THEN
+					RETURN;
+				END IF;
+			END IF;
+
+			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease, drawn, born);
+			IF p.batch = number THEN
+				RETURN QUERY SELECT * FROM idempotency_internal.batch_events(p);
 				RETURN;
 			END IF;
+			moved := moved OR p.version IS NOT NULL;
+		END LOOP;
+		IF is_ending THEN
+			moved := idempotency_internal.end_generation(s.subscription, oldest) OR moved;
 		END IF;
-		IF (clock_timestamp() < deadline) IS NOT TRUE THEN
-			RETURN;
-		END IF;
+		-- the commit must keep the progress, and unlock
+		EXIT WHEN moved OR (clock_timestamp() < deadline) IS NOT TRUE;
 		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - clock_timestamp())::double precision));
 		pause := least(pause * 2, 1);
 		s := idempotency_internal.subscription_of(subscription);
 	END LOOP;
-
-	-- Return its events.  Numbers in the log alone ascend.
-	numbers := p.events[1 : p.size];
-	IF p.retried THEN
-		RETURN QUERY
-			SELECT p.batch, l.seq, coalesce(k.id, o.id), coalesce(k.aggregatetype, o.aggregatetype)::text, coalesce(k.aggregateid, o.aggregateid)::text,
-				coalesce(k.type, o.type)::text, CASE WHEN k.id IS NULL THEN o.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN o.headers ELSE k.headers END,
-				coalesce(k.attempts, 0) + p.failures + 1, coalesce(k.published_at, o.published_at)
-			FROM unnest(numbers) WITH ORDINALITY AS l (seq, n)
-			LEFT JOIN idempotency.parked AS k ON k.subscription = s.subscription AND k.seq = l.seq
-			LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
-			WHERE k.id IS NOT NULL OR o.id IS NOT NULL
-			ORDER BY l.n;
-	ELSE
-		RETURN QUERY
-			SELECT p.batch, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
-			FROM idempotency.outbox AS o
-			WHERE o.seq = ANY (numbers)
-			ORDER BY o.seq;
-	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval, bigint) IS
@@ -395,10 +449,36 @@ CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[]
 	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
-	p idempotency.position := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
-	done bigint[] := p.events[1 : p.size];
+	owner name;
+	p idempotency.position;
+	done bigint[];
 	queue text;
+	acknowledged bigint;
 BEGIN
+	-- In two statements, a batch that is all of the list and has no parked events
+	IF ack.events IS NULL AND current_setting('transaction_read_only') = 'off' THEN
+		SELECT s.owner INTO owner
+		FROM idempotency.subscription AS s
+		JOIN idempotency.partition AS a ON a.subscription = s.subscription AND a.partition = (ack.batch & 1023)
+		WHERE s.subscription = ack.subscription COLLATE "C"
+		FOR UPDATE OF a SKIP LOCKED;
+		IF owner = idempotency_internal.caller() THEN
+			UPDATE idempotency.position AS n SET
+				version = n.version + 1, changed_at = clock_timestamp(), events = '{}', size = 0, batch = NULL, leased_at = NULL,
+				leased_until = NULL, holder = NULL, acknowledged = n.acknowledged + n.size
+			WHERE n.subscription = ack.subscription COLLATE "C" AND n.partition = (ack.batch & 1023)
+				AND n.version = (SELECT max(o.version) FROM idempotency.position AS o
+					WHERE o.subscription = ack.subscription COLLATE "C" AND o.partition = (ack.batch & 1023))
+				AND n.batch = ack.batch AND NOT n.alone AND NOT n.retried
+			RETURNING (SELECT o.size FROM idempotency.position AS o
+				WHERE o.subscription = n.subscription AND o.partition = n.partition AND o.version = n.version - 1) INTO acknowledged;
+			IF FOUND THEN
+				RETURN acknowledged;
+			END IF;
+		END IF;
+	END IF;
+	p := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
+	done := p.events[1 : p.size];
 	IF ack.events IS NOT NULL THEN
 		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack.events));
 	END IF;
@@ -478,11 +558,7 @@ AS $$
 DECLARE
 	p idempotency.position;
 BEGIN
-	IF lease IS NULL THEN
-		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
-			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
-	END IF;
-	PERFORM idempotency_internal.check_lease(lease);
+	PERFORM idempotency_internal.check_lease(coalesce(lease, '0'));
 	p := idempotency_internal.batch_of('extend', idempotency_internal.subscription_of(subscription), batch);
 	p.leased_at := clock_timestamp();
 	p.leased_until := p.leased_at + lease;

@@ -213,7 +213,8 @@ COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempo
 -- Tells whether a partition without a window and without parked events that are due can have
 -- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
 -- A thousand numbers are worth a window, so that the next call does not pass them again.
-CREATE FUNCTION idempotency_internal.has_news(p idempotency.position, part idempotency.partition, patterns text[])
+CREATE FUNCTION idempotency_internal.has_news(
+	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
 	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
@@ -223,7 +224,7 @@ DECLARE
 BEGIN
 	IF p.ended THEN
 		RETURN false;
-	ELSIF part.stop IS NOT NULL OR last - p.mark > 1000 OR p.born > pg_snapshot_xmax(p.base) THEN
+	ELSIF is_ending OR last - p.mark > 1000 OR p.born > pg_snapshot_xmax(p.base) THEN
 		RETURN true;
 	END IF;
 	IF p.xids <> '{}' THEN
@@ -237,10 +238,10 @@ BEGIN
 	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
 		WHERE o.seq > greatest(p.mark, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
-			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns));
+			AND o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns));
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, idempotency.partition, text[]) IS
+COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, boolean, integer, integer, text[]) IS
 	'whether a partition can have something to read';
 
 -- Copies events of the log that are in the list into the table of parked events, and returns

@@ -163,6 +163,7 @@ CREATE TABLE idempotency.position (
 	PRIMARY KEY (subscription, partition, version)
 )
 WITH (autovacuum_vacuum_scale_factor = 0.1);
+ALTER TABLE idempotency.position ALTER COLUMN events SET STORAGE EXTERNAL;
 COMMENT ON TABLE idempotency.position IS 'the position of each partition in the outbox, and its batch';
 COMMENT ON COLUMN idempotency.position.subscription IS 'the subscription';
 COMMENT ON COLUMN idempotency.position.partition IS 'the number of the partition';

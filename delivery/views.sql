@@ -159,7 +159,7 @@ AS $$
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_not_negative,change,subscribe,alter_subscription,unsubscribe,put_position,
-		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack,nack,extend,pause,
+		schedule_queue,fail_event,take_parked,end_generation,next_batch,batch_events,fetch,batch_of,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;
 COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';

@@ -5,6 +5,8 @@
 #
 #	BACKLOG=200000  number of events that are drained while a transaction is open
 #	EVENTS=100      number of events that are published one by one for the latency
+#	FIGURES="publish drain drain500 drain5000 snapshot xid latency"
+#	                what is measured; with EDITION=portable, all but the latency
 #
 # pgqd does not run: the driver calls pgq.ticker() itself, and counts neither its CPU
 # nor its WAL for PgQ (see bench.fill).
@@ -22,6 +24,12 @@ steady_rate=200 # events per second, for the latency under steady load
 steady_seconds=5
 
 settings=(shared_preload_libraries=idempotency idempotency.reaper_naptime=0)
+figures=${FIGURES:-publish drain drain500 drain5000 snapshot xid latency}
+if [ "${EDITION:-}" = portable ]; then
+	settings=()
+	figures=${figures//latency/}
+fi
+export EDITION=${EDITION:-extension}
 measured="of $operations events, $backlog with a transaction held open, and $events one by one"
 
 # measure_publish measures orders in one session, in which the contestants alternate.
@@ -159,20 +167,27 @@ measure_latency() {
 	restart_with track_commit_timestamp=
 }
 
+# chosen returns whether a figure is measured.
+chosen() {
+	case " $figures " in *" $1 "*) ;; *) return 1 ;; esac
+}
+
 run_outbox() {
-	local round figure contestant
+	local round figure contestant names=${figures//latency/waiting idle busy}
+	sql "DELETE FROM bench.figure WHERE split_part(figure, '_', 1) <> ALL (string_to_array('$names', ' '))"
 	for ((round = 1; round <= rounds; round++)); do
 		say "round $round of $rounds"
-		measure_publish "$round"
-		measure_drain "$round" drain 100 2000
-		measure_drain "$round" drain500 500 2000
-		measure_drain "$round" drain5000 5000 5000
+		! chosen publish || measure_publish "$round"
+		! chosen drain || measure_drain "$round" drain 100 2000
+		! chosen drain500 || measure_drain "$round" drain500 500 2000
+		! chosen drain5000 || measure_drain "$round" drain5000 5000 5000
 		for figure in snapshot xid; do
+			chosen "$figure" || continue
 			# shellcheck disable=SC2086
 			for contestant in $(in_turn "$round" $outboxes); do
 				measure_held "$round" "$figure" "$contestant"
 			done
 		done
-		measure_latency "$round"
+		! chosen latency || measure_latency "$round"
 	done
 }

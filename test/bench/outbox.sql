@@ -4,7 +4,7 @@
 -- in one function, and returns the same JSON, which is the payload of the event. Their
 -- numbers, 0 to 3, are those in the pgbench scripts.
 
-CREATE EXTENSION idempotency;
+\ir ../edition.sql
 CREATE EXTENSION pgq;
 
 INSERT INTO bench.figure (figure, title, unit, above_floor, contestants, reference, at_least, target, absolute) VALUES
