@@ -244,7 +244,7 @@ foreach my $jump ([ 'forward', 0, 2 * $hour ], [ 'back', $day, 0 ])
 	set_clock($from);
 	($outcome, $owner) = claims("waited for, $which");
 	my $pid = $session->query_safe('SELECT pg_backend_pid()');
-	$session->query_until(qr/begins/, "\\echo begins\nSELECT outcome, attempt FROM idempotency.claim('c', 'waited for, $which', lease => '1 hour', wait => '100 days');\n");
+	$session->query_until(qr/begins/, "\\echo begins\nSELECT outcome, attempt FROM idempotency.claim('c', 'waited for, $which', lease => '1 hour', wait => '24 days');\n");
 	$node->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $pid") or die 'no session waits';
 	set_clock($to);
 	like($session->query_safe(q{\echo over}), qr/^taken_over\|2$/m, "a waiting session detects that the clock is set $which");
