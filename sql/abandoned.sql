@@ -112,11 +112,6 @@ SELECT count(*), count(DISTINCT key), count(DISTINCT token), min(attempt), max(a
 	FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT count(*) FROM idempotency.claim_abandoned('many', '1 min', 200);
 SELECT state, count(*) FROM idempotency.keys WHERE scope = 'many' GROUP BY state;
--- LIMIT does not reduce the number of operations taken; only max does.
-SELECT count(pg_temp.abandon('limit', 'k' || n, n)) FROM generate_series(1, 5) AS n;
-SELECT key FROM idempotency.claim_abandoned('limit', '1 min', 3) LIMIT 1;
-SELECT state, count(*) FROM idempotency.keys WHERE scope = 'limit' GROUP BY state ORDER BY state;
-
 --
 -- Patterns of scopes
 --

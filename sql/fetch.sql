@@ -88,8 +88,6 @@ SELECT pg_temp.fetch('fetch', 2147483647), pg_temp.ack('fetch');
 SELECT pg_temp.publish('{1,2,3}');
 WITH f AS (SELECT idempotency.fetch('fetch') AS event) SELECT (event).payload FROM f WHERE (event).payload::text = '1';
 SELECT pg_temp.age_batch('fetch');
-SELECT payload FROM idempotency.fetch('fetch') LIMIT 1;
-SELECT pg_temp.age_batch('fetch');
 SELECT (f).payload FROM idempotency.fetch('fetch') AS f WHERE (f).payload::text <> '2';
 SELECT pg_temp.ack('fetch'), pg_temp.fetch('fetch');
 

@@ -39,7 +39,7 @@ FROM (VALUES
 	(9, $$UPDATE account SET balance = 0 FROM idempotency.once('inbox', 'm1') AS new WHERE id = 7 AND new$$),
 	(10, $$UPDATE account SET balance = 0 FROM idempotency.once_many('inbox', ARRAY(SELECT id::text FROM other)) AS new WHERE id = new::int$$),
 	(11, $$MERGE INTO account a USING idempotency.once_many('inbox', ARRAY['7']) AS v ON a.id::text = v WHEN MATCHED THEN UPDATE SET note = 'x'$$),
-	(12, $$SELECT 1 FROM account, idempotency.once('inbox', 'm1') AS new WHERE id = 7 AND new ORDER BY id LIMIT 1 FOR UPDATE OF account SKIP LOCKED$$),
+	(12, $$SELECT * FROM idempotency.claim('inbox', 'm1') LIMIT 1$$),
 	(13, $$UPDATE account SET (balance, note) = (SELECT 1, idempotency.once('inbox', 'm1')::text) WHERE id = 7$$),
 	(14, $$UPDATE account SET balance = 0 WHERE EXISTS (SELECT FROM idempotency.once('inbox', 'm1') AS new WHERE new)$$),
 	(15, $$UPDATE account SET balance = 0 WHERE id::text = ANY (ARRAY(SELECT idempotency.once_many('inbox', ARRAY['7'])))$$),
@@ -93,7 +93,17 @@ FROM (VALUES
 	(38, $$WITH n AS (SELECT id, idempotency.once('inbox', id) FROM other) UPDATE account a SET balance = 0 FROM (SELECT id FROM n UNION ALL SELECT 1) s WHERE a.id = s.id$$),
 	(39, $$WITH n AS (SELECT id, idempotency.once('inbox', id) FROM other) SELECT 1 FROM (SELECT id FROM account WHERE (SELECT true FROM n WHERE n.id = account.id) FOR UPDATE) AS s$$),
 	(40, $$SELECT (idempotency.try_claim('inbox', 'm1')).outcome::text, (idempotency.try_claim('inbox', 'm1')).token$$),
-	(41, $$DELETE FROM other RETURNING (idempotency.claim('inbox', id)).*$$)
+	(41, $$DELETE FROM other RETURNING (idempotency.claim('inbox', id)).*$$),
+	(42, $$SELECT 1 FROM account, idempotency.once('inbox', 'm1') AS new WHERE id = 7 AND new ORDER BY id FOR UPDATE OF account SKIP LOCKED$$),
+	(43, $$SELECT new FROM idempotency.once_many('inbox', ARRAY['7', '8']) AS new LIMIT 1$$),
+	(44, $$SELECT new FROM idempotency.once('inbox', 'm1') AS new OFFSET 1$$),
+	(45, $$INSERT INTO account SELECT id, 1, idempotency.once('inbox', id)::text FROM other ON CONFLICT DO NOTHING$$),
+	(46, $$INSERT INTO account SELECT new::int FROM idempotency.once_many('inbox', ARRAY['7']) AS new ON CONFLICT DO NOTHING$$),
+	(47, $$SELECT idempotency.publish('t', '1'), unnest(ARRAY[1, 2])$$),
+	(48, $$SELECT id, idempotency.once('inbox', id), unnest('{}'::int[]) FROM other$$),
+	(49, $$SELECT idempotency.once_many('inbox', ARRAY['1']), idempotency.publish('t', '1')$$),
+	(50, $$SELECT idempotency.publish('t', '1')::text BETWEEN '0' AND 'f'$$),
+	(51, $$SELECT idempotency.publish('t', '1')::text IN (note, id::text) FROM account$$)
 ) AS v (n, form) ORDER BY n;
 
 \pset format aligned
@@ -161,25 +171,14 @@ SELECT count(*) FROM account WHERE hidden('m1');
 \echo :SQLSTATE
 ROLLBACK;
 
--- Moving back, and the COMMIT that makes a cursor WITH HOLD, run the query again.
-CREATE PROCEDURE consume(scrolls boolean) LANGUAGE plpgsql AS $$
-DECLARE
-	scrolling CURSOR FOR SELECT id, idempotency.once('bound', id) AS new FROM account;
-	forward NO SCROLL CURSOR FOR SELECT id, idempotency.once('bound', id) AS new FROM account;
-BEGIN
-	IF scrolls THEN
-		FOR m IN scrolling LOOP COMMIT; END LOOP;
-	ELSE
-		FOR m IN forward LOOP INSERT INTO other SELECT m.id WHERE m.new; COMMIT; END LOOP;
-	END IF;
-END
-$$;
-CALL consume(true);
-CALL consume(false);
-SELECT count(*) AS done, (SELECT count(*) FROM idempotency.key WHERE scope = 'bound') AS recorded FROM other;
+-- A cursor, and the query of a loop, are read ahead, in part, or twice.
+DO $$ DECLARE m record; BEGIN FOR m IN SELECT id, idempotency.once('bound', id) AS new FROM account LOOP EXIT; END LOOP; END $$;
 BEGIN;
-DECLARE held CURSOR WITH HOLD FOR SELECT idempotency.once('bound', '4');
+DECLARE held NO SCROLL CURSOR WITH HOLD FOR SELECT idempotency.once('bound', '4');
 COMMIT;
+PREPARE prepared AS SELECT idempotency.once('bound', '4');
+EXECUTE prepared;
+DEALLOCATE prepared;
 -- The server stores the rows of a function in FROM.
 BEGIN;
 DECLARE stored SCROLL CURSOR WITH HOLD FOR SELECT * FROM idempotency.once_many('bound', ARRAY['5', '6']);
@@ -198,7 +197,6 @@ $$;
 SELECT apply('m1');
 SELECT count(*) AS keys FROM idempotency.key WHERE scope = 'inbox';
 
-DROP PROCEDURE consume;
 DROP FUNCTION wrapped, hidden, apply;
 DROP VIEW called;
 DROP TABLE guarded, account, other;

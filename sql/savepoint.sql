@@ -217,18 +217,6 @@ SELECT idempotency.complete('savepoint', 'many times', '4');
 COMMIT;
 SELECT response FROM idempotency.claim('savepoint', 'many times');
 
--- A cursor claims where it is fetched, not where it was declared.
-BEGIN;
-DECLARE c NO SCROLL CURSOR FOR SELECT (idempotency.claim('savepoint', k)).outcome FROM unnest('{fetched before,fetched after}'::text[]) AS k;
-FETCH c;
-SAVEPOINT s;
-FETCH c;
-SELECT pg_temp.state_of('fetched before') AS before, pg_temp.state_of('fetched after') AS after;
-ROLLBACK TO s;
-SELECT pg_temp.state_of('fetched before') AS before, pg_temp.state_of('fetched after') AS after;
-SELECT idempotency.complete('savepoint', 'fetched before');
-COMMIT;
-
 --
 -- PL/pgSQL: every block with EXCEPTION is a savepoint
 --

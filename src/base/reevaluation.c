@@ -47,6 +47,8 @@ typedef struct Part
 	const char *place; /* calls are refused in this place; NULL: they are allowed */
 	List *ctes;		   /* sub-selects that run for each row do not read these WITH queries */
 	List *columns;	   /* the calls of which one column is selected */
+	bool written;	   /* the planner has not changed the query */
+	List *calls;	   /* the calls that were found in it */
 } Part;
 
 /* The queries around a query that is checked. */
@@ -153,6 +155,27 @@ CheckColumn(const FieldSelect *column, Part *part)
 }
 
 /*
+ * CheckCopy throws 0A000 if the parser has copied a call, as an operand of BETWEEN or IN:
+ * both stand at one place of the statement.
+ */
+static void
+CheckCopy(Node *call, Oid function, Part *part)
+{
+	ListCell *cell;
+
+	foreach (cell, part->calls)
+		if (exprLocation(lfirst(cell)) == exprLocation(call) && exprLocation(call) >= 0 &&
+			equal(lfirst(cell), call))
+			ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+							errmsg("cannot call idempotency.%s() in BETWEEN or IN",
+								   get_func_name(function)),
+							errdetail("The server calls the function once for each comparison."),
+							errhint("Call it in FROM: ... FROM idempotency.%s(...) AS result.",
+									get_func_name(function))));
+	part->calls = lappend(part->calls, call);
+}
+
+/*
  * CheckExpression throws 0A000 for a call in an expression, or a list of them, where the
  * part allows none, and in a sub-select that is not an InitPlan, which the server runs
  * once, when it first needs the result.  EXISTS loses its select list.
@@ -180,9 +203,32 @@ CheckExpression(Node *node, void *context)
 			Refuse(&search, "in the select list of EXISTS");
 	}
 	search.call = node;
-	if (part->place != NULL && check_functions_in_node(node, Writes, &search.function))
-		Refuse(&search, part->place);
+	if (check_functions_in_node(node, Writes, &search.function))
+	{
+		if (part->place != NULL)
+			Refuse(&search, part->place);
+		if (part->written)
+			CheckCopy(node, search.function, part);
+	}
 	return expression_tree_walker(node, TreeWalker(CheckExpression), context);
+}
+
+/*
+ * SelectsOnlySet tells whether a query selects the rows of one function that writes, or a
+ * column of them, and nothing beside it.
+ */
+static bool
+SelectsOnlySet(const Query *query)
+{
+	Node *value = (Node *) linitial_node(TargetEntry, query->targetList)->expr;
+	Oid function;
+
+	while (IsA(value, FieldSelect))
+		value = (Node *) ((FieldSelect *) value)->arg;
+	return list_length(query->targetList) == 1 && IsA(value, FuncExpr) &&
+		   ((FuncExpr *) value)->funcretset &&
+		   !expression_returns_set((Node *) ((FuncExpr *) value)->args) &&
+		   check_functions_in_node(value, Writes, &function);
 }
 
 /*
@@ -198,6 +244,8 @@ WhyNotEachRow(const Query *query, bool written)
 		return "in a new value of UPDATE or MERGE";
 	if (query->onConflict != NULL)
 		return "in the values of INSERT with ON CONFLICT";
+	if (query->hasTargetSRFs && !SelectsOnlySet(query))
+		return "in a select list with a function that returns a set";
 	if (query->rowMarks != NIL)
 		return "in the select list of a query with FOR UPDATE or FOR SHARE";
 	if (query->limitCount != NULL || query->limitOffset != NULL)
@@ -229,9 +277,16 @@ CheckRange(const Query *query, int index, Part *part)
 		FindCall((Node *) rte, &search))
 		Refuse(&search, "in a query with LIMIT or OFFSET");
 	if (!range_table_entry_walker(rte, TreeWalker(FindCall), &search, QTW_IGNORE_JOINALIASES) ||
-		(rte->rtekind == RTE_SUBQUERY && query->commandType == CMD_INSERT && alone) ||
+		(rte->rtekind == RTE_SUBQUERY && query->commandType == CMD_INSERT && alone &&
+		 query->onConflict == NULL) ||
 		(rte->rtekind == RTE_VALUES && alone && WhyNotEachRow(query, true) == NULL))
 		return;
+	if (query->onConflict != NULL)
+		Refuse(&search, "in the source of INSERT with ON CONFLICT");
+	if (query->rowMarks != NIL || query->limitOffset != NULL ||
+		(query->limitCount != NULL &&
+		 (!alone || search.call == NULL || get_func_retset(search.function))))
+		Refuse(&search, "in a query with LIMIT, OFFSET, FOR UPDATE or FOR SHARE");
 	if (query->setOperations != NULL)
 		Refuse(&search, "in UNION, INTERSECT or EXCEPT");
 	if (rte->securityQuals != NIL || rte->rtekind != RTE_FUNCTION)
@@ -252,7 +307,7 @@ CheckQuery(Node *node, void *context)
 	const Around *around = context;
 	Query *query = (Query *) node;
 	Around inside = *around;
-	Part part = {0};
+	Part part = {.written = around->written};
 	Query rest;
 	ListCell *cell;
 
@@ -351,8 +406,8 @@ ReevaluationInit(void)
 /*
  * PreventUnsafeCall throws an error if "function", which writes, is called where the server
  * does not write (25006, 25000), while the planner evaluates a function that is not
- * VOLATILE, or in a cursor whose query the server can run again, unless it is called in
- * FROM, whose rows the server stores (0A000).
+ * VOLATILE, or in the query of a cursor, a FOR loop of PL/pgSQL among them, unless it is
+ * called in FROM, whose rows the server stores (0A000).
  */
 void
 PreventUnsafeCall(FunctionCallInfo fcinfo, const char *function)
@@ -367,9 +422,11 @@ PreventUnsafeCall(FunctionCallInfo fcinfo, const char *function)
 		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						errmsg("cannot call %s while a query is planned", function),
 						errhint("Declare the function that calls it VOLATILE.")));
-	if (!stored && ActivePortal != NULL && (ActivePortal->cursorOptions & CURSOR_OPT_SCROLL) != 0)
+	if (!stored && ActivePortal != NULL && ActivePortal->visible && ActivePortal->name[0] != '\0')
 		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("cannot call %s in the query of a scrollable cursor", function),
-						errdetail("COMMIT, or moving back, can run the query of the cursor again."),
-						errhint("Declare the cursor NO SCROLL, or call it in FROM.")));
+						errmsg("cannot call %s in the query of a cursor or of a loop", function),
+						errdetail("Rows are read ahead, some are never read, and COMMIT or moving "
+								  "back can run the query again."),
+						errhint("Call it in a statement of its own, such as one in the body of "
+								"the loop.")));
 }

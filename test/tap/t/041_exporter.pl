@@ -172,7 +172,7 @@ expect('the counters', 'stats', 'datname="postgres"',
 	failed_total => 2, dead_letters_total => 1, events_dropped_total => 0);
 expect('the counters of the other database', 'stats', 'datname="other"', claims_total => 1, completions_total => 1, published_total => 0);
 expect('a subscription with a dead letter', 'subscription', 'datname="postgres",subscription="mail"',
-	lag_events => 2, parked => 0, waiting => 0, dead => 1, batch_overdue_seconds => 0);
+	lag_events => 2, parked => 1, waiting => 0, dead => 1, batch_overdue_seconds => 0);
 expect('a subscription that waits for a retry', 'subscription', 'datname="postgres",subscription="print"',
 	lag_events => 2, parked => 1, waiting => 1, dead => 0);
 expect('a subscription of the other database', 'subscription', 'datname="other",subscription="mail"',
