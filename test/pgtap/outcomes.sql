@@ -243,7 +243,7 @@ SELECT pg_temp.refused(
 -- arguments and settings out of range
 
 SELECT pg_temp.refused(
-	pg_catalog.format('SELECT idempotency.claim(''s'', ''k''), idempotency.%s', call), sqlstate, call || ' is refused')
+	pg_catalog.format('SELECT idempotency.claim(''s'', ''k''); SELECT idempotency.%s', call), sqlstate, call || ' is refused')
 FROM (VALUES
 	('22023', $$claim('s', 'k2', wait => '-1 second')$$),
 	('22023', $$claim('s', 'k2', retention => '0')$$),

@@ -67,7 +67,7 @@ $session{claimed}->query_safe(q{BEGIN; SELECT idempotency.claim('crash', 'claime
 	INSERT INTO charge VALUES ('claimed', '')});
 $session{completed}->query_safe(charge('completed'));
 $session{once}->query_safe(q{BEGIN; INSERT INTO charge VALUES ('once', '');
-	SELECT idempotency.once('crash', 'once'), idempotency.once_many('crash', array['o1', 'o2'])});
+	SELECT idempotency.once('crash', 'once'); SELECT idempotency.once_many('crash', array['o1', 'o2'])});
 is( $node->safe_psql('postgres', q{SELECT outcome FROM idempotency.try_claim('crash', 'completed')}),
 	'in_progress', 'before the crash the key is taken');
 $node->safe_psql('postgres', charge('committed') . '; COMMIT');

@@ -40,7 +40,7 @@ $primary->safe_psql('postgres', q{
 	SELECT idempotency.claim('s', 'expiring', retention => '1 microsecond');
 	SELECT idempotency.complete('s', 'expiring', '1');
 	COMMIT;
-	SELECT idempotency.once('s', 'once'), idempotency.once_many('s', array['once 1', 'once 2']);
+	SELECT idempotency.once('s', 'once'); SELECT idempotency.once_many('s', array['once 1', 'once 2']);
 	BEGIN;
 	SELECT idempotency.claim('s', 'rolled back');
 	SELECT idempotency.complete('s', 'rolled back');

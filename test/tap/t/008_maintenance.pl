@@ -155,7 +155,7 @@ foreach my $command ('REINDEX TABLE CONCURRENTLY idempotency.key',
 	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_progress_create_index
 		WHERE phase LIKE 'waiting for%'}) or die "$command does not wait";
 	$node->safe_psql('postgres', qq{SELECT charge('meanwhile $number', 1), charge('short $number', 1, '1 microsecond');
-		SELECT charge('short $number', 2), idempotency.once_many('m', array['batch $number'])});
+		SELECT charge('short $number', 2); SELECT idempotency.once_many('m', array['batch $number'])});
 	$session->query_safe(q{SELECT idempotency.complete('m', 'slow', '1'); COMMIT});
 	is($builder->query('SELECT 1'), 1, "$command ends");
 	$builder->quit;
