@@ -127,6 +127,19 @@ SELECT pg_temp.drain('s'), pg_temp.parked('s');
 SELECT pg_temp.age('s');
 SELECT pg_temp.drain('s');
 
+-- Full batches from the middle of a window: nothing overtakes an event that waits, comes too early or is too much.
+SELECT pg_temp.publish('{1}', 'a'), pg_temp.publish('{2}', 'b'), pg_temp.publish('{3}', 'a'), pg_temp.publish('{4,5,6,100001,100002,7}');
+SELECT idempotency.publish('t', '8', deliver_at => now() + interval '1 day') IS NOT NULL AS published, pg_temp.publish('{9,10}');
+SELECT pg_temp.fetch('s', 1), pg_temp.nack('s', 1, '1 hour'), pg_temp.ack('s');
+SELECT pg_temp.fetch('s', 1), pg_temp.ack('s'), pg_temp.fetch('s', 1), pg_temp.ack('s'), pg_temp.parked('s');
+SELECT pg_temp.fetch('s', 2), pg_temp.age('s');
+SELECT pg_temp.fetch('s', 2), pg_temp.ack('s');
+SELECT string_agg(payload::text, ', ') FROM idempotency.fetch('s', 3, max_bytes => 12);
+SELECT pg_temp.ack('s'), pg_temp.fetch('s', 1), pg_temp.ack('s');
+SELECT pg_temp.fetch('s', 2), pg_temp.ack('s'), pg_temp.parked('s');
+SELECT pg_temp.age('s');
+SELECT pg_temp.drain('s'), pg_temp.parked('s');
+
 --
 -- Failures
 --
