@@ -1,8 +1,9 @@
 # 047_rows_without_keys.pl
 #
 # Shows which dumps and restores lose the keys but not the rows, so that a retry has its
-# effect twice, and proves what docs/operations.md says against it: a restore that stops at
-# the first error, --extension, and the query that finds missing keys.
+# effect twice, or the rows but not the keys, so that the effect is lost.  Proves what
+# docs/operations.md says against it: a restore that stops at the first error, --extension,
+# --disable-triggers, and the query that finds missing keys and rows.
 
 use FindBin;
 use strict;
@@ -16,7 +17,7 @@ use Test::More;
 
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my $page = slurp_file(dirname(dirname(dirname($FindBin::RealBin))) . '/docs/operations.md');
-my ($check) = $page =~ /^```sql\n([^`]*AS keys_missing);\n^```/m or die 'the page has no check';
+my ($check) = $page =~ /^```sql\n([^`]*AS keys_missing[^`]*AS rows_missing[^`]*);\n^```/m or die 'the page has no check';
 
 # Two tables, one of which is guarded, and a charge in each.
 my $node = new_node('main');
@@ -69,7 +70,7 @@ sub restore
 sub retried
 {
 	my ($server, $dbname, $charges, $name) = @_;
-	my $missing = $charges == 1 ? 'f' : 't';
+	my $missing = { 0 => 'f|t', 1 => 'f|f', 2 => 't|f' }->{$charges};
 
 	is($server->safe_psql($dbname, $check), $missing, "$name: the check says $missing");
 	is($server->safe_psql($dbname, q{SELECT charge_create('k1'); SELECT count(*) FROM charge}), qq("k1"\n$charges), "$name: charges after a retry");
@@ -133,11 +134,35 @@ sub found
 	return $node->safe_psql('postgres', "BEGIN; $change; $check; ROLLBACK");
 }
 
-is(found(''), 'f', 'check: keys are as young as the rows');
-is(found(q{UPDATE idempotency.key SET created_at = created_at - interval '59 min'}), 'f', 'check: a lease can be older than the row that it wrote');
-is(found(q{UPDATE idempotency.key SET created_at = created_at - interval '61 min'}), 't', 'check: rows are younger than all keys');
-is(found(q{UPDATE idempotency.key SET scope = 'another'}), 't', 'check: keys of another scope do not count');
-is(found('DELETE FROM charge'), 'f', 'check: there are no rows');
-is(found('DELETE FROM charge; DELETE FROM idempotency.key'), 'f', 'check: there are no rows and no keys');
+is(found(''), 'f|f', 'check: keys are as young as the rows');
+is(found(q{UPDATE idempotency.key SET created_at = created_at - interval '59 min'}), 'f|f', 'check: a lease can be older than the row that it wrote');
+is(found(q{UPDATE idempotency.key SET created_at = created_at - interval '61 min'}), 't|f', 'check: rows are younger than all keys');
+is(found(q{UPDATE idempotency.key SET scope = 'another'}), 't|f', 'check: keys of another scope do not count');
+is(found(q{UPDATE charge SET created_at = now() - interval '23 hours'; DELETE FROM idempotency.key}), 't|f', 'check: there is a row within the retention');
+is(found(q{UPDATE charge SET created_at = now() - interval '25 hours'; DELETE FROM idempotency.key}), 'f|f', 'check: rows older than the retention have no keys');
+is(found(q{UPDATE charge SET created_at = now() - interval '61 min'}), 'f|t', 'check: keys are younger than all rows');
+is(found('DELETE FROM charge'), 'f|t', 'check: there are no rows');
+is(found('DELETE FROM charge; DELETE FROM idempotency.key'), 'f|f', 'check: there are no rows and no keys');
+
+# ----------------------------------------------------------------
+# Schema first, and data later
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', q{CREATE TRIGGER guard BEFORE INSERT ON charge FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('charge')});
+foreach my $case ([ 'refused', 0 ], [ 'accepted', 1, '--disable-triggers' ])
+{
+	my ($dbname, $charges, @options) = @$case;
+	my $error = '';
+
+	$node->safe_psql('template1', "CREATE DATABASE $dbname TEMPLATE template0");
+	foreach my $part ('--schema-only', '--data-only')
+	{
+		dumps($node, "$dbname: dump $part", $part, ($part eq '--data-only' ? @options : ()), '--file', "$dir/$dbname$part", 'postgres');
+		$node->psql($dbname, slurp_file("$dir/$dbname$part"), on_error_stop => 0, stderr => \my $messages);
+		$error .= $messages;
+	}
+	like($error, $charges ? qr/\A\z/ : qr/charge.*claim/, "$dbname: errors of the restore");
+	retried($node, $dbname, $charges, $dbname);
+}
 $node->stop;
 done_testing();
