@@ -83,7 +83,7 @@ BEGIN
 	UPDATE idempotency.parked AS k SET
 		attempts = event.attempts + 1,
 		alone = was_alone,
-		error = left(p_error, CASE WHEN octet_length(p_error) <= 8192 THEN 8192 ELSE 2048 END),
+		error = idempotency_internal.clipped_error(p_error),
 		first_failed_at = coalesce(event.first_failed_at, now),
 		last_failed_at = now,
 		retry_at = CASE WHEN event.queue IS NULL THEN fail_event.retry_at END,

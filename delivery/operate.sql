@@ -8,8 +8,11 @@ CREATE FUNCTION idempotency.pause(subscription text)
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('pause', subscription);
-	UPDATE idempotency.subscription AS s SET paused_at = coalesce(s.paused_at, clock_timestamp())
-	WHERE s.subscription = pause.subscription COLLATE "C";
+	UPDATE idempotency.subscription AS s SET paused_at = clock_timestamp()
+	WHERE s.subscription = pause.subscription COLLATE "C" AND s.paused_at IS NULL;
+	IF FOUND THEN
+		PERFORM idempotency_internal.log_call('pause', format('subscription "%s"', subscription));
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
@@ -20,7 +23,11 @@ CREATE FUNCTION idempotency.resume(subscription text)
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('resume', subscription);
-	UPDATE idempotency.subscription AS s SET paused_at = NULL WHERE s.subscription = resume.subscription COLLATE "C";
+	UPDATE idempotency.subscription AS s SET paused_at = NULL
+	WHERE s.subscription = resume.subscription COLLATE "C" AND s.paused_at IS NOT NULL;
+	IF FOUND THEN
+		PERFORM idempotency_internal.log_call('resume', format('subscription "%s"', subscription));
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
@@ -66,8 +73,8 @@ BEGIN
 	UPDATE idempotency.parked AS k SET partition = a.partition
 	FROM idempotency.partition AS a
 	WHERE k.subscription = name AND a.subscription = name AND a.remainder = k.bucket % a.modulus AND k.partition <> a.partition;
-	RAISE LOG 'role "%" moved idempotency subscription "%" to %, past % parked events',
-		idempotency_internal.caller(), name, CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped;
+	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
+		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
@@ -125,7 +132,10 @@ BEGIN
 	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
 		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
 	END LOOP;
-	RAISE LOG 'role "%" redrove % dead letters of idempotency subscription "%"', idempotency_internal.caller(), redriven, subscription;
+	IF redriven > 0 THEN
+		PERFORM idempotency_internal.log_call('redrive',
+			format('%s %s of subscription "%s"', redriven, CASE redriven WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
+	END IF;
 	RETURN redriven;
 END
 $$;
@@ -143,7 +153,10 @@ BEGIN
 	DELETE FROM idempotency.parked AS k
 	WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id);
 	GET DIAGNOSTICS discarded = ROW_COUNT;
-	RAISE LOG 'role "%" discarded % dead letters of idempotency subscription "%"', idempotency_internal.caller(), discarded, subscription;
+	IF discarded > 0 THEN
+		PERFORM idempotency_internal.log_call('discard',
+			format('%s %s of subscription "%s"', discarded, CASE discarded WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
+	END IF;
 	RETURN discarded;
 END
 $$;

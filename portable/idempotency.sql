@@ -3993,6 +3993,33 @@ CREATE FUNCTION idempotency_internal.caller()
 AS $$SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END$$;
 COMMENT ON FUNCTION idempotency_internal.caller() IS 'the role that called a function of the owner';
 
+-- Logs a call that changes or deletes what others rely on.
+CREATE FUNCTION idempotency_internal.log_call(function text, what text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+BEGIN
+	RAISE LOG 'idempotency.%() by role "%": %', function, idempotency_internal.caller(), what;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.log_call(text, text) IS 'log a call of an owner or an operator';
+
+-- The first 8 kB of whole characters, each of which has 4 bytes at most.
+CREATE FUNCTION idempotency_internal.clipped_error(error text)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+DECLARE
+	clipped text := left(error, 8192);
+BEGIN
+	WHILE octet_length(clipped) > 8192 LOOP
+		clipped := left(clipped, -greatest((octet_length(clipped) - 8192) / 4, 1));
+	END LOOP;
+	RETURN clipped;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.clipped_error(text) IS 'how much of an error is kept';
+
 -- The subscription of that name.  Raises 42704 if there is none, and 42501 if the caller does
 -- not have the privileges of its owner.
 CREATE FUNCTION idempotency_internal.subscription_of(name text)
@@ -4199,9 +4226,9 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_not_negative(text, interval) IS '22023: a delay is negative';
 
--- Changes the options that are not NULL.
+-- Changes the options that are not NULL.  Logs a change as one by the function, if that is not NULL.
 CREATE FUNCTION idempotency_internal.change(
-	name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
+	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
 	new_max_retry_delay interval, new_max_lag interval, new_retention interval, new_partitions integer, new_owner regrole)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -4211,6 +4238,9 @@ DECLARE
 	caller name := idempotency_internal.caller();
 	rights text := CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END;
 	owner_name name;
+	stored idempotency.subscription;
+	changed idempotency.subscription;
+	is_changed boolean := false;
 BEGIN
 	IF new_max_attempts < 1 THEN
 		PERFORM idempotency_internal.raise('22023', 'max_attempts must be positive', NULL,
@@ -4232,6 +4262,7 @@ BEGIN
 				'Leave out the owner, or let a member of that role subscribe.');
 		END IF;
 	END IF;
+	SELECT * INTO stored FROM idempotency.subscription AS s WHERE s.subscription = name;
 	UPDATE idempotency.subscription AS s SET
 		owner = coalesce(owner_name, s.owner),
 		topics = coalesce(new_topics, s.topics),
@@ -4242,13 +4273,20 @@ BEGIN
 		max_retry_delay = coalesce(new_max_retry_delay, s.max_retry_delay),
 		max_lag = nullif(coalesce(new_max_lag, s.max_lag), never),
 		dead_letter_retention = nullif(coalesce(new_retention, s.dead_letter_retention), never)
-	WHERE s.subscription = name;
+	WHERE s.subscription = name
+	RETURNING * INTO changed;
+	is_changed := changed IS DISTINCT FROM stored;
 	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN
 		PERFORM idempotency_internal.create_partitions_now(name, new_partitions);
+		is_changed := true;
+	END IF;
+	IF is_changed AND function IS NOT NULL THEN
+		PERFORM idempotency_internal.log_call(function, format('subscription "%s" of role "%s" %s', name, stored.owner,
+			CASE changed.owner WHEN stored.owner THEN 'was changed' ELSE format('belongs to role "%s" now', changed.owner) END));
 	END IF;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.change(text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
+COMMENT ON FUNCTION idempotency_internal.change(text, text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
 	'change options of a subscription';
 
 CREATE FUNCTION idempotency.subscribe(
@@ -4288,8 +4326,8 @@ BEGIN
 	ELSE
 		PERFORM idempotency_internal.create_partitions_now(subscription, coalesce(partitions, 1));
 	END IF;
-	PERFORM idempotency_internal.change(subscription, topics, handler, max_attempts, retry_delay, max_retry_delay, max_lag,
-		dead_letter_retention, partitions, owner);
+	PERFORM idempotency_internal.change(CASE WHEN NOT is_new THEN 'subscribe' END, subscription, topics, handler, max_attempts,
+		retry_delay, max_retry_delay, max_lag, dead_letter_retention, partitions, owner);
 	RETURN is_new;
 END
 $$;
@@ -4305,8 +4343,8 @@ CREATE FUNCTION idempotency.alter_subscription(
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('alter_subscription', subscription);
-	PERFORM idempotency_internal.change(subscription, topics, handler, max_attempts, retry_delay, max_retry_delay, max_lag,
-		dead_letter_retention, partitions, owner);
+	PERFORM idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
+		retry_delay, max_retry_delay, max_lag, dead_letter_retention, partitions, owner);
 END
 $$;
 COMMENT ON FUNCTION idempotency.alter_subscription(text, text[], regprocedure, integer, interval, interval, interval, regrole, integer, interval) IS
@@ -4317,19 +4355,21 @@ CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+	locked idempotency.subscription;
 	dead bigint;
 BEGIN
 	PERFORM idempotency_internal.check_name('subscription', subscription);
 	IF NOT EXISTS (SELECT FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C") THEN
 		RETURN false;
 	END IF;
-	PERFORM idempotency_internal.locked_subscription('unsubscribe', subscription);
+	locked := idempotency_internal.locked_subscription('unsubscribe', subscription);
 	DELETE FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C";
 	DELETE FROM idempotency.partition AS a WHERE a.subscription = unsubscribe.subscription COLLATE "C";
 	DELETE FROM idempotency.position AS n WHERE n.subscription = unsubscribe.subscription COLLATE "C";
 	DELETE FROM idempotency.parked AS k WHERE k.subscription = unsubscribe.subscription COLLATE "C";
 	GET DIAGNOSTICS dead = ROW_COUNT;
-	RAISE LOG 'role "%" deleted idempotency subscription "%", with % parked events and dead letters', idempotency_internal.caller(), subscription, dead;
+	PERFORM idempotency_internal.log_call('unsubscribe',
+		format('subscription "%s" of role "%s", with %s failed or waiting events', subscription, locked.owner, dead));
 	RETURN true;
 END
 $$;
@@ -4421,7 +4461,7 @@ BEGIN
 	UPDATE idempotency.parked AS k SET
 		attempts = event.attempts + 1,
 		alone = was_alone,
-		error = left(p_error, CASE WHEN octet_length(p_error) <= 8192 THEN 8192 ELSE 2048 END),
+		error = idempotency_internal.clipped_error(p_error),
 		first_failed_at = coalesce(event.first_failed_at, now),
 		last_failed_at = now,
 		retry_at = CASE WHEN event.queue IS NULL THEN fail_event.retry_at END,
@@ -4917,8 +4957,11 @@ CREATE FUNCTION idempotency.pause(subscription text)
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('pause', subscription);
-	UPDATE idempotency.subscription AS s SET paused_at = coalesce(s.paused_at, clock_timestamp())
-	WHERE s.subscription = pause.subscription COLLATE "C";
+	UPDATE idempotency.subscription AS s SET paused_at = clock_timestamp()
+	WHERE s.subscription = pause.subscription COLLATE "C" AND s.paused_at IS NULL;
+	IF FOUND THEN
+		PERFORM idempotency_internal.log_call('pause', format('subscription "%s"', subscription));
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
@@ -4929,7 +4972,11 @@ CREATE FUNCTION idempotency.resume(subscription text)
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('resume', subscription);
-	UPDATE idempotency.subscription AS s SET paused_at = NULL WHERE s.subscription = resume.subscription COLLATE "C";
+	UPDATE idempotency.subscription AS s SET paused_at = NULL
+	WHERE s.subscription = resume.subscription COLLATE "C" AND s.paused_at IS NOT NULL;
+	IF FOUND THEN
+		PERFORM idempotency_internal.log_call('resume', format('subscription "%s"', subscription));
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
@@ -4975,8 +5022,8 @@ BEGIN
 	UPDATE idempotency.parked AS k SET partition = a.partition
 	FROM idempotency.partition AS a
 	WHERE k.subscription = name AND a.subscription = name AND a.remainder = k.bucket % a.modulus AND k.partition <> a.partition;
-	RAISE LOG 'role "%" moved idempotency subscription "%" to %, past % parked events',
-		idempotency_internal.caller(), name, CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped;
+	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
+		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
@@ -5034,7 +5081,10 @@ BEGIN
 	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
 		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
 	END LOOP;
-	RAISE LOG 'role "%" redrove % dead letters of idempotency subscription "%"', idempotency_internal.caller(), redriven, subscription;
+	IF redriven > 0 THEN
+		PERFORM idempotency_internal.log_call('redrive',
+			format('%s %s of subscription "%s"', redriven, CASE redriven WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
+	END IF;
 	RETURN redriven;
 END
 $$;
@@ -5052,7 +5102,10 @@ BEGIN
 	DELETE FROM idempotency.parked AS k
 	WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id);
 	GET DIAGNOSTICS discarded = ROW_COUNT;
-	RAISE LOG 'role "%" discarded % dead letters of idempotency subscription "%"', idempotency_internal.caller(), discarded, subscription;
+	IF discarded > 0 THEN
+		PERFORM idempotency_internal.log_call('discard',
+			format('%s %s of subscription "%s"', discarded, CASE discarded WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
+	END IF;
 	RETURN discarded;
 END
 $$;
@@ -5446,7 +5499,7 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
 	SELECT '{refuse_update,max_payload_size,event_headers,check_event,publish,next_id,snapshot,in_progress,
-		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,
+		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_not_negative,change,subscribe,alter_subscription,unsubscribe,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,batch_events,fetch,batch_of,ack,nack,extend,pause,

@@ -309,6 +309,36 @@ SELECT idempotency.reap();
 RESET idempotency.outbox_retention;
 
 --
+-- Calls that change or delete what others rely on leave a line in the log each; those that
+-- change nothing do not.
+--
+
+SELECT current_user AS superuser \gset
+CREATE ROLE regress_delivery_logged;
+SELECT idempotency.grant_consumer('regress_delivery_logged');
+GRANT regress_delivery_logged TO :"superuser";
+SET ROLE regress_delivery_logged;
+SET client_min_messages = log;
+SELECT idempotency.subscribe('logged', '{logged}', max_attempts => 1), idempotency.subscribe('logged', '{logged}', max_attempts => 1),
+	idempotency.alter_subscription('logged', max_attempts => 1), idempotency.resume('logged'), idempotency.redrive('logged'), idempotency.discard('logged');
+SELECT idempotency.subscribe('logged', '{logged}', retry_delay => '2 s');
+SELECT idempotency.alter_subscription('logged', partitions => 2), idempotency.alter_subscription('logged', partitions => 1);
+SELECT idempotency.pause('logged'), idempotency.pause('logged'), idempotency.resume('logged'), idempotency.resume('logged');
+RESET client_min_messages;
+RESET ROLE;
+SELECT pg_temp.publish('{1,2}', topic => 'logged');
+-- the first call ends the two former generations of partitions
+SELECT coalesce(pg_temp.fetch('logged'), pg_temp.fetch('logged'), pg_temp.fetch('logged')) AS fetched;
+SELECT pg_temp.nack('logged', 1), pg_temp.nack('logged', 2);
+SET ROLE regress_delivery_logged;
+SET client_min_messages = log;
+SELECT idempotency.redrive('logged', pg_temp.id(1)), idempotency.discard('logged', pg_temp.id(2)), idempotency.redrive('logged');
+SELECT idempotency.seek('logged', 'now');
+SELECT idempotency.unsubscribe('logged'), idempotency.unsubscribe('logged');
+RESET client_min_messages;
+RESET ROLE;
+
+--
 -- Privileges
 --
 
@@ -337,8 +367,8 @@ RESET ROLE;
 SELECT idempotency.alter_subscription('mine', handler => 'ship(idempotency.event)');
 CALL idempotency.deliver('mine');
 SELECT idempotency.unsubscribe('mine'), idempotency.unsubscribe('s');
-DROP OWNED BY regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
-DROP ROLE regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
+DROP OWNED BY regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
+DROP ROLE regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
 DROP TABLE parcel, carrier;
 DROP FUNCTION ship(idempotency.event);
 TRUNCATE idempotency.outbox;
