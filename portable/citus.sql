@@ -12,6 +12,7 @@
 -- what else differs: a comment that begins with "distributed:" becomes code, and code
 -- marked "not distributed" is removed.
 
+\set citus_on_error_stop :ON_ERROR_STOP
 \set ON_ERROR_STOP on
 \if :{?within_transaction}
 \else
@@ -491,3 +492,5 @@ $$;
 \else
 COMMIT;
 \endif
+\set ON_ERROR_STOP :citus_on_error_stop
+\unset citus_on_error_stop

@@ -7,6 +7,7 @@
 -- As to_extension.sql, it is one transaction, tokens of running leases stay valid, and roles
 -- keep their privileges.  Events and subscriptions are dropped: deliver all events before.
 
+\set from_extension_on_error_stop :ON_ERROR_STOP
 \set ON_ERROR_STOP on
 \set within_transaction on
 -- A snapshot from before the locks would miss keys
@@ -28,3 +29,5 @@ FROM pg_temp.moved_grant AS g;
 
 COMMIT;
 \unset within_transaction
+\set ON_ERROR_STOP :from_extension_on_error_stop
+\unset from_extension_on_error_stop

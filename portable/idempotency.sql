@@ -11,6 +11,7 @@
 -- type of its caller's: see "JSON of other types than text".  README.md beside this file
 -- lists what differs from the extension.
 
+\set idempotency_on_error_stop :ON_ERROR_STOP
 \set ON_ERROR_STOP on
 \if :{?within_transaction}
 \else
@@ -289,7 +290,7 @@ CREATE FUNCTION idempotency_internal.raise_missing(what text)
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
 	SELECT idempotency_internal.raise('IK400', format('idempotency %s is missing', $1), 'It is NULL or empty.',
-		'Pass 1 to 255 characters, the same for every retry of one operation.')
+		CASE WHEN $1 IN ('key', 'step') THEN 'Pass 1 to 255 characters, the same for every retry of one operation.' ELSE 'Pass 1 to 255 characters.' END)
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_missing(text) IS 'IK400: the scope, the key or the step is NULL or empty';
 
@@ -543,6 +544,20 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.like_pattern(text) IS 'a pattern of scopes as a pattern of LIKE';
 
+CREATE FUNCTION idempotency_internal.check_pattern(pattern text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	PERFORM idempotency_internal.check_name('scope', pattern);
+	IF pattern !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+		PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
+			'A backslash escapes the next character; write two for one.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_pattern(text) IS 'raise IK400 or 22023 unless a pattern of scopes is valid';
+
 CREATE FUNCTION idempotency_internal.check_names(scope text, key text)
 	RETURNS void
 	LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -628,7 +643,7 @@ AS $$
 BEGIN
 	IF extract(epoch FROM length) > extract(epoch FROM longest::interval) THEN
 		PERFORM idempotency_internal.raise('22023', format('%s must be at most %s', what, longest), NULL,
-			'A number without a unit is seconds: pass a unit, such as ''30 s''.');
+			format('Pass at most %s. A number without a unit is seconds: pass a unit, such as ''30 s''.', longest));
 	END IF;
 END
 $$;
@@ -2555,13 +2570,9 @@ DECLARE
 	found_row idempotency.key;
 	new idempotency.key;
 BEGIN
-	PERFORM idempotency_internal.check_name('scope', scope);
+	PERFORM idempotency_internal.check_pattern(scope);
 	prefix := idempotency_internal.pattern_prefix(scope);
 	is_exact := scope ~ E'^(?:\\\\.|[^\\\\*])*$';
-	IF scope !~ E'^(?:\\\\.|[^\\\\])*$' THEN
-		PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
-			'A backslash escapes the next character; write two for one.');
-	END IF;
 	PERFORM idempotency_internal.check_prefix(prefix, scope);
 	-- distributed: IF split_part(scope, '/', 1) <> split_part(prefix, '/', 1) THEN
 	-- distributed: 	PERFORM idempotency_internal.raise('0A000', 'pattern of scopes does not name the tenant', NULL, 'Pass a pattern such as "acme/*".');
@@ -3034,6 +3045,7 @@ BEGIN
 		PERFORM idempotency_internal.raise('39P01', 'idempotency.require_claim() takes one argument at most', NULL,
 			'Pass a pattern of scopes.');
 	END IF;
+	PERFORM idempotency_internal.check_pattern(pattern);
 
 	FOREACH result IN ARRAY string_to_array(substr(idempotency_internal.results(), 2), chr(30)) LOOP
 		IF split_part(result, chr(31), 1) LIKE like_pattern THEN
@@ -5636,3 +5648,5 @@ $$;
 \else
 COMMIT;
 \endif
+\set ON_ERROR_STOP :idempotency_on_error_stop
+\unset idempotency_on_error_stop

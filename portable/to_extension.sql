@@ -11,6 +11,7 @@
 -- tokens of the portable edition do.  Clients, operators and backups keep their privileges.  As
 -- uninstall.sql, it fails if other objects depend on the portable edition.
 
+\set to_extension_on_error_stop :ON_ERROR_STOP
 \set ON_ERROR_STOP on
 \set within_transaction on
 -- A snapshot from before the locks would miss keys
@@ -50,3 +51,5 @@ FROM pg_temp.moved_grant AS g;
 
 COMMIT;
 \unset within_transaction
+\set ON_ERROR_STOP :to_extension_on_error_stop
+\unset to_extension_on_error_stop

@@ -7,6 +7,7 @@
 --
 --	psql --no-psqlrc --file=portable/uninstall.sql
 
+\set uninstall_on_error_stop :ON_ERROR_STOP
 \set ON_ERROR_STOP on
 \if :{?within_transaction}
 \else
@@ -63,3 +64,5 @@ $$;
 \else
 COMMIT;
 \endif
+\set ON_ERROR_STOP :uninstall_on_error_stop
+\unset uninstall_on_error_stop

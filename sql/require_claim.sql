@@ -371,6 +371,11 @@ CREATE TRIGGER g BEFORE INSERT ON two_arguments FOR EACH STATEMENT
 	EXECUTE FUNCTION idempotency.require_claim('a', 'b');
 INSERT INTO two_arguments VALUES (1);
 \echo :SQLSTATE
+-- A pattern that ends in a backslash is refused, as by claim_abandoned().
+CREATE TABLE bad_pattern (id int);
+CREATE TRIGGER g BEFORE INSERT ON bad_pattern FOR EACH STATEMENT
+	EXECUTE FUNCTION idempotency.require_claim('guard\');
+INSERT INTO bad_pattern VALUES (1);
 
 -- INSTEAD OF would drop the write silently, even with a claim. The same guard on the
 -- underlying table works.
@@ -433,7 +438,7 @@ SELECT idempotency.current_key('charge.*');
 ROLLBACK;
 
 DROP TABLE charge, way, account, customer, payment, pattern_star, pattern_all, pattern_none, pattern_inside,
-	pattern_like, two_arguments CASCADE;
+	pattern_like, two_arguments, bad_pattern CASCADE;
 DROP FUNCTION charge_by_function;
 DROP TABLE "Guarded"."Charge";
 DROP SCHEMA "Guarded";

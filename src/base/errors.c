@@ -35,10 +35,13 @@ DetailName(const KeyName *name)
 void
 ErrorNameMissing(const char *what)
 {
-	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency %s is missing", what),
-					errdetail("It is NULL or empty."),
-					errhint("Pass 1 to %d characters, the same for every retry of one operation.",
-							KEYNAME_MAX_CHARS)));
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEMPOTENCY_BAD_KEY), errmsg("idempotency %s is missing", what),
+			 errdetail("It is NULL or empty."),
+			 errhint(strcmp(what, "key") == 0 || strcmp(what, "step") == 0
+						 ? "Pass 1 to %d characters, the same for every retry of one operation."
+						 : "Pass 1 to %d characters.",
+					 KEYNAME_MAX_CHARS)));
 }
 
 /*

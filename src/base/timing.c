@@ -50,19 +50,21 @@ IntervalMicroseconds(const Interval *interval)
 }
 
 /*
- * RefuseTooLong throws 22023, with "message", for an interval above so many days.  A year
- * has 365.25 days, as in extract(epoch).
+ * RefuseTooLong throws 22023 for an interval above so many days; "what" and "longest" name
+ * both in the message.  A year has 365.25 days, as in extract(epoch).
  */
 static void
-RefuseTooLong(const Interval *interval, double days, const char *message)
+RefuseTooLong(const Interval *interval, double days, const char *what, const char *longest)
 {
 	int years = interval->month / MONTHS_PER_YEAR;
 
 	if (IntervalMicroseconds(interval) +
 			years * (DAYS_PER_YEAR - MONTHS_PER_YEAR * DAYS_PER_MONTH) * USECS_PER_DAY >
 		days * USECS_PER_DAY)
-		ErrorBadArgument(message, "A number without a unit is seconds: pass a unit, such as "
-								  "'30 s'.");
+		ErrorBadArgument(psprintf("%s must be at most %s", what, longest),
+						 psprintf("Pass at most %s. A number without a unit is seconds: pass a "
+								  "unit, such as '30 s'.",
+								  longest));
 }
 
 /*
@@ -76,7 +78,7 @@ WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs)
 	if (PG_ARGISNULL(arg))
 		return defaultMs;
 
-	RefuseTooLong(PG_GETARG_INTERVAL_P(arg), LONGEST_WAIT_DAYS, "wait must be at most 24 days");
+	RefuseTooLong(PG_GETARG_INTERVAL_P(arg), LONGEST_WAIT_DAYS, "wait", "24 days");
 	ms = IntervalMicroseconds(PG_GETARG_INTERVAL_P(arg)) / 1000;
 	if (ms < 0)
 		ErrorBadArgument("wait must not be negative",
@@ -108,8 +110,8 @@ RetentionFromArg(FunctionCallInfo fcinfo, int arg)
 
 	/* refuse an invalid retention before the operation runs */
 	if (!retention.forever)
-		RefuseTooLong(&retention.length, LONGEST_RETENTION_YEARS * DAYS_PER_YEAR,
-					  "retention must be at most 100 years");
+		RefuseTooLong(&retention.length, LONGEST_RETENTION_YEARS * DAYS_PER_YEAR, "retention",
+					  "100 years");
 	(void) RetentionEnd(&retention, GetCurrentTimestamp());
 	return retention;
 }
@@ -157,7 +159,7 @@ LeaseFromArg(FunctionCallInfo fcinfo, int arg)
 	if (PG_ARGISNULL(arg))
 		return NULL;
 	lease = PG_GETARG_INTERVAL_P(arg);
-	RefuseTooLong(lease, LONGEST_LEASE_DAYS, "lease must be at most 24 days");
+	RefuseTooLong(lease, LONGEST_LEASE_DAYS, "lease", "24 days");
 	(void) LeaseEnd(lease, GetCurrentTimestamp());
 	return lease;
 }

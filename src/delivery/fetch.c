@@ -332,9 +332,9 @@ idempotency_redrive(PG_FUNCTION_ARGS)
 	InjectionPoint("redrive-notify");
 	if (count > 0)
 	{
-		LogCall("redrive", psprintf("%lld %s of subscription \"%s\"", (long long) count,
-									count == 1 ? "dead letter" : "dead letters",
-									text_to_cstring(name)));
+		LogCall("redrive",
+				psprintf("%lld %s of subscription \"%s\"", (long long) count,
+						 count == 1 ? "dead letter" : "dead letters", text_to_cstring(name)));
 		WakeupAfterCommit(OutboxChannel());
 		OutboxNotify.redriven(subscription->number);
 	}

@@ -14,6 +14,7 @@
 #include "utils/rel.h"
 
 #include "base/errors.h"
+#include "base/pattern.h"
 #include "keys/transaction.h"
 
 PG_FUNCTION_INFO_V1(idempotency_require_claim);
@@ -69,7 +70,7 @@ ErrorTriggerInstead(Relation view)
  * require_claim([pattern]): a trigger that refuses (IK403) every write of a transaction
  * whose latest call about a scope that the pattern matches granted no claim.  The default
  * is "*".  Throws 39P01 unless it is called BEFORE or AFTER a write, with one
- * argument at most.
+ * argument at most, and IK400 or 22023 for a pattern that is not valid.
  */
 Datum
 idempotency_require_claim(PG_FUNCTION_ARGS)
@@ -90,6 +91,7 @@ idempotency_require_claim(PG_FUNCTION_ARGS)
 						"Pass a pattern of scopes.");
 	if (trigdata->tg_trigger->tgnargs == 1)
 		pattern = trigdata->tg_trigger->tgargs[0];
+	PatternCheck(cstring_to_text(pattern), "scope");
 
 	if (!ScopeGranted(cstring_to_text(pattern), &asked))
 		ErrorClaimRequired(trigdata->tg_relation, pattern, asked);

@@ -208,7 +208,7 @@ Fail(const RelayJob *job, const Subscription *subscription, const Batch *batch,
 						 DatumGetCString(DirectFunctionCall1(uuid_out, id)),
 						 text_to_cstring(subscription->name)),
 				  errdetail_internal("%s", ClipForLog(text_to_cstring(error))),
-				  errhint("idempotency.redrive() gives it once more.")));
+				  errhint("idempotency.redrive() redelivers it.")));
 }
 
 /*

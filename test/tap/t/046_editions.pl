@@ -215,5 +215,17 @@ foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
 }
 is_deeply(\@tokens, [ sort { $a <=> $b } @tokens ], 'tokens grow from one edition to the other, also if all keys were deleted');
 
+# ----------------------------------------------------------------
+# Sessions that run a script with \i
+# ----------------------------------------------------------------
+
+foreach my $stop ('off', '1')
+{
+	my ($out, $err) = ('', '');
+	my $run = "\\set owner owner\n\\set ON_ERROR_STOP $stop\n" . join('', map { "\\i $portable/$_.sql\n\\echo $_: :ON_ERROR_STOP\n" } 'to_extension', 'from_extension', 'uninstall', 'idempotency');
+	IPC::Run::run([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', '--output', '/dev/null', '--dbname', $node->connstr('postgres') ], '<', \$run, '>', \$out, '2>', \$err);
+	is($out, join('', map { "$_: $stop\n" } 'to_extension', 'from_extension', 'uninstall', 'idempotency'), "scripts that run by \\i leave ON_ERROR_STOP as it was, $stop") or diag($err);
+}
+
 $node->stop;
 done_testing();
