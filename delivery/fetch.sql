@@ -2,7 +2,8 @@
 -- Batches
 -- ---------------------------------------------------------------------------
 
--- Writes a changed position, in place of the version that was read under the partition's lock.
+-- Writes a changed position, in place of the version that was read under the partition's lock; without
+-- a batch, without its lease.
 CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -12,6 +13,12 @@ BEGIN
 	DELETE FROM idempotency.position AS o WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
 	p.version := p.version + 1;
 	p.changed_at := clock_timestamp();
+	IF p.batch IS NULL THEN
+		p.size := 0;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.holder := NULL;
+	END IF;
 	INSERT INTO idempotency.position VALUES (p.*);
 END
 $$;
@@ -201,9 +208,6 @@ BEGIN
 		END IF;
 	END IF;
 	p.batch := NULL;
-	p.leased_at := NULL;
-	p.leased_until := NULL;
-	p.size := 0;
 	IF p.events = '{}' THEN
 		p.failures := 0;
 		p.alone := false;
@@ -496,11 +500,7 @@ BEGIN
 		p.size := p.size - cardinality(done);
 	ELSE
 		p.events := p.events[p.size + 1 :];
-		p.size := 0;
 		p.batch := NULL;
-		p.leased_at := NULL;
-		p.leased_until := NULL;
-		p.holder := NULL;
 	END IF;
 	PERFORM idempotency_internal.put_position(p);
 	RETURN cardinality(done);
@@ -526,11 +526,7 @@ BEGIN
 			'Pass 0 for a retry at once, or NULL for the subscription''s delay.');
 	ELSIF event_id IS NULL THEN
 		-- the list stays, for the next fetch()
-		p.size := 0;
 		p.batch := NULL;
-		p.leased_at := NULL;
-		p.leased_until := NULL;
-		p.holder := NULL;
 		PERFORM idempotency_internal.put_position(p);
 		RETURN clock_timestamp();
 	END IF;

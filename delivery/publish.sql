@@ -51,22 +51,6 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.event_headers(json) IS 'the headers of an event that is published now';
 
-CREATE FUNCTION idempotency_internal.check_event(topic text, aggregate_id text, type text)
-	RETURNS void
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
-AS $$
-BEGIN
-	PERFORM idempotency_internal.check_name('topic', topic);
-	IF aggregate_id IS NOT NULL THEN
-		PERFORM idempotency_internal.check_name('aggregate', aggregate_id);
-	END IF;
-	IF type IS NOT NULL THEN
-		PERFORM idempotency_internal.check_name('type', type);
-	END IF;
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.check_event(text, text, text) IS 'raise IK400 for a name that cannot be used';
-
 -- The transaction has its id before the number is drawn, and the INSERT locks the table
 -- before that, too: see scan.sql.
 CREATE FUNCTION idempotency.publish(
@@ -87,7 +71,9 @@ BEGIN
 		AND (type <> '' AND length(type) <= 255) IS NOT FALSE
 		AND concat(topic, aggregate_id, type) !~ E'[\\u0001-\\u001F\\u007F-\\u009F{[]' COLLATE "C") IS NOT TRUE
 	THEN
-		PERFORM idempotency_internal.check_event(topic, aggregate_id, type);
+		PERFORM idempotency_internal.check_name('topic', topic);
+		PERFORM idempotency_internal.check_name('aggregate', aggregate_id) WHERE aggregate_id IS NOT NULL;
+		PERFORM idempotency_internal.check_name('type', type) WHERE type IS NOT NULL;
 	END IF;
 	IF given IS NOT NULL OR idempotency_internal.results() <> '' THEN
 		given := idempotency_internal.event_headers(given);

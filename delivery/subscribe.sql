@@ -230,19 +230,6 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.handler_text(regprocedure) IS 'the stored form of a handler';
 
-CREATE FUNCTION idempotency_internal.check_not_negative(what text, value interval)
-	RETURNS void
-	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-AS $$
-BEGIN
-	IF value < interval '0' THEN
-		PERFORM idempotency_internal.raise('22023', format('%s must not be negative', what), NULL,
-			'Pass an interval such as ''1 second'', or leave it out.');
-	END IF;
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.check_not_negative(text, interval) IS '22023: a delay is negative';
-
 -- Changes the options that are not NULL.  Logs a change as one by the function, if that is not NULL.
 CREATE FUNCTION idempotency_internal.change(
 	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
@@ -266,10 +253,10 @@ BEGIN
 		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
 			'Pass how many consumers can have a batch at a time.');
 	END IF;
-	PERFORM idempotency_internal.check_not_negative('retry_delay', new_retry_delay);
-	PERFORM idempotency_internal.check_not_negative('max_retry_delay', new_max_retry_delay);
-	PERFORM idempotency_internal.check_not_negative('max_lag', nullif(new_max_lag, never));
-	PERFORM idempotency_internal.check_not_negative('dead_letter_retention', nullif(new_retention, never));
+	PERFORM idempotency_internal.raise('22023', format('%s must not be negative', d.what), NULL, 'Pass an interval such as ''1 second'', or leave it out.')
+	FROM (VALUES ('retry_delay', new_retry_delay), ('max_retry_delay', new_max_retry_delay), ('max_lag', nullif(new_max_lag, never)),
+		('dead_letter_retention', nullif(new_retention, never))) AS d (what, value)
+	WHERE d.value < interval '0';
 	IF new_owner IS NOT NULL THEN
 		SELECT r.rolname INTO owner_name FROM pg_roles AS r WHERE r.oid = new_owner;
 		IF NOT FOUND THEN

@@ -3530,22 +3530,6 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.event_headers(json) IS 'the headers of an event that is published now';
 
-CREATE FUNCTION idempotency_internal.check_event(topic text, aggregate_id text, type text)
-	RETURNS void
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
-AS $$
-BEGIN
-	PERFORM idempotency_internal.check_name('topic', topic);
-	IF aggregate_id IS NOT NULL THEN
-		PERFORM idempotency_internal.check_name('aggregate', aggregate_id);
-	END IF;
-	IF type IS NOT NULL THEN
-		PERFORM idempotency_internal.check_name('type', type);
-	END IF;
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.check_event(text, text, text) IS 'raise IK400 for a name that cannot be used';
-
 -- The transaction has its id before the number is drawn, and the INSERT locks the table
 -- before that, too: see scan.sql.
 CREATE FUNCTION idempotency.publish(
@@ -3566,7 +3550,9 @@ BEGIN
 		AND (type <> '' AND length(type) <= 255) IS NOT FALSE
 		AND concat(topic, aggregate_id, type) !~ E'[\\u0001-\\u001F\\u007F-\\u009F{[]' COLLATE "C") IS NOT TRUE
 	THEN
-		PERFORM idempotency_internal.check_event(topic, aggregate_id, type);
+		PERFORM idempotency_internal.check_name('topic', topic);
+		PERFORM idempotency_internal.check_name('aggregate', aggregate_id) WHERE aggregate_id IS NOT NULL;
+		PERFORM idempotency_internal.check_name('type', type) WHERE type IS NOT NULL;
 	END IF;
 	IF given IS NOT NULL OR idempotency_internal.results() <> '' THEN
 		given := idempotency_internal.event_headers(given);
@@ -4225,19 +4211,6 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.handler_text(regprocedure) IS 'the stored form of a handler';
 
-CREATE FUNCTION idempotency_internal.check_not_negative(what text, value interval)
-	RETURNS void
-	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-AS $$
-BEGIN
-	IF value < interval '0' THEN
-		PERFORM idempotency_internal.raise('22023', format('%s must not be negative', what), NULL,
-			'Pass an interval such as ''1 second'', or leave it out.');
-	END IF;
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.check_not_negative(text, interval) IS '22023: a delay is negative';
-
 -- Changes the options that are not NULL.  Logs a change as one by the function, if that is not NULL.
 CREATE FUNCTION idempotency_internal.change(
 	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
@@ -4261,10 +4234,10 @@ BEGIN
 		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
 			'Pass how many consumers can have a batch at a time.');
 	END IF;
-	PERFORM idempotency_internal.check_not_negative('retry_delay', new_retry_delay);
-	PERFORM idempotency_internal.check_not_negative('max_retry_delay', new_max_retry_delay);
-	PERFORM idempotency_internal.check_not_negative('max_lag', nullif(new_max_lag, never));
-	PERFORM idempotency_internal.check_not_negative('dead_letter_retention', nullif(new_retention, never));
+	PERFORM idempotency_internal.raise('22023', format('%s must not be negative', d.what), NULL, 'Pass an interval such as ''1 second'', or leave it out.')
+	FROM (VALUES ('retry_delay', new_retry_delay), ('max_retry_delay', new_max_retry_delay), ('max_lag', nullif(new_max_lag, never)),
+		('dead_letter_retention', nullif(new_retention, never))) AS d (what, value)
+	WHERE d.value < interval '0';
 	IF new_owner IS NOT NULL THEN
 		SELECT r.rolname INTO owner_name FROM pg_roles AS r WHERE r.oid = new_owner;
 		IF NOT FOUND THEN
@@ -4392,7 +4365,8 @@ COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
 -- Batches
 -- ---------------------------------------------------------------------------
 
--- Writes a changed position, in place of the version that was read under the partition's lock.
+-- Writes a changed position, in place of the version that was read under the partition's lock; without
+-- a batch, without its lease.
 CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -4402,6 +4376,12 @@ BEGIN
 	DELETE FROM idempotency.position AS o WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
 	p.version := p.version + 1;
 	p.changed_at := clock_timestamp();
+	IF p.batch IS NULL THEN
+		p.size := 0;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.holder := NULL;
+	END IF;
 	INSERT INTO idempotency.position VALUES (p.*);
 END
 $$;
@@ -4591,9 +4571,6 @@ BEGIN
 		END IF;
 	END IF;
 	p.batch := NULL;
-	p.leased_at := NULL;
-	p.leased_until := NULL;
-	p.size := 0;
 	IF p.events = '{}' THEN
 		p.failures := 0;
 		p.alone := false;
@@ -4886,11 +4863,7 @@ BEGIN
 		p.size := p.size - cardinality(done);
 	ELSE
 		p.events := p.events[p.size + 1 :];
-		p.size := 0;
 		p.batch := NULL;
-		p.leased_at := NULL;
-		p.leased_until := NULL;
-		p.holder := NULL;
 	END IF;
 	PERFORM idempotency_internal.put_position(p);
 	RETURN cardinality(done);
@@ -4916,11 +4889,7 @@ BEGIN
 			'Pass 0 for a retry at once, or NULL for the subscription''s delay.');
 	ELSIF event_id IS NULL THEN
 		-- the list stays, for the next fetch()
-		p.size := 0;
 		p.batch := NULL;
-		p.leased_at := NULL;
-		p.leased_until := NULL;
-		p.holder := NULL;
 		PERFORM idempotency_internal.put_position(p);
 		RETURN clock_timestamp();
 	END IF;
@@ -5510,10 +5479,10 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	RETURNS text[]
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT '{refuse_update,max_payload_size,event_headers,check_event,publish,next_id,snapshot,in_progress,
+	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,in_progress,
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
-		handler_text,check_not_negative,change,subscribe,alter_subscription,unsubscribe,put_position,
+		handler_text,change,subscribe,alter_subscription,unsubscribe,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,batch_events,fetch,batch_of,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;
