@@ -34,7 +34,7 @@ SELECT idempotency.complete('complete', 'c', '[3]', NULL, '{"ETag": "3"}');
 SELECT idempotency.complete(scope => 'complete', key => 'd', headers => '{}', response => 'null');
 COMMIT;
 WITH c AS (SELECT k, idempotency.claim('complete', k) AS op FROM unnest('{a,b,c,d}'::text[]) AS k)
-	SELECT k AS key, outcome, replayed, status, headers, response, failed FROM (SELECT k, (op).* FROM c) AS c;
+	SELECT k AS key, (op).outcome, (op).replayed, (op).status, (op).headers, (op).response, (op).failed FROM c;
 -- SQL NULL means no response; JSON null is a response.
 SELECT key, response IS NULL AS no_response, headers IS NULL AS no_headers
 	FROM idempotency.key WHERE scope = 'complete' ORDER BY key;
@@ -63,7 +63,7 @@ SELECT idempotency.fail('fail', 'a', '{"title": "card declined"}', 402, '{"Conte
 SELECT idempotency.fail('fail', 'b', NULL, 404);
 COMMIT;
 WITH c AS (SELECT k, idempotency.claim('fail', k) AS op FROM unnest('{a,b}'::text[]) AS k)
-	SELECT k AS key, outcome, replayed, status, headers, response, failed FROM (SELECT k, (op).* FROM c) AS c;
+	SELECT k AS key, (op).outcome, (op).replayed, (op).status, (op).headers, (op).response, (op).failed FROM c;
 
 -- A failure has no default status.
 BEGIN;

@@ -43,11 +43,14 @@ FROM (VALUES
 	(13, $$UPDATE account SET (balance, note) = (SELECT 1, idempotency.once('inbox', 'm1')::text) WHERE id = 7$$),
 	(14, $$UPDATE account SET balance = 0 WHERE EXISTS (SELECT FROM idempotency.once('inbox', 'm1') AS new WHERE new)$$),
 	(15, $$UPDATE account SET balance = 0 WHERE id::text = ANY (ARRAY(SELECT idempotency.once_many('inbox', ARRAY['7'])))$$),
-	(16, $$WITH n AS (SELECT id, idempotency.once('inbox', id) AS new FROM other) UPDATE account a SET balance = 0 FROM n WHERE a.id = n.id AND new$$),
-	(17, $$WITH n AS (SELECT id, idempotency.once('inbox', id) AS new FROM other) INSERT INTO account SELECT id FROM other WHERE id IN (SELECT id FROM n WHERE new)$$),
+	(16, $$WITH n AS (SELECT id, idempotency.once('inbox', id) AS new FROM other), m AS (SELECT id, true AS new FROM n WHERE new) INSERT INTO account SELECT id FROM m WHERE new ORDER BY id$$),
+	(17, $$WITH n AS (INSERT INTO account SELECT id, 1, idempotency.once('inbox', id)::text FROM other RETURNING id, note) UPDATE other SET x = 0 FROM n WHERE other.id = n.id AND EXISTS (SELECT FROM n WHERE note = 'true')$$),
 	(18, $$WITH n AS (SELECT id FROM account ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) SELECT id, idempotency.once('inbox', id) FROM n$$),
 	(19, $$WITH n AS (UPDATE account SET balance = 0 WHERE id = 7 RETURNING idempotency.once('inbox', 'm1')) SELECT 1$$),
-	(20, $$SELECT (idempotency.claim('inbox', 'm1')).outcome, (idempotency.claim('inbox', 'm2')).token, (idempotency.peek('inbox', 'm1')).*$$)
+	(20, $$SELECT (idempotency.claim('inbox', 'm1')).outcome, (idempotency.claim('inbox', 'm2')).token, (idempotency.peek('inbox', 'm1')).*$$),
+	(21, $$WITH n AS (SELECT id, idempotency.once('inbox', id) AS new FROM other), m AS (INSERT INTO account SELECT id FROM n) SELECT count(*) FILTER (WHERE new), (SELECT count(*) FROM other) FROM n$$),
+	(22, $$WITH n AS (SELECT id, idempotency.once('inbox', id) AS new FROM other), m AS (SELECT id FROM n WHERE new), p AS (SELECT id, idempotency.publish('t', '1') FROM m) SELECT id, idempotency.once('done', id) FROM p$$),
+	(23, $$WITH n AS (SELECT id, idempotency.once('inbox', id) AS new FROM other), m AS (SELECT id FROM n WHERE new) SELECT id, idempotency.once('done', id) FROM m$$)
 ) AS v (n, form) ORDER BY n;
 
 -- Refused
@@ -87,23 +90,47 @@ FROM (VALUES
 	(32, $$MERGE INTO account a USING (VALUES (7)) AS v (id) ON a.id = v.id WHEN MATCHED THEN UPDATE SET note = idempotency.once('inbox', 'm1')$$),
 	(33, $$WITH n AS (SELECT idempotency.complete('inbox', 'm1', token => 7)) DELETE FROM account$$),
 	(34, $$WITH n AS (SELECT idempotency.publish('t', '1') AS id), m AS (SELECT id FROM n) DELETE FROM account$$),
-	(35, $$WITH n AS (SELECT id, idempotency.once('inbox', id) FROM other) SELECT 1 FROM account WHERE EXISTS (SELECT FROM (SELECT id FROM n) s LIMIT 1)$$),
-	(36, $$WITH n AS (SELECT id, idempotency.once('inbox', id) FROM other) UPDATE account SET balance = 0 WHERE id IN (SELECT id FROM n)$$),
-	(37, $$WITH n AS (SELECT id, idempotency.once('inbox', id) FROM other), m AS (SELECT id FROM n) UPDATE account SET balance = (SELECT 1 FROM m WHERE m.id = account.id)$$),
-	(38, $$WITH n AS (SELECT id, idempotency.once('inbox', id) FROM other) UPDATE account a SET balance = 0 FROM (SELECT id FROM n UNION ALL SELECT 1) s WHERE a.id = s.id$$),
-	(39, $$WITH n AS (SELECT id, idempotency.once('inbox', id) FROM other) SELECT 1 FROM (SELECT id FROM account WHERE (SELECT true FROM n WHERE n.id = account.id) FOR UPDATE) AS s$$),
-	(40, $$SELECT (idempotency.try_claim('inbox', 'm1')).outcome::text, (idempotency.try_claim('inbox', 'm1')).token$$),
-	(41, $$DELETE FROM other RETURNING (idempotency.claim('inbox', id)).*$$),
-	(42, $$SELECT 1 FROM account, idempotency.once('inbox', 'm1') AS new WHERE id = 7 AND new ORDER BY id FOR UPDATE OF account SKIP LOCKED$$),
-	(43, $$SELECT new FROM idempotency.once_many('inbox', ARRAY['7', '8']) AS new LIMIT 1$$),
-	(44, $$SELECT new FROM idempotency.once('inbox', 'm1') AS new OFFSET 1$$),
-	(45, $$INSERT INTO account SELECT id, 1, idempotency.once('inbox', id)::text FROM other ON CONFLICT DO NOTHING$$),
-	(46, $$INSERT INTO account SELECT new::int FROM idempotency.once_many('inbox', ARRAY['7']) AS new ON CONFLICT DO NOTHING$$),
-	(47, $$SELECT idempotency.publish('t', '1'), unnest(ARRAY[1, 2])$$),
-	(48, $$SELECT id, idempotency.once('inbox', id), unnest('{}'::int[]) FROM other$$),
-	(49, $$SELECT idempotency.once_many('inbox', ARRAY['1']), idempotency.publish('t', '1')$$),
-	(50, $$SELECT idempotency.publish('t', '1')::text BETWEEN '0' AND 'f'$$),
-	(51, $$SELECT idempotency.publish('t', '1')::text IN (note, id::text) FROM account$$)
+	(35, $$SELECT (idempotency.try_claim('inbox', 'm1')).outcome::text, (idempotency.try_claim('inbox', 'm1')).token$$),
+	(36, $$DELETE FROM other RETURNING (idempotency.claim('inbox', id)).*$$),
+	(37, $$SELECT 1 FROM account, idempotency.once('inbox', 'm1') AS new WHERE id = 7 AND new ORDER BY id FOR UPDATE OF account SKIP LOCKED$$),
+	(38, $$SELECT new FROM idempotency.once_many('inbox', ARRAY['7', '8']) AS new LIMIT 1$$),
+	(39, $$SELECT new FROM idempotency.once('inbox', 'm1') AS new OFFSET 1$$),
+	(40, $$INSERT INTO account SELECT id, 1, idempotency.once('inbox', id)::text FROM other ON CONFLICT DO NOTHING$$),
+	(41, $$INSERT INTO account SELECT new::int FROM idempotency.once_many('inbox', ARRAY['7']) AS new ON CONFLICT DO NOTHING$$),
+	(42, $$SELECT idempotency.publish('t', '1'), unnest(ARRAY[1, 2])$$),
+	(43, $$SELECT id, idempotency.once('inbox', id), unnest('{}'::int[]) FROM other$$),
+	(44, $$SELECT idempotency.once_many('inbox', ARRAY['1']), idempotency.publish('t', '1')$$),
+	(45, $$SELECT idempotency.publish('t', '1')::text BETWEEN '0' AND 'f'$$),
+	(46, $$SELECT idempotency.publish('t', '1')::text IN (note, id::text) FROM account$$)
+) AS v (n, form) ORDER BY n;
+
+-- Refused: to read a WITH query that calls, other than alone, and all of it
+SELECT form, pg_temp.planned('WITH n AS (SELECT id, idempotency.once(''inbox'', id) AS new FROM other) ' || form) AS rows,
+	pg_temp.planned('WITH n AS MATERIALIZED (SELECT id::int, true AS new FROM idempotency.once_many(''inbox'', ARRAY[''7'']) AS id) ' || form) AS function
+FROM (VALUES
+	(1, $$SELECT a.id FROM account a JOIN n USING (id)$$),
+	(2, $$SELECT a.id FROM account a, n WHERE a.id < 0$$),
+	(3, $$SELECT a.id FROM account a LEFT JOIN n ON true$$),
+	(4, $$SELECT id FROM account WHERE id IN (SELECT id FROM n WHERE new)$$),
+	(5, $$SELECT id FROM account WHERE id NOT IN (SELECT id FROM n)$$),
+	(6, $$SELECT EXISTS (SELECT FROM n)$$),
+	(7, $$SELECT (SELECT count(*) FROM n)$$),
+	(8, $$SELECT id FROM n WHERE id IN (SELECT id FROM account)$$),
+	(9, $$SELECT id FROM (SELECT id FROM n) AS s$$),
+	(10, $$SELECT id FROM n UNION ALL SELECT id FROM n$$),
+	(11, $$SELECT id FROM n LIMIT 1$$),
+	(12, $$SELECT DISTINCT true FROM n WHERE new$$),
+	(13, $$SELECT id FROM account, LATERAL (SELECT FROM n WHERE n.id = account.id) AS s$$),
+	(14, $$UPDATE account a SET balance = 0 FROM n WHERE a.id = n.id$$),
+	(15, $$UPDATE account a SET balance = 0 WHERE id IN (SELECT id FROM n)$$),
+	(16, $$DELETE FROM account a USING n WHERE a.id = n.id$$),
+	(17, $$MERGE INTO account a USING n ON a.id = n.id WHEN MATCHED THEN DELETE$$),
+	(18, $$INSERT INTO account SELECT id FROM n ON CONFLICT DO NOTHING$$),
+	(19, $$INSERT INTO account SELECT id FROM other WHERE id IN (SELECT id FROM n)$$),
+	(20, $$INSERT INTO account VALUES ((SELECT id FROM n))$$),
+	(21, $$, m AS (SELECT id FROM n WHERE new) SELECT a.id FROM account a JOIN m USING (id)$$),
+	(22, $$, m AS (UPDATE account a SET balance = 0 FROM n WHERE a.id = n.id RETURNING a.id) SELECT id FROM m$$),
+	(23, $$SELECT id FROM idempotency.once_many('inbox', ARRAY(SELECT id::text FROM n)) AS id$$)
 ) AS v (n, form) ORDER BY n;
 
 \pset format aligned

@@ -25,6 +25,7 @@
 #include "optimizer/optimizer.h"
 #include "optimizer/planner.h"
 #include "parser/parsetree.h"
+#include "rewrite/rewriteManip.h"
 #include "tcop/pquery.h"
 #include "utils/lsyscache.h"
 
@@ -32,6 +33,8 @@
 #include "base/reevaluation.h"
 
 PG_FUNCTION_INFO_V1(idempotency_single_evaluation);
+
+static bool CheckQuery(Node *node, void *context);
 
 /* A search for a call. */
 typedef struct Search
@@ -45,7 +48,6 @@ typedef struct Search
 typedef struct Part
 {
 	const char *place; /* calls are refused in this place; NULL: they are allowed */
-	List *ctes;		   /* sub-selects that run for each row do not read these WITH queries */
 	List *columns;	   /* the calls of which one column is selected */
 	bool written;	   /* the planner has not changed the query */
 	List *calls;	   /* the calls that were found in it */
@@ -55,7 +57,8 @@ typedef struct Part
 typedef struct Around
 {
 	bool written; /* the planner has not changed them */
-	List *ctes;	  /* names of their WITH queries that call */
+	bool whole;	  /* they need all rows of the query, or the planner has changed them */
+	List *ctes;	  /* names of their WITH queries that call, and whose rows can be read in part */
 } Around;
 
 static planner_hook_type previousPlanner = NULL;
@@ -107,7 +110,7 @@ FindCall(Node *node, void *context)
 }
 
 /*
- * Refuse throws 0A000 for what a search has found in "place".
+ * Refuse throws 0A000 for what a search has found: a call in "place", or a read.
  */
 pg_noreturn static void
 Refuse(const Search *found, const char *place)
@@ -115,22 +118,23 @@ Refuse(const Search *found, const char *place)
 	const char *name = found->call == NULL ? NULL : get_func_name(found->function);
 
 	if (name == NULL)
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("cannot read a WITH query that writes %s", place),
-						errdetail("The plan decides how much of the WITH query runs."),
-						errhint("Read it in FROM, without LIMIT.")));
-	ereport(
-		ERROR,
-		(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-		 errmsg("cannot call idempotency.%s() %s", name, place),
-		 errdetail("The plan decides how often a call there runs, and for which rows."),
-		 contain_vars_of_level(found->call, 0) || contain_vars_of_level(found->call, 1)
-			 ? errhint("Select the rows first: WITH rows AS MATERIALIZED (SELECT ...), results "
-					   "AS MATERIALIZED (SELECT *, idempotency.%s(...) AS result FROM rows) ...",
-					   name)
-			 : errhint("Call it in a statement of its own, or in FROM: "
-					   "... FROM idempotency.%s(...) AS result WHERE ...",
-					   name)));
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("cannot read a part of a WITH query that writes"),
+			 errdetail("The plan would decide which of its rows are computed."),
+			 errhint("Read it as the only entry of FROM, without LIMIT, DISTINCT, GROUP BY, "
+					 "OVER, row locks, and sub-selects in WHERE; or as the source of INSERT.")));
+	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					errmsg("cannot call idempotency.%s() %s", name, place),
+					errdetail("The plan decides how often a call there runs, and for which rows."),
+					contain_vars_of_level(found->call, 0) || contain_vars_of_level(found->call, 1)
+						? errhint("Select the rows first: WITH rows AS MATERIALIZED (SELECT ...) "
+								  "SELECT *, idempotency.%s(...) AS result FROM rows",
+								  name)
+						: errhint("Call it in a statement of its own, or in FROM: "
+								  "... FROM idempotency.%s(...) AS result WHERE ...",
+								  name)));
 }
 
 /*
@@ -184,7 +188,7 @@ static bool
 CheckExpression(Node *node, void *context)
 {
 	Part *part = context;
-	Search search = {.ctes = part->ctes};
+	Search search = {.ctes = NIL};
 
 	if (node == NULL || IsA(node, Query))
 		return false;
@@ -259,33 +263,55 @@ WhyNotEachRow(const Query *query, bool written)
 }
 
 /*
+ * IsAlone tells whether an entry of the range table is the only one of FROM.  The planner
+ * nests the FROM of a sub-select that it pulls up.
+ */
+static bool
+IsAlone(const Query *query, int index)
+{
+	Node *node = (Node *) query->jointree;
+
+	while (IsA(node, FromExpr) && list_length(((FromExpr *) node)->fromlist) == 1)
+		node = linitial(((FromExpr *) node)->fromlist);
+	return IsA(node, RangeTblRef) && ((RangeTblRef *) node)->rtindex == index;
+}
+
+/*
+ * NeedsRows tells whether a query needs each row of an entry of the range table.
+ */
+static bool
+NeedsRows(const Query *query, int index)
+{
+	return IsAlone(query, index) && WhyNotEachRow(query, false) == NULL;
+}
+
+/*
  * CheckRange throws 0A000 if an entry of the range table calls, other than a function whose
  * arguments come from no other entry, and whose rows the server stores; the source of an
- * INSERT; and VALUES if the query calls only for its rows.
+ * INSERT; and VALUES if the query calls only for its rows.  It throws 0A000 as well if the
+ * entry reads a WITH query that calls, and the plan might not read all rows of it: a
+ * sub-select in WHERE can become a join.
  */
 static void
-CheckRange(const Query *query, int index, Part *part)
+CheckRange(const Query *query, int index, Part *part, const Around *around)
 {
 	RangeTblEntry *rte = rt_fetch(index, query->rtable);
-	const FromExpr *from = query->jointree;
-	bool alone = list_length(from->fromlist) == 1 && from->quals == NULL &&
-				 IsA(linitial(from->fromlist), RangeTblRef) &&
-				 linitial_node(RangeTblRef, from->fromlist)->rtindex == index;
-	Search search = {.ctes = part->ctes};
+	bool rows = NeedsRows(query, index);
+	Search search = {.ctes = around->ctes};
 
-	if ((query->limitCount != NULL || query->limitOffset != NULL) &&
-		FindCall((Node *) rte, &search))
-		Refuse(&search, "in a query with LIMIT or OFFSET");
+	if (FindCall((Node *) rte, &search) &&
+		(!rows || !around->whole || checkExprHasSubLink(query->jointree->quals)))
+		Refuse(&search, NULL);
+	search.ctes = NIL;
 	if (!range_table_entry_walker(rte, TreeWalker(FindCall), &search, QTW_IGNORE_JOINALIASES) ||
-		(rte->rtekind == RTE_SUBQUERY && query->commandType == CMD_INSERT && alone &&
-		 query->onConflict == NULL) ||
-		(rte->rtekind == RTE_VALUES && alone && WhyNotEachRow(query, true) == NULL))
+		(rows && (rte->rtekind == RTE_VALUES ||
+				  (rte->rtekind == RTE_SUBQUERY && query->commandType == CMD_INSERT))))
 		return;
 	if (query->onConflict != NULL)
 		Refuse(&search, "in the source of INSERT with ON CONFLICT");
 	if (query->rowMarks != NIL || query->limitOffset != NULL ||
-		(query->limitCount != NULL &&
-		 (!alone || search.call == NULL || get_func_retset(search.function))))
+		(query->limitCount != NULL && (!IsAlone(query, index) || query->jointree->quals != NULL ||
+									   get_func_retset(search.function))))
 		Refuse(&search, "in a query with LIMIT, OFFSET, FOR UPDATE or FOR SHARE");
 	if (query->setOperations != NULL)
 		Refuse(&search, "in UNION, INTERSECT or EXCEPT");
@@ -297,40 +323,55 @@ CheckRange(const Query *query, int index, Part *part)
 }
 
 /*
- * CheckQuery throws 0A000 if a query, or one inside it, calls where that is not allowed.  A
- * query that evaluates a row again, or returns a part of its rows, reads a WITH query that
- * calls only in FROM and in InitPlans.
+ * CheckWith checks the WITH queries of a query, and adds those to "inside" that call, or
+ * read one that calls.  The server runs INSERT, UPDATE and DELETE in WITH to their end.
+ */
+static void
+CheckWith(const Query *query, Around *inside)
+{
+	ListCell *cell;
+
+	foreach (cell, query->cteList)
+	{
+		CommonTableExpr *cte = lfirst_node(CommonTableExpr, cell);
+		Search search = {.ctes = inside->ctes};
+
+		(void) CheckQuery(cte->ctequery, inside);
+		if (castNode(Query, cte->ctequery)->commandType != CMD_SELECT ||
+			!FindCall(cte->ctequery, &search))
+			continue;
+		if (cte->cterefcount == 0)
+			Refuse(&search, "in a WITH query that nothing reads");
+		inside->ctes = lappend(list_copy(inside->ctes), makeString(cte->ctename));
+	}
+}
+
+/*
+ * CheckQuery throws 0A000 if a query, or one inside it, calls where that is not allowed.
  */
 static bool
 CheckQuery(Node *node, void *context)
 {
 	const Around *around = context;
 	Query *query = (Query *) node;
-	Around inside = *around;
+	Around inside = {.written = around->written, .whole = true, .ctes = around->ctes};
 	Part part = {.written = around->written};
 	Query rest;
-	ListCell *cell;
 
 	if (node == NULL)
 		return false;
 	if (!IsA(node, Query))
 		return expression_tree_walker(node, TreeWalker(CheckQuery), context);
-	foreach (cell, query->cteList)
-	{
-		CommonTableExpr *cte = lfirst_node(CommonTableExpr, cell);
-		Search search = {.ctes = inside.ctes};
-
-		if (!FindCall(cte->ctequery, &search))
-			continue;
-		if (cte->cterefcount == 0 && castNode(Query, cte->ctequery)->commandType == CMD_SELECT)
-			Refuse(&search, "in a WITH query that nothing reads");
-		inside.ctes = lappend(list_copy(inside.ctes), makeString(cte->ctename));
-	}
-	if (query->limitCount != NULL || query->limitOffset != NULL || query->rowMarks != NIL ||
-		(query->commandType != CMD_SELECT && query->commandType != CMD_INSERT))
-		part.ctes = inside.ctes;
+	CheckWith(query, &inside);
 	for (int index = 1; index <= list_length(query->rtable); index++)
-		CheckRange(query, index, &part);
+	{
+		Around from = {.written = around->written, .whole = around->whole, .ctes = inside.ctes};
+
+		CheckRange(query, index, &part, &from);
+		from.whole =
+			!around->written || (query->commandType == CMD_INSERT && NeedsRows(query, index));
+		(void) CheckQuery((Node *) rt_fetch(index, query->rtable)->subquery, &from);
+	}
 	(void) CheckExpression((Node *) query->returningList, &part);
 	part.place = WhyNotEachRow(query, around->written);
 	(void) CheckExpression((Node *) query->targetList, &part);
@@ -338,7 +379,9 @@ CheckQuery(Node *node, void *context)
 	rest = *query;
 	rest.targetList = rest.returningList = rest.cteList = NIL;
 	(void) query_tree_walker(&rest, TreeWalker(CheckExpression), &part, QTW_IGNORE_RANGE_TABLE);
-	return query_tree_walker(query, TreeWalker(CheckQuery), &inside, 0);
+	inside.whole = !around->written;
+	return query_tree_walker(query, TreeWalker(CheckQuery), &inside,
+							 QTW_IGNORE_RT_SUBQUERIES | QTW_IGNORE_CTE_SUBQUERIES);
 }
 
 /*
@@ -353,7 +396,7 @@ idempotency_single_evaluation(PG_FUNCTION_ARGS)
 {
 	Node *request = (Node *) PG_GETARG_POINTER(0);
 	const PlannerInfo *root = NULL;
-	Around around = {.written = false};
+	Around around = {.written = false, .whole = true};
 
 	if (IsA(request, SupportRequestSimplify))
 		root = ((SupportRequestSimplify *) request)->root;
@@ -372,7 +415,7 @@ PlanQuery(PLANNER_PARAMETERS)
 {
 	PlannedStmt *plan = NULL;
 	Search search = {.ctes = NIL};
-	Around around = {.written = true};
+	Around around = {.written = true, .whole = true};
 
 	if (FindCall((Node *) parse, &search))
 	{

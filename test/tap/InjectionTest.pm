@@ -48,7 +48,7 @@ sub consumer_tools
 		CREATE TABLE batch (number int8);
 		CREATE FUNCTION take(lease interval DEFAULT '1 hour') RETURNS text LANGUAGE sql AS $$
 			WITH event AS MATERIALIZED (SELECT * FROM idempotency.fetch('s', lease => lease)),
-				noted AS (INSERT INTO batch SELECT DISTINCT batch FROM event)
+				noted AS (INSERT INTO batch SELECT batch FROM event)
 			SELECT coalesce(string_agg(payload->>'n' || CASE WHEN attempt > 1 THEN 'x' || attempt ELSE '' END, ' ' ORDER BY seq), 'nothing')
 			FROM event $$;
 		CREATE FUNCTION acknowledge() RETURNS text LANGUAGE plpgsql AS $$

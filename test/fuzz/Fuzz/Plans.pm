@@ -27,6 +27,7 @@ my $setup = q{
 		CREATE TABLE part_2 PARTITION OF part FOR VALUES FROM (13) TO (1000000) WITH (autovacuum_enabled = off);
 		CREATE TABLE effect (k text, new text, n bigint);
 		CREATE TABLE single (k text PRIMARY KEY, new text);
+		CREATE TABLE none (k text); CREATE TABLE few (k text);
 		CREATE INDEX ON item (g); CREATE INDEX ON line (g); CREATE INDEX ON part (id);
 		CREATE VIEW items AS SELECT * FROM item WHERE g < 4;
 		IF s = 'high' THEN
@@ -37,6 +38,7 @@ my $setup = q{
 			INSERT INTO item VALUES (0, 1, 1); INSERT INTO line VALUES (0, 0, 1, 1); INSERT INTO part VALUES (0, 1, 1);
 		END IF;
 		ANALYZE item; ANALYZE line; ANALYZE part;
+		INSERT INTO few VALUES ('3'), ('m');
 		DELETE FROM item; DELETE FROM line; DELETE FROM part;
 		INSERT INTO item SELECT i, i % 5, i % 5 FROM generate_series(1, 24) AS i;
 		INSERT INTO line SELECT i, n, i % 5, i % 5 FROM generate_series(1, 24) AS i, generate_series(1, 2) AS n;
@@ -65,8 +67,12 @@ my $setup = q{
 					rows := '{}';
 					IF effect IS NOT NULL THEN
 						EXECUTE statement;
+					ELSIF statement ~ '^(UPDATE|DELETE|INSERT) |^WITH c AS .* (UPDATE|DELETE FROM) (none|few) ' THEN
+						EXECUTE format('CREATE TEMP TABLE got AS WITH returned AS (%s) SELECT * FROM returned', statement);
+					ELSE
+						EXECUTE 'CREATE TEMP TABLE got AS ' || statement;	-- a loop would be refused
 					END IF;
-					FOR row IN EXECUTE coalesce(effect, statement) LOOP
+					FOR row IN EXECUTE coalesce(effect, 'SELECT k, new FROM got') LOOP
 						rows := rows || CASE WHEN row.new::text <> 'false' THEN row.k || ' ' || row.new END;
 					END LOOP;
 					SELECT count(*) INTO calls FROM (SELECT FROM idempotency.key UNION ALL SELECT FROM idempotency.outbox) AS c;
@@ -121,7 +127,19 @@ my @writes = (
 my @around = ((['%q', undef, 0]) x 6, ['WITH c AS (%q) SELECT k, new FROM c', undef, 0], ['WITH c AS MATERIALIZED (%q), d AS (SELECT * FROM c) SELECT k, new FROM d', undef, 0],
 	['WITH c AS NOT MATERIALIZED (%q) SELECT c.k, new FROM c JOIN line ON line.g = 3', undef, 1], ['WITH c AS (%q) SELECT c.k, new FROM c JOIN line USING (n) LIMIT 2' =~ s/USING \(n\)/ON true/r, undef, 1],
 	['INSERT INTO effect %q', 'SELECT k, new FROM effect', 0], ["INSERT INTO single SELECT k, max(new) FROM (SELECT k::text, new::text FROM (%q) AS s) AS s GROUP BY 1", 'SELECT k, new FROM single', 0],
-	["WITH c AS (%q) SELECT id AS k, 'true' AS new FROM item WHERE false", undef, 0]);
+	["WITH c AS (%q) SELECT id AS k, 'true' AS new FROM item WHERE false", undef, 0],
+	['WITH c AS (%q) SELECT k, new FROM c WHERE false', undef, 0], ['WITH c AS (%q) SELECT k, new FROM c ORDER BY 1', undef, 0],
+	['WITH c AS (%q), d AS (SELECT k, new FROM c) INSERT INTO effect SELECT k, new FROM d', 'SELECT k, new FROM effect', 0],
+	(map { [ "WITH c AS (%q), d AS (INSERT INTO effect SELECT k, new FROM c RETURNING k, new) $_", 'SELECT k, new FROM effect', 0 ] }
+		'SELECT d.k FROM d JOIN none AS o ON o.k = d.k', 'UPDATE item SET done = 1 FROM d WHERE id::text = d.k', 'SELECT EXISTS (SELECT FROM d)'),
+	# Readers of a part of the rows: all are refused.
+	(map { my $other = $_; map { [ "WITH c AS (%q) $_" =~ s/OTHER/$other/r, undef, 1 ] }
+		'SELECT c.k, new FROM c JOIN OTHER AS o ON o.k = c.k::text', 'SELECT c.k, new FROM c, OTHER AS o', 'SELECT o.k, new FROM OTHER AS o LEFT JOIN c ON o.k = c.k::text',
+		'SELECT k, new FROM c WHERE k::text IN (SELECT k FROM OTHER)', 'SELECT k, new FROM c WHERE EXISTS (SELECT FROM OTHER AS o WHERE o.k = c.k::text)',
+		"SELECT k, 'true' AS new FROM OTHER WHERE k IN (SELECT k::text FROM c WHERE new::text <> 'false')", "SELECT k, 'true' AS new FROM OTHER WHERE EXISTS (SELECT FROM c)",
+		"SELECT k, 'true' AS new FROM OTHER AS o WHERE (SELECT count(*) FROM c WHERE c.k::text = o.k) > 0", 'SELECT s.k, new FROM (SELECT k, new FROM c) AS s JOIN OTHER AS o ON o.k = s.k::text',
+		"UPDATE OTHER AS o SET k = o.k FROM c WHERE o.k = c.k::text RETURNING c.k, new", "DELETE FROM OTHER AS o USING c WHERE o.k = c.k::text RETURNING c.k, new" } qw(none few)),
+	['WITH c AS (%q) SELECT DISTINCT 1 AS k, true AS new FROM c', undef, 1], ['WITH c AS (%q) SELECT k, new FROM c UNION ALL SELECT k, new FROM c LIMIT 1', undef, 1]);
 
 # statement returns a statement, the query that reads what it writes, whether its call runs
 # once for all rows, and whether it can return a row again.
