@@ -115,7 +115,8 @@ SELECT idempotency.once_many('identifier', ARRAY['nine', 'ten']::name[]);
 SELECT idempotency.once_many('identifier', '{ten,"a,b"}');
 -- both editions
 SELECT idempotency.once_many('identifier', array_agg(i)) FROM generate_series(101, 102) AS i;
-SELECT idempotency.once_many('identifier', '{}'), idempotency.once_many('identifier', ARRAY[]::uuid[]);
+SELECT idempotency.once_many('identifier', '{}');
+SELECT idempotency.once_many('identifier', ARRAY[]::uuid[]);
 SELECT idempotency.once_many('identifier', ARRAY[1, NULL]);
 SELECT idempotency.once_many('identifier', ARRAY[ARRAY[1], ARRAY[2]]);
 PREPARE untyped AS SELECT * FROM idempotency.once_many($1, $2);
