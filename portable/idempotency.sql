@@ -1410,6 +1410,8 @@ COMMENT ON FUNCTION idempotency_internal.is_granted(text, text, text) IS
 --
 -- A note is the number of the call in the transaction, and 32 bits of a hash of its token; they
 -- are 0 once calls with different tokens have failed, and from then on nothing lifts that.
+-- A row that the transaction wrote for a lease has the setting beside it: without one, somebody
+-- has reset it (RESET ALL), and what it told is unknown.
 CREATE SEQUENCE idempotency_internal.call;
 COMMENT ON SEQUENCE idempotency_internal.call IS 'the last call about a lease, which currval() tells each session';
 
@@ -1475,7 +1477,10 @@ AS $$
 DECLARE
 	token bigint := coalesce(new.token, new.finished_by);
 BEGIN
-	IF idempotency_internal.is_unproven() THEN
+	IF idempotency_internal.is_unproven()
+		OR token IS NOT NULL AND pg_current_xact_id() IN (new.claimed_in, new.proven_in)
+		AND coalesce(current_setting('idempotency_internal.call', true), '') = ''
+	THEN
 		PERFORM idempotency_internal.raise_unproven(CASE idempotency_internal.token_note(token)
 			WHEN currval('idempotency_internal.call') & 4294967295 THEN
 				format('Scope "%s", key "%s", token %s.', new.scope, new.key, token)
