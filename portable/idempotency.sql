@@ -962,7 +962,8 @@ COMMENT ON FUNCTION idempotency_internal.canonical_any(jsonb) IS 'the canonical 
 -- fractions.  Without a backslash, a quote is no part of a string; '": ' and ', "' stand between
 -- strings only, unless one begins or ends so; and numbers of these sizes have no exponent.  A
 -- tsvector has the order of bytes, which is that of UTF-16 below U+E000.  U+0001, which jsonb never
--- prints, ends the names there.  A query would cost more than all of this.
+-- prints, ends the names there.  A query would cost more than all of this.  A value from a table
+-- can be compressed: with an empty object added, it has its size in memory.
 CREATE FUNCTION idempotency_internal.canonical(value jsonb)
 	RETURNS text
 	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -972,7 +973,7 @@ DECLARE
 	members pg_catalog.text[];
 	member pg_catalog.text;
 BEGIN
-	IF pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 900
+	IF pg_catalog.pg_column_size(value OPERATOR(pg_catalog.||) '{}') OPERATOR(pg_catalog.<=) 900
 		AND NOT value OPERATOR(pg_catalog.@?) '$.** ? (@ >= 1000000000000000000000 || @ <= -1000000000000000000000)' THEN
 		document := value;
 	END IF;

@@ -75,6 +75,12 @@ foreach my $database ('postgres', 'portable')
 		}
 	}
 
+	# The size of a value in a table says nothing about its size in memory.
+	$node->safe_psql($database, q{CREATE TABLE stored AS SELECT ('{"a":[' || repeat('1e-16383,', 3000) || '1]}')::jsonb AS request});
+	is($node->safe_psql($database, 'SELECT pg_column_size(request) < 900 FROM stored'), 't', "$edition: a compressed request");
+	cmp_ok(peak($database, "SELECT idempotency.fingerprint(request) FROM stored", "SELECT idempotency.claim('requests', 'k', request) FROM stored"),
+		'<', 16 * 1024 * 1024, "$edition: memory of a compressed request");
+
 	my $claim = q{SELECT outcome FROM idempotency.claim('requests', 'hint')};
 	like(pgbench($database, $claim), qr/HINT:  This statement was a transaction of its own \(autocommit\)/, "$edition: autocommit");
 	like(pgbench($database, 'BEGIN', $claim, 'COMMIT'), qr/HINT:  Call idempotency.complete\(\), fail\(\) or release\(\) in the transaction that claimed/, "$edition: a transaction");
