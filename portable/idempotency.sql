@@ -1090,6 +1090,9 @@ BEGIN
 	ELSIF coalesce(cardinality(parts), 0) = 0 THEN
 		PERFORM idempotency_internal.raise('IK400', 'natural key has no parts', NULL,
 			'Pass the values that identify the operation, each as an argument.');
+	ELSIF array_position(parts, NULL) IS NOT NULL THEN
+		PERFORM idempotency_internal.raise('IK400', 'part of a natural key is missing', NULL,
+			'Pass a text that stands for a missing value, such as coalesce(value, '''').');
 	END IF;
 	PERFORM idempotency_internal.check_scalar('key part', part) FROM unnest(parts) AS part WHERE left(part, 1) IN ('{', '[');
 	RETURN encode(idempotency_internal.digest('idempotency natural key 1', parts), 'hex');

@@ -93,8 +93,8 @@ SELECT call, pg_temp.try('SELECT ' || call) FROM unnest(ARRAY[
 	'idempotency.once(1, 7)', 'idempotency.once(1, ''7'')', 'idempotency.once_many(1, ARRAY[9])', 'idempotency.forget(1, 9)',
 	'idempotency.derive_key(1, 2, 3) = idempotency.derive_key(''1'', ''2'', ''3'')']) AS call;
 SELECT scope, key, recovery_point FROM idempotency.claim_abandoned(1, '1 min');
-SELECT idempotency.natural_key('order', 42, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid, NULL)
-	= idempotency.natural_key(VARIADIC ARRAY['order', '42', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', NULL]) AS same;
+SELECT idempotency.natural_key('order', 42, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid)
+	= idempotency.natural_key(VARIADIC ARRAY['order', '42', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11']) AS same;
 SELECT idempotency.publish('identifier', '{}', 42) IS NOT NULL AS published;
 SELECT aggregateid FROM idempotency.outbox WHERE aggregatetype = 'identifier';
 DELETE FROM idempotency.outbox WHERE aggregatetype = 'identifier';

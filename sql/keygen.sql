@@ -43,13 +43,13 @@ ROLLBACK;
 -- natural_key(): the digest in hexadecimal.
 --
 SELECT idempotency.natural_key('invoice', '2024', '17');
-SELECT idempotency.natural_key('é', NULL, '') = encode(pg_temp.digest('idempotency natural key 1', 'é', NULL, ''), 'hex') AS as_documented;
+SELECT idempotency.natural_key('é', 'x', '') = encode(pg_temp.digest('idempotency natural key 1', 'é', 'x', ''), 'hex') AS as_documented;
 SELECT idempotency.natural_key('a', 'b') = idempotency.natural_key(VARIADIC ARRAY['a', 'b']) AS variadic,
 	idempotency.natural_key('a', 'b') = idempotency.natural_key(VARIADIC '[5:6]={a,b}'::text[]) AS any_bounds;
 
 SELECT count(DISTINCT idempotency.natural_key(VARIADIC parts)), count(*), bool_and(idempotency.natural_key(VARIADIC parts) ~ '^[0-9a-f]{64}$') AS marked
-FROM (VALUES (ARRAY['a', 'bc']), (ARRAY['ab', 'c']), (ARRAY['abc']), (ARRAY['a', 'b', 'c']), (ARRAY['bc', 'a']), (ARRAY[NULL::text]), (ARRAY['']),
-	(ARRAY['NULL']), (ARRAY['null']), (ARRAY['', '']), (ARRAY['', NULL]), (ARRAY[NULL, '']), (ARRAY[NULL::text, NULL]), (ARRAY['a', 'bc', NULL]),
+FROM (VALUES (ARRAY['a', 'bc']), (ARRAY['ab', 'c']), (ARRAY['abc']), (ARRAY['a', 'b', 'c']), (ARRAY['bc', 'a']), (ARRAY['']),
+	(ARRAY['NULL']), (ARRAY['null']), (ARRAY['', '']), (ARRAY['a', 'bc', '']),
 	(ARRAY['a,bc']), (ARRAY['{a,bc}']), (ARRAY[repeat('a', 1000000)]), (ARRAY[repeat('a', 1000001)])) AS v (parts);
 
 -- It differs from the other digests of the same texts.
@@ -57,6 +57,8 @@ SELECT left(idempotency.natural_key('a', 'b', 'c'), 12) <> left(replace(idempote
 
 SELECT idempotency.natural_key(VARIADIC NULL);
 SELECT idempotency.natural_key(VARIADIC '{}');
+-- A missing value would give all operations one key.
+SELECT idempotency.natural_key('a', NULL);
 SELECT idempotency.natural_key(VARIADIC ARRAY[['a', 'b'], ['c', 'd']]);
 
 --

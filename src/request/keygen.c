@@ -75,7 +75,7 @@ idempotency_derive_key(PG_FUNCTION_ARGS)
 
 /*
  * idempotency_natural_key is natural_key(VARIADIC identifier[]): the digest of all parts, in
- * lower-case hexadecimal digits.  Throws IK400 if there are none or one is an array
+ * lower-case hexadecimal digits.  Throws IK400 if there are none or one is NULL, an array
  * or an object, and 22023 for an array of several dimensions.
  */
 Datum
@@ -104,10 +104,15 @@ idempotency_natural_key(PG_FUNCTION_ARGS)
 	PartsBegin(&parts, NATURAL_LABEL);
 	for (int i = 0; i < count; i++)
 	{
-		text *part = nulls[i] ? NULL : DatumGetTextPP(elements[i]);
+		text *part;
 
-		if (part != NULL)
-			CheckScalar(part, "key part");
+		if (nulls[i])
+			ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BAD_KEY),
+							errmsg("part of a natural key is missing"),
+							errhint("Pass a text that stands for a missing value, such as "
+									"coalesce(value, '').")));
+		part = DatumGetTextPP(elements[i]);
+		CheckScalar(part, "key part");
 		PartsAdd(&parts, part);
 	}
 	digest = PartsDigest(&parts);
