@@ -1589,8 +1589,10 @@ COMMENT ON FUNCTION idempotency_internal.raise_conflict(text, text) IS
 
 -- Tries the advisory lock of a new key, which tells other sessions that this one might be
 -- inserting its row.  No call waits for the lock, and the index alone decides: the lock
--- chooses between a plain insertion, and one in a subtransaction whose wait is bounded.  So a
--- client that holds it only makes a claim slower.  A key without a secret is NULL: no lock.
+-- chooses between a plain insertion, and one in a subtransaction whose wait is bounded.  A role
+-- that has seen the number in pg_locks can hold the lock while a key is claimed, which makes the
+-- claim slower, and release it afterwards: then the owner does not hold it, and the wait of the next
+-- claim has no bound but the caller's lock_timeout.  A key without a secret is NULL: no lock.
 CREATE FUNCTION idempotency_internal.announce(scope text, key text)
 	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -2858,16 +2860,16 @@ BEGIN
 	stored := idempotency_internal.lock_row(scope, key, NULL);
 	IF stored.scope IS NULL THEN
 		-- An open claim of another transaction is invisible: insert a row, which waits for it.
-		IF idempotency_internal.announce(scope, key) THEN
-			RETURN false;
-		END IF;
+		-- That the lock of the key is free proves nothing (see announce()).
 		written := idempotency_internal.put_within(
 			idempotency_internal.granted_row(NULL, scope, key, NULL, NULL, NULL, interval '-1 s', true), NULL, NULL,
 			idempotency_internal.milliseconds(idempotency_internal.default_wait()));
 		IF written IS NULL THEN
 			PERFORM idempotency_internal.raise_in_progress(scope, key);
 		ELSIF written THEN
-			DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C";
+			-- a row that only the snapshot shows stays
+			DELETE FROM idempotency.key AS k
+			WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C" AND k.claimed_in = pg_current_xact_id();
 			RETURN false;
 		END IF;
 		stored := idempotency_internal.lock_row(scope, key, NULL);
