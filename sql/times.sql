@@ -50,7 +50,8 @@ SELECT idempotency.fail('times', 'taken over 3', NULL, 400);
 COMMIT;
 SELECT token FROM idempotency.claim_abandoned('times', '1 hour') WHERE key = 'taken over 4' \gset
 SELECT idempotency.complete('times', 'taken over 4', token => :token);
-SELECT idempotency.once('times', 'taken over 5'), idempotency.once_many('times', '{taken over 6}');
+SELECT idempotency.once('times', 'taken over 5');
+SELECT idempotency.once_many('times', '{taken over 6}');
 SELECT i, t.* FROM generate_series(1, 6) AS i, pg_temp.times('taken over ' || i) AS t ORDER BY i;
 
 -- The next operation under an expired key is a new one.
