@@ -74,16 +74,24 @@ BEGIN
 	WHERE o.seq = ANY (leaving)
 	ON CONFLICT (subscription, seq) DO NOTHING;
 
+	-- 8 kB of whole characters, each of 4 bytes at most
+	WHILE octet_length(p_error) > 8192 LOOP
+		p_error := left(p_error, length(p_error) - greatest((octet_length(p_error) - 8192) / 4, 1));
+	END LOOP;
+
 	-- The event that failed
 	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
 	is_final := is_final OR event.attempts + 1 >= s.max_attempts;
 	IF NOT is_final THEN
-		retry_at := now + coalesce(retry_in, least(s.retry_delay * power(2, least(event.attempts, 30)), s.max_retry_delay) * (0.5 + random() / 2));
+		-- in seconds, at most a century: the product of an interval can be out of range
+		retry_at := now + coalesce(retry_in, make_interval(secs => (0.5 + random() / 2) * least(3155760000,
+			extract(epoch FROM s.max_retry_delay)::double precision,
+			extract(epoch FROM s.retry_delay)::double precision * power(2, least(event.attempts, 30)))));
 	END IF;
 	UPDATE idempotency.parked AS k SET
 		attempts = event.attempts + 1,
 		alone = was_alone,
-		error = left(p_error, CASE WHEN octet_length(p_error) <= 8192 THEN 8192 ELSE 2048 END),
+		error = p_error,
 		first_failed_at = coalesce(event.first_failed_at, now),
 		last_failed_at = now,
 		retry_at = CASE WHEN event.queue IS NULL THEN fail_event.retry_at END,
@@ -97,6 +105,9 @@ BEGIN
 
 	-- What is left of the batch
 	p.failed := p.failed + 1;
+	-- extension only
+	PERFORM idempotency_internal.count_events('failed', 1), idempotency_internal.count_events('dead_letters', is_final::integer);
+	-- both editions
 	p.size := p.size - (SELECT count(*) FROM unnest(p.events[1 : p.size]) AS l (seq) WHERE l.seq = ANY (leaving));
 	p.events := ARRAY(SELECT l.seq FROM unnest(p.events) WITH ORDINALITY AS l (seq, n) WHERE l.seq <> ALL (leaving) ORDER BY l.n);
 END
@@ -166,6 +177,23 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
+-- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
+CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN false
+		-- extension only
+		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
+		-- portable only
+		WHEN $3 = 'infinity' THEN false
+		-- both editions
+		ELSE clock_timestamp() BETWEEN $2 AND $3
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
+
 -- Takes the next batch of a subscription: of its partitions without a batch, or with one whose
 -- lease is over, the one that changed least recently among those that have something.  Returns
 -- its position, or NULL.  "moved" tells that the call changed something without finding events.
@@ -193,7 +221,7 @@ BEGIN
 			ORDER BY o.version DESC LIMIT 1) AS n
 		WHERE a.subscription = s.subscription
 			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = s.subscription)
-			AND (n.batch IS NULL OR now > n.leased_until OR now < n.leased_at)
+			AND NOT idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until)
 		ORDER BY n.changed_at
 	LOOP
 		part := candidate.part;
@@ -214,17 +242,23 @@ BEGIN
 		SELECT * INTO p FROM idempotency.position AS o
 		WHERE o.subscription = part.subscription AND o.partition = part.partition
 		ORDER BY o.version DESC LIMIT 1;
-		CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+		CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
 
 		-- A batch whose lease is over has failed.  From the second time on its events are delivered
 		-- one by one, and then one fails by itself.
 		IF p.batch IS NOT NULL AND p.size > 0 THEN
 			IF p.alone THEN
+				RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
+					s.subscription, p.events[1];
 				p := (idempotency_internal.fail_event(s, p, p.events[1],
-					format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
+					CASE WHEN isfinite(p.leased_until) THEN format('the lease ended without ack() or nack(); process %s had the event', p.holder)
+						ELSE 'the worker ended while it handled this event' END, NULL, false, true)).p;
 			ELSE
 				p.failures := p.failures + 1;
 				p.failed := p.failed + p.size;
+				-- extension only
+				PERFORM idempotency_internal.count_events('failed', p.size);
+				-- both editions
 				p.alone := p.failures >= 2;
 			END IF;
 		END IF;
@@ -253,6 +287,11 @@ BEGIN
 			p.batch := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
 			p.leased_at := now;
 			p.leased_until := now + lease;
+			-- extension only
+			IF idempotency_internal.is_worker_fetch() THEN
+				p.leased_until := 'infinity';
+			END IF;
+			-- both editions
 			p.holder := pg_backend_pid();
 			PERFORM idempotency_internal.put_position(p);
 			RETURN;
@@ -269,6 +308,52 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, interval) IS
 	'take the next batch of a subscription';
 
+-- extension only
+-- When the next parked event is due.  One that is due is in a partition whose batch is out.
+CREATE FUNCTION idempotency_internal.next_retry(name text)
+	RETURNS timestamptz
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT min(k.retry_at)
+	FROM idempotency.partition AS a
+	CROSS JOIN LATERAL (SELECT e.retry_at FROM idempotency.parked AS e
+		WHERE e.subscription = a.subscription AND e.partition = a.partition AND e.retry_at > clock_timestamp()
+		ORDER BY e.retry_at LIMIT 1) AS k
+	WHERE a.subscription = $1 COLLATE "C"
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_retry(text) IS 'when a waiting consumer must look again';
+
+CREATE FUNCTION idempotency_internal.next_due(name text)
+	RETURNS timestamptz
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT least(idempotency_internal.next_retry($1), min(n.leased_until))
+	FROM idempotency.position AS n
+	WHERE n.subscription = $1 COLLATE "C" AND n.batch IS NOT NULL AND n.leased_until > clock_timestamp() AND isfinite(n.leased_until)
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_due(text) IS 'when a worker must look again';
+
+-- The subscriptions for which workers can be started, and those that have something to deliver.
+CREATE FUNCTION idempotency_internal.survey()
+	RETURNS TABLE (subscription text, owner name, topics text[], partitions integer, is_due boolean, due_at timestamptz)
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT s.subscription, s.owner, s.topics, (SELECT max(a.modulus) FROM idempotency.partition AS a WHERE a.subscription = s.subscription),
+		s.paused_at IS NULL AND EXISTS (
+			SELECT FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.events FROM idempotency.position AS o
+				WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
+			WHERE a.subscription = s.subscription AND NOT idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until)
+				AND (n.events <> '{}' OR idempotency_internal.has_news(n.position, a, s.patterns)
+					OR EXISTS (SELECT FROM idempotency.parked AS k
+						WHERE k.subscription = a.subscription AND k.partition = a.partition AND k.retry_at <= clock_timestamp()))),
+		idempotency_internal.next_due(s.subscription)
+	FROM idempotency.subscription AS s
+	WHERE s.handler IS NOT NULL
+$$;
+COMMENT ON FUNCTION idempotency_internal.survey() IS 'subscriptions with a handler';
+
+-- both editions
 CREATE FUNCTION idempotency.fetch(
 	subscription text, max_events integer DEFAULT 100, wait interval DEFAULT '0', lease interval DEFAULT '30 seconds',
 	max_bytes bigint DEFAULT 10485760)
@@ -308,6 +393,11 @@ BEGIN
 
 	-- Take a batch, or wait
 	LOOP
+		-- extension only
+		IF wait > interval '0' THEN
+			PERFORM idempotency_internal.listen(s.topics);
+		END IF;
+		-- both editions
 		IF s.paused_at IS NULL THEN
 			taken := idempotency_internal.next_batch(s, max_events, max_bytes, lease);
 			p := taken.p;
@@ -320,12 +410,19 @@ BEGIN
 		IF (clock_timestamp() < deadline) IS NOT TRUE THEN
 			RETURN;
 		END IF;
+		-- portable only
 		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - clock_timestamp())::double precision));
+		-- extension only
+		PERFORM idempotency_internal.wait_for_event(least(deadline, idempotency_internal.next_retry(subscription)), pause);
+		-- both editions
 		pause := least(pause * 2, 1);
 		s := idempotency_internal.subscription_of(subscription);
 	END LOOP;
 
 	-- Return its events.  Numbers in the log alone ascend.
+	-- extension only
+	PERFORM idempotency_internal.count_events('delivered', p.size);
+	-- both editions
 	numbers := p.events[1 : p.size];
 	IF p.retried THEN
 		RETURN QUERY
@@ -411,6 +508,9 @@ BEGIN
 		END LOOP;
 	END IF;
 	p.acknowledged := p.acknowledged + cardinality(done);
+	-- extension only
+	PERFORM idempotency_internal.count_events('acknowledged', cardinality(done));
+	-- both editions
 	IF ack.events IS NOT NULL THEN
 		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
 		p.size := p.size - cardinality(done);

@@ -260,6 +260,11 @@ BEGIN
 		max_lag = nullif(coalesce(new_max_lag, s.max_lag), never),
 		dead_letter_retention = nullif(coalesce(new_retention, s.dead_letter_retention), never)
 	WHERE s.subscription = name;
+	-- extension only
+	IF EXISTS (SELECT FROM idempotency.subscription AS s WHERE s.subscription = name AND s.handler IS NOT NULL) THEN
+		PERFORM idempotency_internal.wake_relay(name);
+	END IF;
+	-- both editions
 	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN
 		PERFORM idempotency_internal.create_partitions_now(name, new_partitions);
 	END IF;

@@ -262,6 +262,7 @@ COMMENT ON COLUMN idempotency.zombies.leased_until IS 'when the lease expired';
 -- Errors that several functions raise
 -- ---------------------------------------------------------------------------
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.raise(code text, message text, detail text, hint text)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
@@ -276,6 +277,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise(text, text, text, text) IS 'raise an error; the detail can be NULL, or both detail and hint';
+-- delivery/assemble: end of copy
 
 CREATE FUNCTION idempotency_internal.detail(scope text, key text)
 	RETURNS text
@@ -376,6 +378,7 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_concurrent(text, text) IS '40001: another transaction changed the row of the key';
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.raise_read_only(function text)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -383,6 +386,7 @@ AS $$
 	SELECT idempotency_internal.raise('25006', format('cannot execute idempotency.%s() in a read-only transaction', $1), NULL, NULL)
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the transaction cannot write';
+-- delivery/assemble: end of copy
 
 -- ---------------------------------------------------------------------------
 -- Arguments and settings
@@ -398,6 +402,7 @@ COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the tr
 -- checked here, in the call that needs them.  What catches errors is PARALLEL UNSAFE, as are
 -- its callers, because a parallel query cannot begin a subtransaction.
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.setting(name text)
 	RETURNS text
 	LANGUAGE sql STABLE PARALLEL SAFE
@@ -412,6 +417,7 @@ AS $$
 		format('invalid value for parameter "idempotency.%s": "%s"', $1, idempotency_internal.setting($1)), $2, $3)
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text) IS '22023: the value of a setting cannot be used';
+-- delivery/assemble: end of copy
 
 -- Tells in one expression, which PL/pgSQL evaluates without a query, whether names need no
 -- error.  A control character is refused because it would garble the log; braces and
@@ -554,6 +560,7 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_names(text, text) IS 'raise IK400 or 42501 unless scope and key can be used';
 
+-- delivery/assemble: copy
 -- A duration as in postgresql.conf (a number with or without a unit), or an interval.
 -- Returns NULL unless it is one.  A month counts as 31 days, so that nothing ends early.
 CREATE FUNCTION idempotency_internal.duration(value text, unit text)
@@ -573,6 +580,7 @@ EXCEPTION
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration from its text, or NULL';
+-- delivery/assemble: end of copy
 
 CREATE FUNCTION idempotency_internal.default_retention()
 	RETURNS interval
@@ -601,6 +609,7 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.default_retention() IS 'idempotency.retention';
 
+-- delivery/assemble: copy
 -- An invalid value is the default: it only bounds a time.
 CREATE FUNCTION idempotency_internal.default_wait()
 	RETURNS interval
@@ -650,6 +659,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.milliseconds(interval) IS 'a wait in milliseconds, rounded up';
+-- delivery/assemble: end of copy
 
 -- -1 second is forever, as is infinity from PostgreSQL 17 on.
 CREATE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz)
@@ -679,6 +689,7 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_retention(interval) IS 'the retention of a call, or the default';
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.check_lease(lease interval)
 	RETURNS void
 	LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -694,6 +705,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_lease(interval) IS 'raise 22023 or 22008 unless a lease can be used';
+-- delivery/assemble: end of copy
 
 CREATE FUNCTION idempotency_internal.max_response_size()
 	RETURNS bigint
@@ -1575,6 +1587,7 @@ CREATE FUNCTION idempotency_internal.announce(scope text, key text)
 COMMENT ON FUNCTION idempotency_internal.announce(text, text) IS
 	'whether no other session has announced to insert the key; NULL if that is unknown';
 
+-- delivery/assemble: copy
 -- Sets lock_timeout for a wait, in a subtransaction.  Returns false if the caller's own
 -- lock_timeout is shorter, and stays.
 CREATE FUNCTION idempotency_internal.bound_wait(wait_ms bigint)
@@ -1593,6 +1606,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.bound_wait(bigint) IS 'bound the waits for locks';
+-- delivery/assemble: end of copy
 
 -- The same as put(), but waits for at most wait_ms.  Returns NULL if that was too short.
 -- Raises 40001 for a row that the transaction's snapshot does not show.
@@ -3273,6 +3287,7 @@ COMMENT ON COLUMN idempotency.subscription.paused_at IS 'since when nothing is d
 COMMENT ON COLUMN idempotency.subscription.created_at IS 'when the subscription was created';
 COMMENT ON INDEX idempotency.subscription_pkey IS 'one row per subscription';
 
+
 -- A partition has the events whose bucket modulo "modulus" is "remainder".  Its row is what
 -- consumers lock, and never changes but to get an end: a change of the number of partitions
 -- makes a new generation that begins where the old one ends.  The number identifies a
@@ -4410,16 +4425,24 @@ BEGIN
 	WHERE o.seq = ANY (leaving)
 	ON CONFLICT (subscription, seq) DO NOTHING;
 
+	-- 8 kB of whole characters, each of 4 bytes at most
+	WHILE octet_length(p_error) > 8192 LOOP
+		p_error := left(p_error, length(p_error) - greatest((octet_length(p_error) - 8192) / 4, 1));
+	END LOOP;
+
 	-- The event that failed
 	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
 	is_final := is_final OR event.attempts + 1 >= s.max_attempts;
 	IF NOT is_final THEN
-		retry_at := now + coalesce(retry_in, least(s.retry_delay * power(2, least(event.attempts, 30)), s.max_retry_delay) * (0.5 + random() / 2));
+		-- in seconds, at most a century: the product of an interval can be out of range
+		retry_at := now + coalesce(retry_in, make_interval(secs => (0.5 + random() / 2) * least(3155760000,
+			extract(epoch FROM s.max_retry_delay)::double precision,
+			extract(epoch FROM s.retry_delay)::double precision * power(2, least(event.attempts, 30)))));
 	END IF;
 	UPDATE idempotency.parked AS k SET
 		attempts = event.attempts + 1,
 		alone = was_alone,
-		error = left(p_error, CASE WHEN octet_length(p_error) <= 8192 THEN 8192 ELSE 2048 END),
+		error = p_error,
 		first_failed_at = coalesce(event.first_failed_at, now),
 		last_failed_at = now,
 		retry_at = CASE WHEN event.queue IS NULL THEN fail_event.retry_at END,
@@ -4502,6 +4525,19 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
+-- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
+CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN false
+		WHEN $3 = 'infinity' THEN false
+		ELSE clock_timestamp() BETWEEN $2 AND $3
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
+
 -- Takes the next batch of a subscription: of its partitions without a batch, or with one whose
 -- lease is over, the one that changed least recently among those that have something.  Returns
 -- its position, or NULL.  "moved" tells that the call changed something without finding events.
@@ -4529,7 +4565,7 @@ BEGIN
 			ORDER BY o.version DESC LIMIT 1) AS n
 		WHERE a.subscription = s.subscription
 			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = s.subscription)
-			AND (n.batch IS NULL OR now > n.leased_until OR now < n.leased_at)
+			AND NOT idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until)
 		ORDER BY n.changed_at
 	LOOP
 		part := candidate.part;
@@ -4550,14 +4586,17 @@ BEGIN
 		SELECT * INTO p FROM idempotency.position AS o
 		WHERE o.subscription = part.subscription AND o.partition = part.partition
 		ORDER BY o.version DESC LIMIT 1;
-		CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+		CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
 
 		-- A batch whose lease is over has failed.  From the second time on its events are delivered
 		-- one by one, and then one fails by itself.
 		IF p.batch IS NOT NULL AND p.size > 0 THEN
 			IF p.alone THEN
+				RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
+					s.subscription, p.events[1];
 				p := (idempotency_internal.fail_event(s, p, p.events[1],
-					format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
+					CASE WHEN isfinite(p.leased_until) THEN format('the lease ended without ack() or nack(); process %s had the event', p.holder)
+						ELSE 'the worker ended while it handled this event' END, NULL, false, true)).p;
 			ELSE
 				p.failures := p.failures + 1;
 				p.failed := p.failed + p.size;
@@ -4956,7 +4995,9 @@ BEGIN
 	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
 		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
 	END LOOP;
-	RAISE LOG 'role "%" redrove % dead letters of idempotency subscription "%"', idempotency_internal.caller(), redriven, subscription;
+	IF redriven > 0 THEN
+		RAISE LOG 'role "%" redrove % dead letters of idempotency subscription "%"', idempotency_internal.caller(), redriven, subscription;
+	END IF;
 	RETURN redriven;
 END
 $$;
@@ -4974,7 +5015,9 @@ BEGIN
 	DELETE FROM idempotency.parked AS k
 	WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id);
 	GET DIAGNOSTICS discarded = ROW_COUNT;
-	RAISE LOG 'role "%" discarded % dead letters of idempotency subscription "%"', idempotency_internal.caller(), discarded, subscription;
+	IF discarded > 0 THEN
+		RAISE LOG 'role "%" discarded % dead letters of idempotency subscription "%"', idempotency_internal.caller(), discarded, subscription;
+	END IF;
 	RETURN discarded;
 END
 $$;
@@ -5015,18 +5058,18 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 -- "base" shows up to "top", and all numbers that it can never read again; events in its list are
 -- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
 -- none, and so it does under an old snapshot.
-CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint)
+CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	setting text := idempotency_internal.setting('outbox_retention');
-	retention interval := CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END;
 	s idempotency.subscription;
 	highest bigint;
 	reaped bigint := 0;
 	deleted bigint;
 BEGIN
+	retention := coalesce(retention, CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END);
 	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
 		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
 			'Use an interval such as ''1 day'', or a number of seconds.');
@@ -5068,12 +5111,13 @@ BEGIN
 						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
 							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
 		ORDER BY e.seq
-		LIMIT greatest(max_rows - reaped, 0)));
+		LIMIT greatest(max_rows - reaped, 0)
+		FOR UPDATE SKIP LOCKED));
 	GET DIAGNOSTICS deleted = ROW_COUNT;
 	RETURN reaped + deleted;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.reap_events(bigint) IS 'delete events that every subscription has passed, and old dead letters';
+COMMENT ON FUNCTION idempotency_internal.reap_events(bigint, interval) IS 'delete events that every subscription has passed, and old dead letters';
 
 -- ---------------------------------------------------------------------------
 -- deliver: fetch, call the handler, acknowledge
@@ -5229,7 +5273,7 @@ CREATE VIEW idempotency.dead_letters AS
 		k.payload,
 		k.headers,
 		k.seq
-	FROM idempotency.parked AS k
+	FROM idempotency.parked AS k, (SELECT) AS read_only
 	WHERE k.dead_at IS NOT NULL;
 COMMENT ON VIEW idempotency.dead_letters IS 'events that are no longer retried; redrive() delivers them again, discard() deletes them';
 COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which the event failed';
@@ -5314,7 +5358,11 @@ CREATE VIEW idempotency.subscriptions AS
 		k.scheduled,
 		k.waiting,
 		k.dead,
-		k.last_error,
+		CASE
+			WHEN k.last_error IS NULL OR has_table_privilege('idempotency.dead_letters', 'SELECT')
+			THEN k.last_error
+			ELSE '<insufficient privilege>'
+		END AS last_error,
 		k.last_error_at,
 		k.oldest_parked_at,
 		s.owner,
@@ -5339,14 +5387,15 @@ CREATE VIEW idempotency.subscriptions AS
 			min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
 		FROM idempotency.parked AS e
 		WHERE e.subscription = s.subscription
-	) AS k ON true;
+	) AS k ON true
+;
 COMMENT ON VIEW idempotency.subscriptions IS 'the options of each subscription, and what delays it';
 COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'the name of the subscription';
 COMMENT ON COLUMN idempotency.subscriptions.lag IS 'the greatest lag of a partition';
 COMMENT ON COLUMN idempotency.subscriptions.scheduled IS 'events that failed and are retried, or that are not due yet';
 COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'later events of the same aggregates, which are blocked';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
-COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter; for roles that can read dead_letters';
 COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that error occurred';
 COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'the earliest first failure of an event that will be retried';
 COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members can use the subscription';
