@@ -86,7 +86,7 @@ BEGIN
 END
 $$;
 SELECT mode, call AS with_other_rights FROM made WHERE other_rights;
-SELECT count(*) AS calls, count(*) FILTER (WHERE other_rights) AS with_other_rights, count(DISTINCT split_part(call, '(', 1)) FILTER (WHERE accepted) AS accepted_functions,
+SELECT count(*) AS calls, count(*) FILTER (WHERE other_rights) AS with_other_rights, count(DISTINCT split_part(call, '(', 1)) FILTER (WHERE accepted) >= 9 AS accepted_by_most,
 	(SELECT is_called FROM own_rights) AS with_own_rights, (SELECT is_called FROM other_rights) AS any_with_other_rights FROM made;
 
 -- A guarded table, and keys and scopes, can have such types as well.

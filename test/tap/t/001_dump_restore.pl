@@ -223,12 +223,10 @@ sub fresh
 }
 
 # A role that can read all tables of the application cannot dump the database without
-# grant_backup, not even its schema.
+# grant_backup. Before PostgreSQL 18 not even its schema.
 $node->safe_psql('postgres', 'CREATE ROLE backup LOGIN; GRANT SELECT ON charge TO backup');
-foreach my $option ('--schema-only', '--format=custom')
-{
-	$node->command_fails_like([ 'pg_dump', '--username=backup', $option, 'postgres' ], qr/permission denied/, "pg_dump $option without rights fails");
-}
+$node->command_fails_like([ 'pg_dump', '--username=backup', '--format=custom', 'postgres' ],
+	qr/permission denied|may lack SELECT privilege/, 'pg_dump without rights fails');
 $node->safe_psql('postgres', q{SELECT idempotency.grant_backup('backup')});
 $before{rights} = rights_of('postgres');
 
