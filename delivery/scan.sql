@@ -287,7 +287,7 @@ CREATE FUNCTION idempotency_internal.read_log(
 AS $$
 DECLARE
 	everything boolean := patterns = '{%}';
-	room integer;
+	missing integer;
 	upto bigint;
 	seqs bigint[];
 	sizes integer[];
@@ -301,8 +301,8 @@ BEGIN
 			EXIT WHEN p.ended OR step > 1;
 			p := idempotency_internal.begin_window(p, part, drawn, born);
 		END IF;
-		room := max_events - cardinality(p.events);
-		EXIT WHEN room <= 0 OR max_bytes <= 0;
+		missing := max_events - cardinality(p.events);
+		EXIT WHEN missing <= 0 OR max_bytes <= 0;
 		IF p.late IS NOT NULL THEN
 			upto := least(p.mark, greatest(p.late, p.skip) + 20000);
 			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
@@ -317,7 +317,7 @@ BEGIN
 					END
 					AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns)
 				ORDER BY o.seq
-				LIMIT room) AS e;
+				LIMIT missing) AS e;
 		ELSE
 			upto := least(p.top, greatest(p.reached, p.skip) + 20000);
 			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
@@ -329,11 +329,11 @@ BEGIN
 					AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
 					AND (everything OR o.aggregatetype LIKE ANY (patterns))
 				ORDER BY o.seq
-				LIMIT room) AS e;
+				LIMIT missing) AS e;
 		END IF;
 
 		-- Cut the list where it has enough bytes, but not before its first event
-		is_cut := cardinality(seqs) = room;
+		is_cut := cardinality(seqs) = missing;
 		IF total > max_bytes THEN
 			sizes := ARRAY(SELECT o.bytes FROM idempotency.outbox AS o WHERE o.seq = ANY (seqs) ORDER BY o.seq);
 			total := sizes[1];

@@ -635,7 +635,7 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.default_wait() IS 'idempotency.wait';
 
--- A length that nobody means: a driver sent nanoseconds or milliseconds as a bare number.
+-- A length that is a mistake: a driver sent nanoseconds or milliseconds as a bare number.
 CREATE FUNCTION idempotency_internal.refuse_too_long(what text, length interval, longest text)
 	RETURNS void
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -3903,7 +3903,7 @@ CREATE FUNCTION idempotency_internal.read_log(
 AS $$
 DECLARE
 	everything boolean := patterns = '{%}';
-	room integer;
+	missing integer;
 	upto bigint;
 	seqs bigint[];
 	sizes integer[];
@@ -3917,8 +3917,8 @@ BEGIN
 			EXIT WHEN p.ended OR step > 1;
 			p := idempotency_internal.begin_window(p, part, drawn, born);
 		END IF;
-		room := max_events - cardinality(p.events);
-		EXIT WHEN room <= 0 OR max_bytes <= 0;
+		missing := max_events - cardinality(p.events);
+		EXIT WHEN missing <= 0 OR max_bytes <= 0;
 		IF p.late IS NOT NULL THEN
 			upto := least(p.mark, greatest(p.late, p.skip) + 20000);
 			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
@@ -3933,7 +3933,7 @@ BEGIN
 					END
 					AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns)
 				ORDER BY o.seq
-				LIMIT room) AS e;
+				LIMIT missing) AS e;
 		ELSE
 			upto := least(p.top, greatest(p.reached, p.skip) + 20000);
 			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
@@ -3945,11 +3945,11 @@ BEGIN
 					AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
 					AND (everything OR o.aggregatetype LIKE ANY (patterns))
 				ORDER BY o.seq
-				LIMIT room) AS e;
+				LIMIT missing) AS e;
 		END IF;
 
 		-- Cut the list where it has enough bytes, but not before its first event
-		is_cut := cardinality(seqs) = room;
+		is_cut := cardinality(seqs) = missing;
 		IF total > max_bytes THEN
 			sizes := ARRAY(SELECT o.bytes FROM idempotency.outbox AS o WHERE o.seq = ANY (seqs) ORDER BY o.seq);
 			total := sizes[1];

@@ -3,7 +3,7 @@
  * base/timing.c
  *	  Elapsed time, and the intervals that callers pass: wait, retention and lease.
  *
- * A negative length is 22023, and so is one that nobody means: a driver sent nanoseconds or
+ * A negative length is 22023, and so is one that is a mistake: a driver sent nanoseconds or
  * milliseconds as a bare number, which is seconds.  A length beyond the last timestamp is
  * 22008.
  *
