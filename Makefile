@@ -14,33 +14,17 @@ OBJS = \
 	src/launcher/launcher.o \
 	src/launcher/relays.o \
 	src/launcher/visit.o \
-	src/relay/batch.o \
 	src/relay/handler.o \
-	src/relay/registry.o \
-	src/relay/scheduler.o \
-	src/relay/step.o \
+	src/relay/slots.o \
 	src/relay/survey.o \
-	src/relay/wakeup.o \
 	src/relay/worker.o \
 	src/reaper/events.o \
 	src/reaper/keys.o \
-	src/reaper/lag.o \
 	src/reaper/state.o \
-	src/delivery/delivery.o \
-	src/delivery/fetch.o \
-	src/delivery/parked.o \
-	src/delivery/position.o \
-	src/delivery/start.o \
-	src/delivery/subscribe.o \
-	src/delivery/subscription.o \
-	src/outbox/cursor.o \
-	src/outbox/event.o \
 	src/outbox/publish.o \
-	src/outbox/scan.o \
 	src/outbox/table.o \
 	src/outbox/topic.o \
-	src/outbox/topicset.o \
-	src/outbox/visibility.o \
+	src/outbox/wakeup.o \
 	src/keys/abandoned.o \
 	src/keys/claim.o \
 	src/keys/expire.o \
@@ -201,7 +185,7 @@ package: ## make the Debian package of this commit, install and test it in a chr
 	@tools/prerequisites package
 	@test/package/run $(RELEASES)
 
-delivery: ## write the parts in delivery/ into portable/idempotency.sql
+delivery: ## write the parts in delivery/ into the scripts of both editions
 	delivery/assemble
 
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))

@@ -653,15 +653,237 @@ COMMENT ON FUNCTION idempotency.current_key(idempotency.identifier) IS
 -- The outbox: events that commit with the data
 -- ---------------------------------------------------------------------------
 
--- An append-only log.  The columns from id to payload are those of Debezium's outbox event
--- router.  seq is the order.  It comes from a sequence whose cache must stay 1: delivery
--- would pass a number that a session keeps for later.  Only seq is indexed, since delivery
--- reads by nothing else.
+CREATE FUNCTION idempotency.publish(
+	topic text, payload idempotency.document, aggregate_id idempotency.identifier DEFAULT NULL,
+	type text DEFAULT NULL, headers idempotency.document DEFAULT NULL,
+	event_id uuid DEFAULT NULL, deliver_at timestamptz DEFAULT NULL)
+	RETURNS uuid
+	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
+COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, idempotency.identifier, text, idempotency.document, uuid, timestamptz) IS
+	'publish an event when this transaction commits; returns the event''s id';
+
+-- What delivery, below, calls of the library.
+CREATE FUNCTION idempotency_internal.check_name(what text, name text)
+	RETURNS void
+	LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_check_name';
+COMMENT ON FUNCTION idempotency_internal.check_name(text, text) IS
+	'raise IK400 for a name that cannot be used';
+
+CREATE FUNCTION idempotency_internal.listen(topics text[])
+	RETURNS void
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_listen';
+COMMENT ON FUNCTION idempotency_internal.listen(text[]) IS
+	'let commits that publish such topics end the next wait_for_event()';
+
+CREATE FUNCTION idempotency_internal.wait_for_event(until timestamptz, pause double precision)
+	RETURNS void
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_wait_for_event';
+COMMENT ON FUNCTION idempotency_internal.wait_for_event(timestamptz, double precision) IS
+	'sleep until an event was published since listen(), for a second at most; without preloading, for a pause';
+
+CREATE FUNCTION idempotency_internal.count_events(kind text, events bigint)
+	RETURNS void
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_count_events';
+COMMENT ON FUNCTION idempotency_internal.count_events(text, bigint) IS
+	'add to a counter of the view stats';
+
+CREATE FUNCTION idempotency_internal.subscriptions_changed()
+	RETURNS trigger
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_subscriptions_changed';
+COMMENT ON FUNCTION idempotency_internal.subscriptions_changed() IS
+	'trigger: after the commit, workers look at the subscriptions';
+
+CREATE FUNCTION idempotency_internal.wake_relay(subscription text)
+	RETURNS void
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_wake_relay';
+COMMENT ON FUNCTION idempotency_internal.wake_relay(text) IS
+	'after the commit, workers look at the subscriptions; 53400 if there is none for this one';
+
+CREATE FUNCTION idempotency_internal.is_worker_batch(batch bigint)
+	RETURNS boolean
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_is_worker_batch';
+COMMENT ON FUNCTION idempotency_internal.is_worker_batch(bigint) IS
+	'whether a background worker has the batch';
+
+CREATE FUNCTION idempotency_internal.is_worker_fetch()
+	RETURNS boolean
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_is_worker_fetch';
+COMMENT ON FUNCTION idempotency_internal.is_worker_fetch() IS
+	'whether a background worker fetches';
+
+CREATE FUNCTION idempotency_internal.relay_problem(subscription text)
+	RETURNS text
+	LANGUAGE C VOLATILE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_relay_problem';
+COMMENT ON FUNCTION idempotency_internal.relay_problem(text) IS
+	'why no background worker serves a subscription';
+
+-- The parts of the folder delivery, which the portable edition has, too: change them there, and
+-- run delivery/assemble.
+-- delivery/assemble: begin
+
+
+CREATE FUNCTION idempotency_internal.raise(code text, message text, detail text, hint text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+BEGIN
+	IF hint IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message;
+	ELSIF detail IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint;
+	END IF;
+	RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, DETAIL = detail, HINT = hint;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise(text, text, text, text) IS 'raise an error; the detail can be NULL, or both detail and hint';
+
+CREATE FUNCTION idempotency_internal.raise_read_only(function text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('25006', format('cannot execute idempotency.%s() in a read-only transaction', $1), NULL, NULL)
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the transaction cannot write';
+
+CREATE FUNCTION idempotency_internal.setting(name text)
+	RETURNS text
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT coalesce(current_setting('idempotency.' || $1, true), '')$$;
+COMMENT ON FUNCTION idempotency_internal.setting(text) IS 'the value of a setting; empty: the default';
+
+CREATE FUNCTION idempotency_internal.raise_setting(name text, detail text, hint text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('22023',
+		format('invalid value for parameter "idempotency.%s": "%s"', $1, idempotency_internal.setting($1)), $2, $3)
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text) IS '22023: the value of a setting cannot be used';
+
+-- A duration as in postgresql.conf (a number with or without a unit), or an interval.
+-- Returns NULL unless it is one.  A month counts as 31 days, so that nothing ends early.
+CREATE FUNCTION idempotency_internal.duration(value text, unit text)
+	RETURNS interval
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+AS $$
+BEGIN
+	IF value ~ '^ *[-+]?[0-9.]+([eE][-+]?[0-9]+)? *$' THEN
+		RETURN value::double precision * ('1' || unit)::interval;
+	ELSIF value ~ '^ *[-+]?[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
+		RETURN make_interval(secs => extract(epoch FROM value::interval)::double precision);
+	END IF;
+	RETURN value::interval;
+EXCEPTION
+	WHEN data_exception THEN
+		RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration from its text, or NULL';
+
+-- An invalid value is the default: it only bounds a time.
+CREATE FUNCTION idempotency_internal.default_wait()
+	RETURNS interval
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+AS $$
+DECLARE
+	wait interval;
+BEGIN
+	IF idempotency_internal.setting('wait') <> '' THEN
+		wait := idempotency_internal.duration(idempotency_internal.setting('wait'), 'ms');
+	END IF;
+	IF wait BETWEEN interval '0' AND interval '24 days' THEN
+		RETURN wait;
+	END IF;
+	RETURN interval '5 s';
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.default_wait() IS 'idempotency.wait';
+
+-- A length that is a mistake: a driver sent nanoseconds or milliseconds as a bare number.
+CREATE FUNCTION idempotency_internal.refuse_too_long(what text, length interval, longest text)
+	RETURNS void
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF extract(epoch FROM length) > extract(epoch FROM longest::interval) THEN
+		PERFORM idempotency_internal.raise('22023', format('%s must be at most %s', what, longest), NULL,
+			format('Pass at most %s. A number without a unit is seconds: pass a unit, such as ''30 s''.', longest));
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.refuse_too_long(text, interval, text) IS '22023: a duration is too long';
+
+CREATE FUNCTION idempotency_internal.milliseconds(wait interval)
+	RETURNS integer
+	LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+	milliseconds numeric := ceil(extract(epoch FROM wait) * 1000);
+BEGIN
+	IF wait < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'wait must not be negative', NULL,
+			'Pass 0 to not wait, or NULL for idempotency.wait.');
+	END IF;
+	PERFORM idempotency_internal.refuse_too_long('wait', wait, '24 days');
+	RETURN milliseconds;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.milliseconds(interval) IS 'a wait in milliseconds, rounded up';
+
+CREATE FUNCTION idempotency_internal.check_lease(lease interval)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+BEGIN
+	PERFORM idempotency_internal.refuse_too_long('lease', lease, '24 days');
+	IF now + lease <= now OR NOT isfinite(now + lease) THEN
+		PERFORM idempotency_internal.raise('22023', 'lease must be positive and finite', NULL,
+			'Pass the time within which the owner renews the lease, such as ''30 seconds''.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_lease(interval) IS 'raise 22023 or 22008 unless a lease can be used';
+
+-- Sets lock_timeout for a wait, in a subtransaction.  Returns false if the caller's own
+-- lock_timeout is shorter, and stays.
+CREATE FUNCTION idempotency_internal.bound_wait(wait_ms bigint)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	own_ms bigint := extract(epoch FROM current_setting('lock_timeout')::interval) * 1000;
+BEGIN
+	IF own_ms > 0 AND own_ms <= wait_ms THEN
+		RETURN false;
+	END IF;
+	PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true); -- not distributed
+	-- distributed: RETURN idempotency_internal.set_lock_timeout(greatest(wait_ms, 1)::text);
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.bound_wait(bigint) IS 'bound the waits for locks';
+
+
+-- ---------------------------------------------------------------------------
+-- Delivery: the outbox, subscriptions and their positions
+-- ---------------------------------------------------------------------------
+
+-- An append-only log.  The columns from aggregatetype to payload, and id, are those of
+-- Debezium's outbox event router.  publish() assigns the transaction its id before it draws
+-- seq, from a sequence whose cache must stay 1: the scan depends on both.  bucket is stored,
+-- because a hash that another server or version computes can differ, and an aggregate must
+-- not change its partition.  bytes bounds batches without reading payloads.
 CREATE TABLE idempotency.outbox (
 	seq bigint NOT NULL,
 	txid xid8 NOT NULL,
 	published_at timestamptz NOT NULL,
 	id uuid NOT NULL,
+	bucket integer NOT NULL,
+	bytes integer NOT NULL,
+	deliver_at timestamptz,
 	aggregatetype text COLLATE "C" NOT NULL,
 	aggregateid text COLLATE "C",
 	type text COLLATE "C",
@@ -669,17 +891,18 @@ CREATE TABLE idempotency.outbox (
 	headers json,
 	PRIMARY KEY (seq)
 )
--- As for idempotency.key.
 WITH (
 	autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false,
 	toast.autovacuum_vacuum_scale_factor = 0.1, toast.vacuum_truncate = false
 );
-SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
 COMMENT ON TABLE idempotency.outbox IS 'published events; only publish() writes them';
 COMMENT ON COLUMN idempotency.outbox.seq IS 'the order in which the events were published';
 COMMENT ON COLUMN idempotency.outbox.txid IS 'the transaction that published the event';
 COMMENT ON COLUMN idempotency.outbox.published_at IS 'when publish() was called';
 COMMENT ON COLUMN idempotency.outbox.id IS 'the event''s id, by which consumers deduplicate';
+COMMENT ON COLUMN idempotency.outbox.bucket IS 'hash of the aggregate, or of the id without one; it selects the partition';
+COMMENT ON COLUMN idempotency.outbox.bytes IS 'size of payload and headers';
+COMMENT ON COLUMN idempotency.outbox.deliver_at IS 'the event is not delivered before; NULL: at once, in the order of its aggregate';
 COMMENT ON COLUMN idempotency.outbox.aggregatetype IS 'the topic';
 COMMENT ON COLUMN idempotency.outbox.aggregateid IS 'the object of the event; events of one aggregate keep their order';
 COMMENT ON COLUMN idempotency.outbox.type IS 'the kind of event';
@@ -687,10 +910,7 @@ COMMENT ON COLUMN idempotency.outbox.payload IS 'the payload, byte for byte';
 COMMENT ON COLUMN idempotency.outbox.headers IS 'metadata; scope and key of the claim under which the event was published';
 COMMENT ON INDEX idempotency.outbox_pkey IS 'the order in which delivery reads';
 
--- An event does not change: a subscription that has passed its number would miss the
--- change, or receive the event twice.  The trigger is a statement trigger for UPDATE
--- alone, which also covers MERGE and ON CONFLICT DO UPDATE.  COPY, by which a dump is
--- restored, and logical replication do not fire it.
+-- An event does not change: a subscription that has passed its number would miss the change.
 CREATE FUNCTION idempotency_internal.refuse_update()
 	RETURNS trigger
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
@@ -703,138 +923,217 @@ BEGIN
 		HINT = 'Publish another event with idempotency.publish().';
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.refuse_update() IS
-	'trigger: refuse an UPDATE of the outbox';
-
+COMMENT ON FUNCTION idempotency_internal.refuse_update() IS 'trigger: refuse an UPDATE of the outbox';
 CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox
 	FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.refuse_update();
 COMMENT ON TRIGGER refuse_update ON idempotency.outbox IS 'published events do not change';
 
 CREATE SEQUENCE idempotency.outbox_seq AS bigint NO CYCLE CACHE 1;
-SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_seq', '');
 COMMENT ON SEQUENCE idempotency.outbox_seq IS 'numbers of events; the cache must stay 1';
 
--- handler is the text of a signature, since pg_upgrade does not support columns of type
--- regprocedure.  owner is a name, since a dump can be restored before its roles exist.
+-- owner and handler are names, since a dump can be restored before roles and functions exist,
+-- and pg_upgrade refuses regprocedure columns.
 CREATE TABLE idempotency.subscription (
-	subscription text COLLATE "C" NOT NULL,
-	number bigint NOT NULL,
+	subscription text COLLATE "C" NOT NULL PRIMARY KEY,
 	owner name NOT NULL,
 	topics text[] COLLATE "C" NOT NULL,
+	patterns text[] COLLATE "C" NOT NULL,
 	handler text,
+	start_at text NOT NULL,
 	max_attempts integer NOT NULL,
 	retry_delay interval NOT NULL,
 	max_retry_delay interval NOT NULL,
 	max_lag interval,
-	created_at timestamptz NOT NULL,
-	last_error text,
-	last_error_at timestamptz,
-	PRIMARY KEY (subscription),
-	UNIQUE (number)
+	dead_letter_retention interval,
+	paused_at timestamptz,
+	created_at timestamptz NOT NULL
 );
-SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription', '');
 COMMENT ON TABLE idempotency.subscription IS 'subscriptions and their options';
 COMMENT ON COLUMN idempotency.subscription.subscription IS 'the name of the subscription';
-COMMENT ON COLUMN idempotency.subscription.number IS 'the number by which workers identify the subscription';
-COMMENT ON COLUMN idempotency.subscription.owner IS 'the role whose members can read the subscription, and as which the handler runs';
+COMMENT ON COLUMN idempotency.subscription.owner IS 'the role whose members can use the subscription';
 COMMENT ON COLUMN idempotency.subscription.topics IS 'patterns of topics';
-COMMENT ON COLUMN idempotency.subscription.handler IS 'the function that workers call with each event; NULL: consumers use fetch()';
+COMMENT ON COLUMN idempotency.subscription.patterns IS 'the same patterns for LIKE';
+COMMENT ON COLUMN idempotency.subscription.handler IS 'the function that deliver() calls for the owner; NULL: none';
+COMMENT ON COLUMN idempotency.subscription.start_at IS 'where the subscription started: now or beginning';
 COMMENT ON COLUMN idempotency.subscription.max_attempts IS 'number of failures after which an event becomes a dead letter';
 COMMENT ON COLUMN idempotency.subscription.retry_delay IS 'delay of the first retry';
 COMMENT ON COLUMN idempotency.subscription.max_retry_delay IS 'longest delay of a retry';
 COMMENT ON COLUMN idempotency.subscription.max_lag IS 'age at which an undelivered event is dropped; NULL: never';
+COMMENT ON COLUMN idempotency.subscription.dead_letter_retention IS 'age at which a dead letter is deleted; NULL: never';
+COMMENT ON COLUMN idempotency.subscription.paused_at IS 'since when nothing is delivered; NULL: it is not paused';
 COMMENT ON COLUMN idempotency.subscription.created_at IS 'when the subscription was created';
-COMMENT ON COLUMN idempotency.subscription.last_error IS 'the last error that prevented a call of the handler';
-COMMENT ON COLUMN idempotency.subscription.last_error_at IS 'when that error occurred';
 COMMENT ON INDEX idempotency.subscription_pkey IS 'one row per subscription';
-COMMENT ON INDEX idempotency.subscription_number_key IS 'for lookups by workers';
 
-CREATE SEQUENCE idempotency.subscription_number AS bigint NO CYCLE;
-SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription_number', '');
-COMMENT ON SEQUENCE idempotency.subscription_number IS 'numbers of subscriptions';
+CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idempotency.subscription
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.subscriptions_changed();
+COMMENT ON TRIGGER changed ON idempotency.subscription IS 'workers look at subscriptions that have changed';
 
--- The position of each subscription: one row, with a greater version after each change.
--- The version is part of the index, and readers take the greatest, so that dead row
--- versions that an old snapshot keeps do not slow readers down.
+-- A partition has the events whose bucket modulo "modulus" is "remainder".  Its row is what
+-- consumers lock, and never changes but to get an end: a change of the number of partitions
+-- makes a new generation that begins where the old one ends.  The number identifies a
+-- partition in its batch numbers, which have ten bits for it.
+CREATE TABLE idempotency.partition (
+	subscription text COLLATE "C" NOT NULL,
+	partition integer NOT NULL CHECK (partition BETWEEN 0 AND 1023),
+	generation integer NOT NULL,
+	remainder integer NOT NULL,
+	modulus integer NOT NULL,
+	stop pg_snapshot,
+	stop_born xid8,
+	stop_mark bigint,
+	stop_top bigint,
+	PRIMARY KEY (subscription, partition)
+);
+COMMENT ON TABLE idempotency.partition IS 'partitions of subscriptions; consumers lock the row of the partition that they use';
+COMMENT ON COLUMN idempotency.partition.subscription IS 'the subscription';
+COMMENT ON COLUMN idempotency.partition.partition IS 'the number of the partition, unique in the subscription';
+COMMENT ON COLUMN idempotency.partition.generation IS 'increases with each change of the number of partitions';
+COMMENT ON COLUMN idempotency.partition.remainder IS 'the partition has the buckets with this remainder';
+COMMENT ON COLUMN idempotency.partition.modulus IS 'number of partitions of the generation';
+COMMENT ON COLUMN idempotency.partition.stop IS 'the partition ends here, as upto of its position; NULL: it does not end';
+COMMENT ON COLUMN idempotency.partition.stop_born IS 'upto_born at that end';
+COMMENT ON COLUMN idempotency.partition.stop_mark IS 'upto_mark at that end';
+COMMENT ON COLUMN idempotency.partition.stop_top IS 'top at that end';
+COMMENT ON INDEX idempotency.partition_pkey IS 'one row per partition';
+
+-- The position of each partition: one row, with a greater version after each change.  Readers
+-- take the greatest, so that dead versions that an old snapshot keeps do not slow them down.
+-- scan.sql explains the columns from base to former_top.
 CREATE TABLE idempotency.position (
 	subscription text COLLATE "C" NOT NULL,
+	partition integer NOT NULL,
 	version bigint NOT NULL,
-	passed bigint NOT NULL,
-	inflight bigint[] NOT NULL,
-	batch bigint,
-	batch_passed bigint,
-	batch_inflight bigint[],
-	batch_parked bigint[],
-	leased_at timestamptz,
-	leased_until timestamptz,
-	singles integer NOT NULL,
+	changed_at timestamptz NOT NULL,
 	system_identifier bigint NOT NULL,
 	relation oid NOT NULL,
-	PRIMARY KEY (subscription, version)
-);
-SELECT pg_catalog.pg_extension_config_dump('idempotency.position', '');
-COMMENT ON TABLE idempotency.position IS 'the position of each subscription in the outbox';
-COMMENT ON COLUMN idempotency.position.subscription IS 'the name of the subscription';
+	base pg_snapshot NOT NULL,
+	born xid8 NOT NULL,
+	mark bigint NOT NULL,
+	top bigint NOT NULL,
+	xids xid8[] NOT NULL,
+	froms bigint[] NOT NULL,
+	range_from bigint NOT NULL,
+	upto pg_snapshot,
+	upto_born xid8,
+	upto_mark bigint,
+	late bigint,
+	reached bigint NOT NULL,
+	former_base pg_snapshot,
+	former_top bigint,
+	skip bigint NOT NULL,
+	ended boolean NOT NULL,
+	events bigint[] NOT NULL,
+	size integer NOT NULL,
+	retried boolean NOT NULL,
+	failures integer NOT NULL,
+	alone boolean NOT NULL,
+	batch bigint,
+	leased_at timestamptz,
+	leased_until timestamptz,
+	holder integer,
+	acknowledged bigint NOT NULL,
+	failed bigint NOT NULL,
+	PRIMARY KEY (subscription, partition, version)
+)
+WITH (autovacuum_vacuum_scale_factor = 0.1);
+ALTER TABLE idempotency.position ALTER COLUMN events SET STORAGE EXTERNAL;
+COMMENT ON TABLE idempotency.position IS 'the position of each partition in the outbox, and its batch';
+COMMENT ON COLUMN idempotency.position.subscription IS 'the subscription';
+COMMENT ON COLUMN idempotency.position.partition IS 'the number of the partition';
 COMMENT ON COLUMN idempotency.position.version IS 'increases with each change';
-COMMENT ON COLUMN idempotency.position.passed IS 'events up to this number were delivered, or are listed in inflight';
-COMMENT ON COLUMN idempotency.position.inflight IS 'triples (transaction, from, upto) of numbers that were not visible yet';
-COMMENT ON COLUMN idempotency.position.batch IS 'the leased batch; NULL: none';
-COMMENT ON COLUMN idempotency.position.batch_passed IS 'the position after the batch';
-COMMENT ON COLUMN idempotency.position.batch_inflight IS 'numbers that were not visible when the batch was built';
-COMMENT ON COLUMN idempotency.position.batch_parked IS 'the parked events in the batch';
-COMMENT ON COLUMN idempotency.position.leased_at IS 'when the batch was leased';
-COMMENT ON COLUMN idempotency.position.leased_until IS 'when the lease ends';
-COMMENT ON COLUMN idempotency.position.singles IS 'number of events that the worker must handle one by one';
+COMMENT ON COLUMN idempotency.position.changed_at IS 'when this version was written';
 COMMENT ON COLUMN idempotency.position.system_identifier IS 'the cluster to which the transactions belong';
 COMMENT ON COLUMN idempotency.position.relation IS 'OID of the outbox in that cluster';
+COMMENT ON COLUMN idempotency.position.base IS 'every event that is visible in it was read';
+COMMENT ON COLUMN idempotency.position.born IS 'transactions with this id or a greater one draw numbers above mark';
+COMMENT ON COLUMN idempotency.position.mark IS 'the last number that was drawn before base and born';
+COMMENT ON COLUMN idempotency.position.top IS 'no event that is visible in base, or in upto, has a greater number';
+COMMENT ON COLUMN idempotency.position.xids IS 'transactions that were in progress in base';
+COMMENT ON COLUMN idempotency.position.froms IS 'for each of them, a number below its first one';
+COMMENT ON COLUMN idempotency.position.range_from IS 'the same for ids from the end of base to born';
+COMMENT ON COLUMN idempotency.position.upto IS 'the snapshot whose events are being read; NULL: none';
+COMMENT ON COLUMN idempotency.position.upto_born IS 'born, for upto';
+COMMENT ON COLUMN idempotency.position.upto_mark IS 'mark, for upto';
+COMMENT ON COLUMN idempotency.position.late IS 'events up to mark were read up to this number; NULL: all';
+COMMENT ON COLUMN idempotency.position.reached IS 'events above mark were read up to this number';
+COMMENT ON COLUMN idempotency.position.former_base IS 'base in the cluster of a dump, whose events are being read; NULL: none';
+COMMENT ON COLUMN idempotency.position.former_top IS 'top in that cluster';
+COMMENT ON COLUMN idempotency.position.skip IS 'events up to this number are not delivered: seek(), or max_lag';
+COMMENT ON COLUMN idempotency.position.ended IS 'the partition has read up to its end';
+COMMENT ON COLUMN idempotency.position.events IS 'numbers of the events that were read and not acknowledged, in order';
+COMMENT ON COLUMN idempotency.position.size IS 'how many of them are in the batch';
+COMMENT ON COLUMN idempotency.position.retried IS 'whether some of them are in idempotency.parked';
+COMMENT ON COLUMN idempotency.position.failures IS 'deliveries of these events that failed as a whole';
+COMMENT ON COLUMN idempotency.position.alone IS 'whether they are delivered one by one';
+COMMENT ON COLUMN idempotency.position.batch IS 'the number of the batch; NULL: none is out';
+COMMENT ON COLUMN idempotency.position.leased_at IS 'when the batch was leased';
+COMMENT ON COLUMN idempotency.position.leased_until IS 'when the lease ends';
+COMMENT ON COLUMN idempotency.position.holder IS 'process id of the session that fetched the batch';
+COMMENT ON COLUMN idempotency.position.acknowledged IS 'number of events acknowledged';
+COMMENT ON COLUMN idempotency.position.failed IS 'number of deliveries of an event that failed';
 COMMENT ON INDEX idempotency.position_pkey IS 'for reading the newest version';
 
--- Copies of events that failed, so that the reaper can delete the originals.  An event that
--- an earlier one of its aggregate blocks has no retry_at.
+-- Events that failed, those that wait behind them, events that are not due yet, and dead
+-- letters: copies, so that the originals can be deleted.  queue is the aggregate whose order
+-- the event keeps.  An event with retry_at is scheduled, one with dead_at is dead, and one
+-- with neither waits for an earlier event of its queue.
 CREATE TABLE idempotency.parked (
 	subscription text COLLATE "C" NOT NULL,
+	partition integer NOT NULL,
 	seq bigint NOT NULL,
 	published_at timestamptz NOT NULL,
 	id uuid NOT NULL,
+	bucket integer NOT NULL,
+	bytes integer NOT NULL,
+	queue text COLLATE "C",
 	aggregatetype text COLLATE "C" NOT NULL,
 	aggregateid text COLLATE "C",
 	type text COLLATE "C",
 	payload json,
 	headers json,
 	attempts integer NOT NULL,
+	alone boolean NOT NULL,
 	error text,
 	first_failed_at timestamptz,
 	last_failed_at timestamptz,
-	retry_at timestamptz,
+	retry_at timestamptz CHECK (retry_at IS NULL OR dead_at IS NULL),
 	dead_at timestamptz,
 	PRIMARY KEY (subscription, seq)
 )
 WITH (autovacuum_vacuum_scale_factor = 0.1);
-SELECT pg_catalog.pg_extension_config_dump('idempotency.parked', '');
 COMMENT ON TABLE idempotency.parked IS 'events to retry, events that they block, and dead letters';
 COMMENT ON COLUMN idempotency.parked.subscription IS 'the subscription';
+COMMENT ON COLUMN idempotency.parked.partition IS 'the partition that delivers the event';
 COMMENT ON COLUMN idempotency.parked.seq IS 'the event''s number in the outbox';
 COMMENT ON COLUMN idempotency.parked.published_at IS 'when the event was published';
 COMMENT ON COLUMN idempotency.parked.id IS 'the event''s id';
+COMMENT ON COLUMN idempotency.parked.bucket IS 'as in the outbox';
+COMMENT ON COLUMN idempotency.parked.bytes IS 'as in the outbox';
+COMMENT ON COLUMN idempotency.parked.queue IS 'the aggregate whose order the event keeps; NULL: none';
 COMMENT ON COLUMN idempotency.parked.aggregatetype IS 'the topic';
 COMMENT ON COLUMN idempotency.parked.aggregateid IS 'the object of the event';
 COMMENT ON COLUMN idempotency.parked.type IS 'the kind of event';
 COMMENT ON COLUMN idempotency.parked.payload IS 'the payload';
 COMMENT ON COLUMN idempotency.parked.headers IS 'metadata';
-COMMENT ON COLUMN idempotency.parked.attempts IS 'number of failures';
+COMMENT ON COLUMN idempotency.parked.attempts IS 'number of deliveries that failed';
+COMMENT ON COLUMN idempotency.parked.alone IS 'whether a lease ended while the event was delivered alone';
 COMMENT ON COLUMN idempotency.parked.error IS 'the last error';
 COMMENT ON COLUMN idempotency.parked.first_failed_at IS 'when the event first failed';
 COMMENT ON COLUMN idempotency.parked.last_failed_at IS 'when the event last failed';
-COMMENT ON COLUMN idempotency.parked.retry_at IS 'when the event is retried; NULL: an earlier event blocks it, or it is a dead letter';
+COMMENT ON COLUMN idempotency.parked.retry_at IS 'when the event is delivered; NULL: an earlier event blocks it, or it is a dead letter';
 COMMENT ON COLUMN idempotency.parked.dead_at IS 'when the event became a dead letter';
 COMMENT ON INDEX idempotency.parked_pkey IS 'one row per event';
 
-CREATE INDEX parked_due ON idempotency.parked (subscription, retry_at, seq) WHERE retry_at IS NOT NULL;
-COMMENT ON INDEX idempotency.parked_due IS 'events to retry, by time';
-CREATE INDEX parked_aggregate ON idempotency.parked (subscription, aggregateid, seq) WHERE dead_at IS NULL;
-COMMENT ON INDEX idempotency.parked_aggregate IS 'events that block later events of their aggregate';
-CREATE INDEX parked_retry ON idempotency.parked (subscription, aggregateid, seq) WHERE retry_at IS NOT NULL;
-COMMENT ON INDEX idempotency.parked_retry IS 'events to retry, by aggregate';
+CREATE INDEX parked_due ON idempotency.parked (subscription, partition, retry_at, seq) WHERE retry_at IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_due IS 'events to deliver, by time';
+CREATE INDEX parked_live ON idempotency.parked (subscription, queue, seq) WHERE dead_at IS NULL AND queue IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_live IS 'events that block later events of their aggregate';
+CREATE UNIQUE INDEX parked_scheduled ON idempotency.parked (subscription, queue) WHERE retry_at IS NOT NULL AND queue IS NOT NULL;
+COMMENT ON INDEX idempotency.parked_scheduled IS 'one event of an aggregate is scheduled, and the others wait';
+
+-- Rows of rolled-back subtransactions only, see next_id()
+CREATE UNLOGGED TABLE idempotency_internal.probe ();
+COMMENT ON TABLE idempotency_internal.probe IS 'empty; an INSERT gives a subtransaction its id';
 
 -- An event as fetch() returns it and handlers receive it.
 CREATE TYPE idempotency.event AS (
@@ -858,101 +1157,1844 @@ COMMENT ON COLUMN idempotency.event.aggregateid IS 'the object of the event';
 COMMENT ON COLUMN idempotency.event.type IS 'the kind of event';
 COMMENT ON COLUMN idempotency.event.payload IS 'the payload, byte for byte';
 COMMENT ON COLUMN idempotency.event.headers IS 'metadata';
-COMMENT ON COLUMN idempotency.event.attempt IS '1 for the first delivery, plus 1 for each reported failure';
+COMMENT ON COLUMN idempotency.event.attempt IS '1 for the first delivery, plus 1 for each one that failed';
 COMMENT ON COLUMN idempotency.event.published_at IS 'when the event was published';
 
-CREATE FUNCTION idempotency.publish(
-	topic text, payload idempotency.document, aggregate_id idempotency.identifier DEFAULT NULL,
-	type text DEFAULT NULL, headers idempotency.document DEFAULT NULL,
-	event_id uuid DEFAULT NULL)
-	RETURNS uuid
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
-COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, idempotency.identifier, text, idempotency.document, uuid) IS
-	'publish an event when this transaction commits; returns the event''s id';
+-- ---------------------------------------------------------------------------
+-- The scan: what a partition reads next
+-- ---------------------------------------------------------------------------
+
+-- A position says what was read by a snapshot, "base": every event that is visible in it.
+-- To read more, it takes a newer snapshot, "upto", and reads what is visible in "upto" and not
+-- in "base", in the order of the numbers.  Then "base" becomes "upto".  The order of the steps
+-- makes this possible with an index on the numbers alone:
+--
+--	1. mark: the last number drawn        2. born: a new transaction id
+--	3. the snapshot                       4. top: the last number drawn
+--
+-- A transaction with an id from "born" on draws its numbers above "mark".  What is visible in the
+-- snapshot was drawn up to "top".  So, in the next window, events that are not visible in "base"
+-- have numbers above its "mark", except those of transactions that were in progress in "base"
+-- ("xids", each with a number below its first one, in "froms"), and of those with ids between the
+-- end of "base" and "born": xmax of a snapshot is the last completed id plus 1, so transactions
+-- with greater ids can be running ("range_from").  Numbers up to "mark" are read first, "late",
+-- and then those above it, "reached".
+--
+-- A window is read in steps: events that were read are listed in the position until they are
+-- acknowledged, so that the position itself only moves on.
+--
+-- After a restore, the transaction ids of rows and positions are those of another cluster.  A
+-- window that was begun there is finished by what is stored.  Then begin_window() locks out
+-- publishers once: all rows are committed, those that "former_base" does not show are read as a
+-- window, and numbers drawn from then on belong to transactions of this cluster.
+
+-- An id that is greater than those of all transactions that have drawn a number so far.  If
+-- the transaction has an id already, that of a subtransaction serves: its row has it.
+CREATE FUNCTION idempotency_internal.next_id()
+	RETURNS xid8
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	me bigint := pg_current_xact_id_if_assigned()::text::bigint;
+	writer bigint;
+BEGIN
+	IF me IS NULL THEN
+		RETURN pg_current_xact_id();
+	END IF;
+	BEGIN
+		INSERT INTO idempotency_internal.probe DEFAULT VALUES RETURNING xmin::text::bigint INTO writer;
+		RAISE SQLSTATE 'IK000';
+	EXCEPTION
+		WHEN SQLSTATE 'IK000' THEN
+			RETURN (me + (writer - me & 4294967295))::text::xid8;
+	END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_id() IS 'a new transaction id';
+
+-- The server's snapshot leaves out the id of its own transaction, which can still roll back.
+CREATE FUNCTION idempotency_internal.snapshot()
+	RETURNS pg_snapshot
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now pg_snapshot := pg_current_snapshot();
+	me xid8 := pg_current_xact_id_if_assigned();
+BEGIN
+	IF me IS NULL OR NOT pg_visible_in_snapshot(me, now) THEN
+		RETURN now;
+	END IF;
+	RETURN concat_ws(':', least(pg_snapshot_xmin(now), me), pg_snapshot_xmax(now),
+		(SELECT string_agg(x::text, ',' ORDER BY x) FROM (SELECT pg_snapshot_xip(now) UNION SELECT me) AS x (x)));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.snapshot() IS 'the current snapshot, in which this transaction is in progress';
+
+-- The columns xids, froms and range_from for a snapshot, by a position that has read less.
+CREATE FUNCTION idempotency_internal.in_progress(
+	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+BEGIN
+	IF pg_snapshot_xmin(snapshot) = pg_snapshot_xmax(snapshot) THEN
+		xids := '{}';
+		froms := '{}';
+	ELSE
+		SELECT coalesce(array_agg(x), '{}'), coalesce(array_agg(CASE
+			WHEN u.start IS NOT NULL THEN u.start
+			WHEN x >= p.born THEN p.mark
+			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
+			ELSE 0
+		END), '{}')
+		INTO xids, froms
+		FROM pg_snapshot_xip(snapshot) AS x
+		LEFT JOIN unnest(p.xids, p.froms) AS u (xid, start) ON u.xid = x;
+	END IF;
+	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE coalesce(p.mark, 0) END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.position, pg_snapshot) IS
+	'what was in progress in a snapshot, and numbers below the first ones';
+
+CREATE FUNCTION idempotency_internal.raise_sequence()
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55000', 'sequence "idempotency.outbox_seq" is behind the table "idempotency.outbox"',
+		'The outbox was replicated or restored without its sequence.',
+		'Call setval(''idempotency.outbox_seq'', (SELECT max(seq) FROM idempotency.outbox)).')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_sequence() IS '55000: the sequence was not restored';
+
+-- Begins a window: sets the columns from upto to reached, and top.  "drawn" and "born" are steps 1 and 2,
+-- or NULL.
+CREATE FUNCTION idempotency_internal.begin_window(INOUT p idempotency.position, part idempotency.partition, drawn bigint, born xid8)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	cluster bigint;
+	lowest bigint;
+BEGIN
+	IF part.stop IS NOT NULL THEN
+		p.upto := part.stop;
+		p.upto_born := part.stop_born;
+		p.upto_mark := part.stop_mark;
+		p.top := part.stop_top;
+	ELSE
+		SELECT c.system_identifier INTO cluster FROM pg_control_system() AS c;
+		IF p.system_identifier <> cluster OR p.relation <> 'idempotency.outbox'::regclass::oid THEN
+			p := idempotency_internal.begin_here(p);
+			p.system_identifier := cluster;
+			p.relation := 'idempotency.outbox'::regclass::oid;
+			RETURN;
+		END IF;
+		p.upto_mark := coalesce(drawn, pg_sequence_last_value('idempotency.outbox_seq'), 0);
+		p.upto_born := coalesce(born, idempotency_internal.next_id());
+		p.upto := idempotency_internal.snapshot();
+		p.top := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+		IF p.top < p.mark THEN
+			PERFORM idempotency_internal.raise_sequence();
+		END IF;
+	END IF;
+	p.reached := p.mark;
+	IF p.xids <> '{}' THEN
+		SELECT min(u.start) INTO lowest FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, p.upto);
+	END IF;
+	IF p.born > pg_snapshot_xmax(p.base) THEN
+		lowest := least(lowest, p.range_from);
+	END IF;
+	p.late := CASE WHEN lowest < p.mark THEN lowest END;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.begin_window(idempotency.position, idempotency.partition, bigint, xid8) IS
+	'begin to read the events between the position and now';
+
+-- The same for the position of another cluster.  A transaction that has published, here, would
+-- read its own events as those of the dump.
+CREATE FUNCTION idempotency_internal.begin_here(INOUT p idempotency.position)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	last bigint;
+BEGIN
+	IF EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
+		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation') THEN
+		PERFORM idempotency_internal.raise('55000', 'cannot fetch in a transaction that has published, after a restore', NULL,
+			'Commit, and call idempotency.fetch() in a transaction of its own.');
+	END IF;
+	PERFORM idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+	LOCK TABLE idempotency.outbox IN SHARE ROW EXCLUSIVE MODE;
+	PERFORM set_config('lock_timeout', lock_timeout, true);
+	last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	IF EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last) THEN
+		PERFORM idempotency_internal.raise_sequence();
+	END IF;
+	p.late := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
+	p.former_base := p.base;
+	p.former_top := p.top;
+	p.born := idempotency_internal.next_id();
+	p.base := idempotency_internal.snapshot();
+	p.mark := last;
+	p.top := last;
+	p.range_from := last;
+	p.reached := last;
+	p.xids := ARRAY(SELECT pg_snapshot_xip(p.base));
+	p.froms := array_fill(last, ARRAY[cardinality(p.xids)]);
+	p.upto := p.base;
+	p.upto_born := p.born;
+	p.upto_mark := last;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.begin_here(idempotency.position) IS
+	'begin to read the events of a dump that the position had not read';
+
+-- Ends a window, all of which was read.
+CREATE FUNCTION idempotency_internal.end_window(INOUT p idempotency.position, part idempotency.partition)
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	started record := idempotency_internal.in_progress(p, p.upto);
+BEGIN
+	p.ended := coalesce(p.upto_born = part.stop_born AND p.upto_mark = part.stop_mark, false);
+	p.xids := started.xids;
+	p.froms := started.froms;
+	p.range_from := started.range_from;
+	p.base := p.upto;
+	p.born := p.upto_born;
+	p.mark := p.upto_mark;
+	p.upto := NULL;
+	p.upto_born := NULL;
+	p.upto_mark := NULL;
+	p.former_base := NULL;
+	p.former_top := NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
+
+-- Tells whether a partition without a window and without parked events that are due can have
+-- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- A thousand numbers are worth a window, so that the next call does not pass them again.
+CREATE FUNCTION idempotency_internal.has_news(
+	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	last bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	now pg_snapshot := pg_current_snapshot();
+	start bigint := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
+BEGIN
+	IF p.ended THEN
+		RETURN false;
+	ELSIF is_ending OR last - start > 1000 THEN
+		RETURN true;
+	END IF;
+	IF p.xids <> '{}' THEN
+		IF EXISTS (SELECT FROM unnest(p.xids) AS x WHERE pg_visible_in_snapshot(x, now)) THEN
+			RETURN true;
+		END IF;
+	END IF;
+	IF last = start THEN
+		RETURN false;
+	END IF;
+	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
+		WHERE o.seq > greatest(start, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
+			AND o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, boolean, integer, integer, text[]) IS
+	'whether a partition can have something to read';
+
+-- Copies events of the log that are in the list into the table of parked events, and returns
+-- the others.  An event that an earlier one of its aggregate blocks waits; one that is not due
+-- yet is scheduled.
+CREATE FUNCTION idempotency_internal.park_blocked(p idempotency.position, seqs bigint[])
+	RETURNS bigint[]
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	blocked text[] := ARRAY(SELECT DISTINCT o.aggregateid FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (seqs) AND o.deliver_at IS NULL AND EXISTS (SELECT FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.queue = o.aggregateid AND k.dead_at IS NULL));
+	leaving bigint[];
+BEGIN
+	WITH moved AS (
+		INSERT INTO idempotency.parked (subscription, partition, seq, published_at, id, bucket, bytes, queue, aggregatetype, aggregateid,
+			type, payload, headers, attempts, alone, retry_at)
+		SELECT p.subscription, p.partition, o.seq, o.published_at, o.id, o.bucket, o.bytes, CASE WHEN o.deliver_at IS NULL THEN o.aggregateid END,
+			o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, 0, false, o.deliver_at
+		FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (seqs) AND (o.deliver_at > now OR o.deliver_at IS NULL AND o.aggregateid = ANY (blocked))
+		ON CONFLICT (subscription, seq) DO NOTHING
+		RETURNING seq)
+	SELECT array_agg(m.seq) INTO leaving FROM moved AS m;
+	RETURN ARRAY(SELECT s.seq FROM unnest(seqs) WITH ORDINALITY AS s (seq, n)
+		WHERE (s.seq = ANY (leaving)) IS NOT TRUE ORDER BY s.n);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.park_blocked(idempotency.position, bigint[]) IS
+	'park those events of the log that cannot be delivered yet, and return the others';
+
+-- Adds events of the log to the list of a position, until it has max_events or max_bytes, or
+-- nothing is left in the window.  A call reads 100,000 numbers at most, in five steps.
+--
+-- The planner expects one row from conditions on snapshots, and would sort the whole window for
+-- each batch: fetch() turns all other plans off than the index in its order.
+CREATE FUNCTION idempotency_internal.read_log(
+	INOUT p idempotency.position, part idempotency.partition, patterns text[], max_events integer, max_bytes bigint,
+	drawn bigint, born xid8, has_parked boolean)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	everything boolean := patterns = '{%}';
+	missing integer;
+	upto bigint;
+	seqs bigint[];
+	sizes integer[];
+	total bigint;
+	delayed boolean;
+	is_cut boolean;
+	next bigint;
+BEGIN
+	FOR step IN 1 .. 5 LOOP
+		IF p.upto IS NULL THEN
+			EXIT WHEN p.ended OR step > 1;
+			p := idempotency_internal.begin_window(p, part, drawn, born);
+		END IF;
+		missing := max_events - cardinality(p.events);
+		EXIT WHEN missing <= 0 OR max_bytes <= 0;
+		IF p.late IS NOT NULL THEN
+			upto := least(p.mark, greatest(p.late, p.skip) + 20000);
+			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
+			INTO seqs, total, delayed
+			FROM (SELECT o.seq, o.bytes, o.deliver_at
+				FROM idempotency.outbox AS o
+				WHERE o.seq > greatest(p.late, p.skip) AND o.seq <= upto
+					AND CASE WHEN p.former_base IS NOT NULL
+						THEN (o.seq <= p.former_top AND pg_visible_in_snapshot(o.txid, p.former_base)) IS NOT TRUE
+						ELSE pg_visible_in_snapshot(o.txid, p.upto)
+							AND (o.txid = ANY (p.xids) OR o.txid >= pg_snapshot_xmax(p.base) AND o.txid < p.born)
+					END
+					AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns)
+				ORDER BY o.seq
+				LIMIT missing) AS e;
+		ELSE
+			upto := least(p.top, greatest(p.reached, p.skip) + 20000);
+			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
+			INTO seqs, total, delayed
+			FROM (SELECT o.seq, o.bytes, o.deliver_at
+				FROM idempotency.outbox AS o
+				WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= upto
+					AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+					AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
+					AND (everything OR o.aggregatetype LIKE ANY (patterns))
+				ORDER BY o.seq
+				LIMIT missing) AS e;
+		END IF;
+
+		-- Cut the list where it has enough bytes, but not before its first event
+		is_cut := cardinality(seqs) = missing;
+		IF total > max_bytes THEN
+			sizes := ARRAY(SELECT o.bytes FROM idempotency.outbox AS o WHERE o.seq = ANY (seqs) ORDER BY o.seq);
+			total := sizes[1];
+			FOR i IN 2 .. cardinality(seqs) + 1 LOOP
+				IF i > cardinality(seqs) OR total + sizes[i] > max_bytes THEN
+					is_cut := is_cut OR i <= cardinality(seqs);
+					seqs := seqs[1 : i - 1];
+					EXIT;
+				END IF;
+				total := total + sizes[i];
+			END LOOP;
+			-- the events before it are enough
+			IF p.events <> '{}' AND total > max_bytes THEN
+				EXIT;
+			END IF;
+		END IF;
+		max_bytes := max_bytes - coalesce(total, 0);
+		next := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
+		IF p.late IS NOT NULL THEN
+			p.late := CASE WHEN next < p.mark THEN next END;
+		ELSE
+			p.reached := next;
+		END IF;
+
+		IF has_parked OR delayed THEN
+			seqs := idempotency_internal.park_blocked(p, seqs);
+			has_parked := true;
+		END IF;
+		IF seqs IS NOT NULL THEN
+			p.events := p.events || seqs;
+		END IF;
+		IF p.late IS NULL AND p.reached >= p.top THEN
+			p := idempotency_internal.end_window(p, part);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.read_log(idempotency.position, idempotency.partition, text[], integer, bigint, bigint, xid8, boolean) IS
+	'add events of the log to the list of a position';
+
+-- ---------------------------------------------------------------------------
+-- Subscriptions
+-- ---------------------------------------------------------------------------
+
+-- The role that calls: that of the session, since the functions run with the rights of
+-- their owner.
+CREATE FUNCTION idempotency_internal.caller()
+	RETURNS name
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END$$;
+COMMENT ON FUNCTION idempotency_internal.caller() IS 'the role that called a function of the owner';
+
+-- Logs a call that changes or deletes what others rely on.
+CREATE FUNCTION idempotency_internal.log_call(function text, what text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+BEGIN
+	RAISE LOG 'idempotency.%() by role "%": %', function, idempotency_internal.caller(), what;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.log_call(text, text) IS 'log a call of an owner or an operator';
+
+-- The first 8 kB of whole characters, each of which has 4 bytes at most.
+CREATE FUNCTION idempotency_internal.clipped_error(error text)
+	RETURNS text
+	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+DECLARE
+	clipped text := left(error, 8192);
+BEGIN
+	WHILE octet_length(clipped) > 8192 LOOP
+		clipped := left(clipped, -greatest((octet_length(clipped) - 8192) / 4, 1));
+	END LOOP;
+	RETURN clipped;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.clipped_error(text) IS 'how much of an error is kept';
+
+-- The subscription of that name.  Raises 42704 if there is none, and 42501 if the caller does
+-- not have the privileges of its owner.
+CREATE FUNCTION idempotency_internal.subscription_of(name text)
+	RETURNS idempotency.subscription
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	s idempotency.subscription;
+BEGIN
+	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = name COLLATE "C";
+	IF s.subscription IS NULL THEN
+		PERFORM idempotency_internal.check_name('subscription', name);
+		PERFORM idempotency_internal.raise('42704', format('subscription "%s" does not exist', name), NULL,
+			'Use idempotency.subscribe() to create it; the view idempotency.subscriptions lists all.');
+	ELSIF s.owner <> idempotency_internal.caller() THEN
+		IF NOT EXISTS (SELECT FROM pg_roles AS r
+			WHERE r.rolname = idempotency_internal.caller()
+				AND (r.rolsuper OR EXISTS (SELECT FROM pg_roles AS o WHERE o.rolname = s.owner AND pg_has_role(r.oid, o.oid, 'USAGE')))) THEN
+			PERFORM idempotency_internal.raise('42501', format('permission denied for subscription "%s"', name),
+				format('Its owner is "%s".', s.owner), 'Call as a role that has the privileges of the owner.');
+		END IF;
+	END IF;
+	RETURN s;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.subscription_of(text) IS 'a subscription that the caller can use';
+
+CREATE FUNCTION idempotency_internal.raise_in_use(name text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55P03', format('subscription "%s" is in use', $1),
+		'Another transaction that fetched or acknowledged is still open.', 'Try again, or set idempotency.wait higher.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_in_use(text) IS '55P03: another transaction uses the subscription';
+
+-- The subscription of that name, locked with all its partitions to the end of the transaction:
+-- no consumer uses it meanwhile.  Waits for consumers' transactions for idempotency.wait.
+CREATE FUNCTION idempotency_internal.locked_subscription(function text, name text)
+	RETURNS idempotency.subscription
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	bounded boolean;
+	s idempotency.subscription;
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	s := idempotency_internal.subscription_of(name);
+	BEGIN
+		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		PERFORM FROM idempotency.subscription AS e WHERE e.subscription = s.subscription FOR UPDATE;
+		PERFORM FROM idempotency.partition AS a WHERE a.subscription = s.subscription ORDER BY a.partition FOR UPDATE;
+		PERFORM set_config('lock_timeout', lock_timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			IF NOT bounded THEN
+				RAISE;
+			END IF;
+			PERFORM idempotency_internal.raise_in_use(name);
+	END;
+	-- as it is now
+	RETURN idempotency_internal.subscription_of(name);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.locked_subscription(text, text) IS
+	'a subscription that the caller can use, locked with all its partitions';
+
+-- Raises 22023, or IK400, for patterns of topics that cannot be used; returns them for LIKE.
+CREATE FUNCTION idempotency_internal.patterns_of(topics text[])
+	RETURNS text[]
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	pattern text;
+	character text;
+	escaped boolean;
+	converted text;
+	patterns text[] := '{}';
+BEGIN
+	IF array_ndims(topics) IS DISTINCT FROM 1 OR array_position(topics, NULL) IS NOT NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'topics must be a list of patterns', NULL,
+			'Pass at least one, such as ARRAY[''order.*''], and no NULL.');
+	END IF;
+	FOREACH pattern IN ARRAY topics LOOP
+		PERFORM idempotency_internal.check_name('topic', pattern);
+		converted := '';
+		escaped := false;
+		FOREACH character IN ARRAY string_to_array(pattern, NULL) LOOP
+			converted := converted || CASE
+				WHEN escaped OR character IN ('%', '_') THEN E'\\' || character
+				WHEN character = '*' THEN '%'
+				WHEN character = E'\\' THEN ''
+				ELSE character
+			END;
+			escaped := character = E'\\' AND NOT escaped;
+		END LOOP;
+		IF escaped THEN
+			PERFORM idempotency_internal.raise('22023', 'pattern of topics ends in a backslash', NULL,
+				'A backslash escapes the next character; write two for one.');
+		END IF;
+		patterns := patterns || converted;
+	END LOOP;
+	RETURN patterns;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.patterns_of(text[]) IS 'patterns of topics as patterns of LIKE';
+
+-- Makes a generation of partitions that begins at a snapshot; "model" is a position that has read
+-- less, or NULL.
+CREATE FUNCTION idempotency_internal.create_partitions(
+	name text, partitions integer, base pg_snapshot, born xid8, mark bigint, top bigint, model idempotency.position)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	started record := idempotency_internal.in_progress(model, base);
+	next integer;
+	first integer;
+BEGIN
+	SELECT coalesce(max(a.generation), 0) + 1,
+		CASE WHEN coalesce(min(a.partition), partitions) >= partitions THEN 0 ELSE max(a.partition) + 1 END
+	INTO next, first
+	FROM idempotency.partition AS a WHERE a.subscription = name;
+	IF first + partitions > 1024 THEN
+		PERFORM idempotency_internal.raise('55000', format('subscription "%s" has too many partitions', name),
+			'Those of earlier changes have events to deliver, and count.', 'Try again when the view idempotency.partitions shows fewer.');
+	END IF;
+	INSERT INTO idempotency.partition (subscription, partition, generation, remainder, modulus)
+	SELECT name, first + r, next, r, partitions FROM generate_series(0, partitions - 1) AS r;
+	INSERT INTO idempotency.position (subscription, partition, version, changed_at, system_identifier, relation, base, born, mark, top,
+		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
+	SELECT name, first + r, 1, clock_timestamp(), c.system_identifier, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
+		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
+	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.create_partitions(text, integer, pg_snapshot, xid8, bigint, bigint, idempotency.position) IS
+	'create partitions and their positions';
+
+-- The same from now on: what is visible now is left out, and what is in progress is not.  Any
+-- position of this cluster knows numbers below those of transactions in progress.
+CREATE FUNCTION idempotency_internal.create_partitions_now(name text, partitions integer)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	drawn bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	born xid8 := idempotency_internal.next_id();
+	base pg_snapshot := idempotency_internal.snapshot();
+	top bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	model idempotency.position;
+BEGIN
+	SELECT n.* INTO model
+	FROM idempotency.position AS n, pg_control_system() AS c
+	WHERE n.system_identifier = c.system_identifier AND n.relation = 'idempotency.outbox'::regclass::oid
+	ORDER BY n.mark DESC
+	LIMIT 1;
+	UPDATE idempotency.partition AS a SET stop = base, stop_born = born, stop_mark = drawn, stop_top = top
+	WHERE a.subscription = name AND a.stop IS NULL;
+	PERFORM idempotency_internal.create_partitions(name, partitions, base, born, drawn, top, model);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.create_partitions_now(text, integer) IS
+	'create partitions that begin now, and end the current ones here';
+
+-- Raises an error unless a function can handle events; returns its stored form.
+CREATE FUNCTION idempotency_internal.handler_text(handler regprocedure)
+	RETURNS text
+	LANGUAGE plpgsql STABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+	routine record;
+BEGIN
+	SELECT n.nspname, p.proname, p.prokind = 'f' AND NOT p.proretset AND p.prorettype = 'void'::regtype
+		AND p.pronargs = 1 AND p.proargtypes[0] = 'idempotency.event'::regtype AS fits
+	INTO routine
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+	WHERE p.oid = handler;
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise('42883', format('handler with OID %s does not exist', handler::oid), NULL,
+			'Pass a function as regprocedure.');
+	ELSIF NOT routine.fits THEN
+		PERFORM idempotency_internal.raise('42P13', format('function %s cannot handle events', handler), NULL,
+			'A handler takes one idempotency.event and returns void.');
+	END IF;
+	RETURN format('%I.%I(idempotency.event)', routine.nspname, routine.proname);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.handler_text(regprocedure) IS 'the stored form of a handler';
+
+-- Changes the options that are not NULL.  Logs a change as one by the function, if that is not NULL.
+CREATE FUNCTION idempotency_internal.change(
+	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
+	new_max_retry_delay interval, new_max_lag interval, new_retention interval, new_partitions integer, new_owner regrole)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	never CONSTANT interval := '-1 second';
+	caller name := idempotency_internal.caller();
+	rights text := CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END;
+	owner_name name;
+	stored idempotency.subscription;
+	changed idempotency.subscription;
+	is_changed boolean := false;
+BEGIN
+	IF new_max_attempts < 1 THEN
+		PERFORM idempotency_internal.raise('22023', 'max_attempts must be positive', NULL,
+			'Pass after how many failures an event is a dead letter.');
+	ELSIF new_partitions NOT BETWEEN 1 AND 256 THEN
+		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
+			'Pass how many consumers can have a batch at a time.');
+	END IF;
+	PERFORM idempotency_internal.raise('22023', format('%s must not be negative', d.what), NULL, 'Pass an interval such as ''1 second'', or leave it out.')
+	FROM (VALUES ('retry_delay', new_retry_delay), ('max_retry_delay', new_max_retry_delay), ('max_lag', nullif(new_max_lag, never)),
+		('dead_letter_retention', nullif(new_retention, never))) AS d (what, value)
+	WHERE d.value < interval '0';
+	IF new_owner IS NOT NULL THEN
+		SELECT r.rolname INTO owner_name FROM pg_roles AS r WHERE r.oid = new_owner;
+		IF NOT FOUND THEN
+			PERFORM idempotency_internal.raise('42704', format('role with OID %s does not exist', new_owner::oid), NULL, 'Pass the name of a role.');
+		ELSIF NOT pg_has_role(caller, owner_name, rights) THEN
+			PERFORM idempotency_internal.raise('42501', format('must be a member of role "%s" to let it own a subscription', owner_name), NULL,
+				'Leave out the owner, or let a member of that role subscribe.');
+		END IF;
+	END IF;
+	SELECT * INTO stored FROM idempotency.subscription AS s WHERE s.subscription = name;
+	UPDATE idempotency.subscription AS s SET
+		owner = coalesce(owner_name, s.owner),
+		topics = coalesce(new_topics, s.topics),
+		patterns = CASE WHEN new_topics IS NULL THEN s.patterns ELSE idempotency_internal.patterns_of(new_topics) END,
+		handler = CASE new_handler::oid WHEN 0 THEN NULL ELSE coalesce(idempotency_internal.handler_text(new_handler), s.handler) END,
+		max_attempts = coalesce(new_max_attempts, s.max_attempts),
+		retry_delay = coalesce(new_retry_delay, s.retry_delay),
+		max_retry_delay = coalesce(new_max_retry_delay, s.max_retry_delay),
+		max_lag = nullif(coalesce(new_max_lag, s.max_lag), never),
+		dead_letter_retention = nullif(coalesce(new_retention, s.dead_letter_retention), never)
+	WHERE s.subscription = name
+	RETURNING * INTO changed;
+	is_changed := changed IS DISTINCT FROM stored;
+	IF changed.handler IS NOT NULL THEN
+		PERFORM idempotency_internal.wake_relay(name);
+	END IF;
+	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN
+		PERFORM idempotency_internal.create_partitions_now(name, new_partitions);
+		is_changed := true;
+	END IF;
+	IF is_changed AND function IS NOT NULL THEN
+		PERFORM idempotency_internal.log_call(function, format('subscription "%s" of role "%s" %s', name, stored.owner,
+			CASE changed.owner WHEN stored.owner THEN 'was changed' ELSE format('belongs to role "%s" now', changed.owner) END));
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.change(text, text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
+	'change options of a subscription';
 
 CREATE FUNCTION idempotency.subscribe(
-	subscription text, topics text[], handler regprocedure DEFAULT NULL,
-	start_at text DEFAULT 'now', max_attempts integer DEFAULT 10,
-	retry_delay interval DEFAULT '1 second', max_retry_delay interval DEFAULT '1 hour',
-	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL)
+	subscription text, topics text[], handler regprocedure DEFAULT NULL, start_at text DEFAULT NULL,
+	max_attempts integer DEFAULT NULL, retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL,
+	max_lag interval DEFAULT NULL, owner regrole DEFAULT NULL, partitions integer DEFAULT NULL,
+	dead_letter_retention interval DEFAULT NULL)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_subscribe';
-COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole) IS
-	'create a subscription, or change its options; true if it is new';
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	is_new boolean;
+	stored text;
+BEGIN
+	PERFORM idempotency_internal.check_name('subscription', subscription);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('subscribe');
+	ELSIF start_at NOT IN ('now', 'beginning') THEN
+		PERFORM idempotency_internal.raise('22023', 'start_at must be ''now'' or ''beginning''', NULL,
+			'Pass ''beginning'' for the events that the outbox still has, or omit it.');
+	ELSIF topics IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'topics are missing', NULL, 'Pass patterns, such as ARRAY[''order.*''].');
+	END IF;
+	INSERT INTO idempotency.subscription AS s (subscription, owner, topics, patterns, start_at, max_attempts, retry_delay, max_retry_delay, created_at)
+	VALUES (subscribe.subscription, idempotency_internal.caller(), subscribe.topics, idempotency_internal.patterns_of(topics),
+		coalesce(subscribe.start_at, 'now'), 10, '1 second', '1 hour', clock_timestamp())
+	ON CONFLICT DO NOTHING;
+	is_new := FOUND;
+	IF NOT is_new THEN
+		stored := (idempotency_internal.locked_subscription('subscribe', subscription)).start_at;
+		IF start_at <> stored THEN
+			PERFORM idempotency_internal.raise('55000', format('subscription "%s" exists, and started at ''%s''', subscription, stored), NULL,
+				'Omit start_at, or call idempotency.seek() to move the subscription.');
+		END IF;
+	ELSIF start_at = 'beginning' THEN
+		PERFORM idempotency_internal.create_partitions(subscription, coalesce(partitions, 1), '1:1:', '1', 0, 0, NULL);
+	ELSE
+		PERFORM idempotency_internal.create_partitions_now(subscription, coalesce(partitions, 1));
+	END IF;
+	PERFORM idempotency_internal.change(CASE WHEN NOT is_new THEN 'subscribe' END, subscription, topics, handler, max_attempts,
+		retry_delay, max_retry_delay, max_lag, dead_letter_retention, partitions, owner);
+	RETURN is_new;
+END
+$$;
+COMMENT ON FUNCTION idempotency.subscribe(text, text[], regprocedure, text, integer, interval, interval, interval, regrole, integer, interval) IS
+	'create a subscription, or change the options that are named; true if it is new';
+
+CREATE FUNCTION idempotency.alter_subscription(
+	subscription text, topics text[] DEFAULT NULL, handler regprocedure DEFAULT NULL, max_attempts integer DEFAULT NULL,
+	retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL, max_lag interval DEFAULT NULL,
+	owner regrole DEFAULT NULL, partitions integer DEFAULT NULL, dead_letter_retention interval DEFAULT NULL)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('alter_subscription', subscription);
+	PERFORM idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
+		retry_delay, max_retry_delay, max_lag, dead_letter_retention, partitions, owner);
+END
+$$;
+COMMENT ON FUNCTION idempotency.alter_subscription(text, text[], regprocedure, integer, interval, interval, interval, regrole, integer, interval) IS
+	'change the options of a subscription that are named';
 
 CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	RETURNS boolean
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_unsubscribe';
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	locked idempotency.subscription;
+	dead bigint;
+BEGIN
+	PERFORM idempotency_internal.check_name('subscription', subscription);
+	IF NOT EXISTS (SELECT FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C") THEN
+		RETURN false;
+	END IF;
+	locked := idempotency_internal.locked_subscription('unsubscribe', subscription);
+	DELETE FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.position AS n WHERE n.subscription = unsubscribe.subscription COLLATE "C";
+	DELETE FROM idempotency.parked AS k WHERE k.subscription = unsubscribe.subscription COLLATE "C";
+	GET DIAGNOSTICS dead = ROW_COUNT;
+	PERFORM idempotency_internal.log_call('unsubscribe',
+		format('subscription "%s" of role "%s", with %s failed or waiting events', subscription, locked.owner, dead));
+	RETURN true;
+END
+$$;
 COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
 	'delete a subscription and its parked events; true if there was one';
 
-CREATE FUNCTION idempotency.fetch(
-	subscription text, max_events integer DEFAULT 100,
-	wait interval DEFAULT '0', lease interval DEFAULT '30 seconds')
+-- ---------------------------------------------------------------------------
+-- Batches
+-- ---------------------------------------------------------------------------
+
+-- Writes a changed position, in place of the version that was read under the partition's lock; without
+-- a batch, without its lease.
+CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	-- first, so that an old snapshot fails here with 40001
+	DELETE FROM idempotency.position AS o WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
+	p.version := p.version + 1;
+	p.changed_at := clock_timestamp();
+	IF p.batch IS NULL THEN
+		p.size := 0;
+		p.leased_at := NULL;
+		p.leased_until := NULL;
+		p.holder := NULL;
+	END IF;
+	INSERT INTO idempotency.position VALUES (p.*);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.put_position(idempotency.position) IS 'write a position';
+
+-- Of the live events of an aggregate, the earliest is scheduled, and all others wait: whatever
+-- writes the table of parked events calls this.  "wanted" is when the event "seq" is retried.
+CREATE FUNCTION idempotency_internal.schedule_queue(name text, aggregate text, p_seq bigint, wanted timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	first bigint;
+BEGIN
+	SELECT k.seq INTO first FROM idempotency.parked AS k
+	WHERE k.subscription = name AND k.queue = aggregate AND k.dead_at IS NULL
+	ORDER BY k.seq LIMIT 1;
+	UPDATE idempotency.parked AS k SET retry_at = NULL
+	WHERE k.subscription = name AND k.queue = aggregate AND k.retry_at IS NOT NULL AND k.seq <> first;
+	UPDATE idempotency.parked AS k SET retry_at = CASE k.seq WHEN p_seq THEN wanted ELSE clock_timestamp() END
+	WHERE k.subscription = name AND k.seq = first AND k.retry_at IS NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.schedule_queue(text, text, bigint, timestamptz) IS 'schedule the earliest event of an aggregate';
+
+-- Parks an event of the batch that failed, with all later events of its aggregate in the list.
+-- An event that cannot be found any more only leaves the list.
+CREATE FUNCTION idempotency_internal.fail_event(
+	s idempotency.subscription, INOUT p idempotency.position, p_seq bigint, p_error text, retry_in interval, is_final boolean, was_alone boolean,
+	OUT retry_at timestamptz)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	leaving bigint[];
+	event idempotency.parked;
+	aggregate text;
+BEGIN
+	-- Those that leave the list, and copies of those that are in the log
+	SELECT coalesce(k.aggregateid, o.aggregateid) INTO aggregate
+	FROM (SELECT p_seq AS seq) AS l
+	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq;
+	leaving := ARRAY(SELECT l.seq
+		FROM unnest(p.events) WITH ORDINALITY AS l (seq, n)
+		LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+		LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+		WHERE l.seq = p_seq OR l.n > array_position(p.events, p_seq) AND coalesce(k.aggregateid, o.aggregateid) = aggregate);
+	UPDATE idempotency.parked AS k SET
+		attempts = k.attempts + p.failures,
+		retry_at = CASE WHEN k.dead_at IS NOT NULL AND k.queue IS NULL THEN now ELSE k.retry_at END,
+		dead_at = NULL
+	WHERE k.subscription = p.subscription AND k.seq = ANY (leaving);
+	INSERT INTO idempotency.parked (subscription, partition, seq, published_at, id, bucket, bytes, queue, aggregatetype, aggregateid,
+		type, payload, headers, attempts, alone, retry_at)
+	SELECT p.subscription, p.partition, o.seq, o.published_at, o.id, o.bucket, o.bytes, CASE WHEN o.deliver_at IS NULL THEN o.aggregateid END,
+		o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, p.failures, false,
+		CASE WHEN o.deliver_at IS NOT NULL OR o.aggregateid IS NULL THEN now END
+	FROM idempotency.outbox AS o
+	WHERE o.seq = ANY (leaving)
+	ON CONFLICT (subscription, seq) DO NOTHING;
+
+	-- The event that failed
+	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
+	is_final := is_final OR event.attempts + 1 >= s.max_attempts;
+	IF NOT is_final THEN
+		-- in seconds, at most a century: the product of an interval can be out of range
+		retry_at := now + coalesce(retry_in, make_interval(secs => (0.5 + random() / 2) * least(3155760000,
+			extract(epoch FROM s.max_retry_delay)::double precision,
+			extract(epoch FROM s.retry_delay)::double precision * power(2, least(event.attempts, 30)))));
+	END IF;
+	UPDATE idempotency.parked AS k SET
+		attempts = event.attempts + 1,
+		alone = was_alone,
+		error = idempotency_internal.clipped_error(p_error),
+		first_failed_at = coalesce(event.first_failed_at, now),
+		last_failed_at = now,
+		retry_at = CASE WHEN event.queue IS NULL THEN fail_event.retry_at END,
+		dead_at = CASE WHEN is_final THEN now END
+	WHERE k.subscription = p.subscription AND k.seq = p_seq;
+	IF event.queue IS NOT NULL THEN
+		PERFORM idempotency_internal.schedule_queue(p.subscription, event.queue, p_seq, retry_at);
+	ELSIF aggregate IS NOT NULL THEN
+		PERFORM idempotency_internal.schedule_queue(p.subscription, aggregate, NULL, NULL);
+	END IF;
+
+	-- What is left of the batch
+	p.failed := p.failed + 1;
+	PERFORM idempotency_internal.count_events('failed', 1), idempotency_internal.count_events('dead_letters', is_final::integer);
+	p.size := p.size - (SELECT count(*) FROM unnest(p.events[1 : p.size]) AS l (seq) WHERE l.seq = ANY (leaving));
+	p.events := ARRAY(SELECT l.seq FROM unnest(p.events) WITH ORDINALITY AS l (seq, n) WHERE l.seq <> ALL (leaving) ORDER BY l.n);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.fail_event(idempotency.subscription, idempotency.position, bigint, text, interval, boolean, boolean) IS
+	'park an event that failed, with the later ones of its aggregate';
+
+-- Fills an empty list with parked events that are due, each with those that wait behind it.  An
+-- event that was alone when a lease ended is delivered alone again.
+CREATE FUNCTION idempotency_internal.take_parked(INOUT p idempotency.position, max_events integer, INOUT max_bytes bigint)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	head record;
+	next record;
+BEGIN
+	FOR head IN
+		SELECT k.seq, k.queue, k.alone, k.bytes FROM idempotency.parked AS k
+		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()
+		ORDER BY k.retry_at, k.seq
+		LIMIT max_events
+	LOOP
+		EXIT WHEN p.events <> '{}' AND (head.alone OR head.bytes > max_bytes OR cardinality(p.events) >= max_events);
+		p.events := p.events || head.seq;
+		p.retried := true;
+		p.alone := head.alone;
+		max_bytes := max_bytes - head.bytes;
+		EXIT WHEN head.alone;
+		FOR next IN
+			SELECT k.seq, k.alone, k.bytes FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.queue = head.queue AND k.dead_at IS NULL AND k.seq > head.seq
+			ORDER BY k.seq
+			LIMIT max_events - cardinality(p.events)
+		LOOP
+			EXIT WHEN next.alone OR next.bytes > max_bytes;
+			p.events := p.events || next.seq;
+			max_bytes := max_bytes - next.bytes;
+		END LOOP;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.take_parked(idempotency.position, integer, bigint) IS 'add parked events that are due to the list';
+
+-- Deletes the partitions before a change of their number when they have delivered everything,
+-- so that those after it begin.
+CREATE FUNCTION idempotency_internal.end_generation(name text, oldest integer)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	locked integer[] := ARRAY(SELECT a.partition FROM idempotency.partition AS a
+		WHERE a.subscription = name AND a.generation = oldest AND a.stop IS NOT NULL FOR UPDATE SKIP LOCKED);
+BEGIN
+	IF locked = '{}' OR EXISTS (
+			SELECT FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT n.ended, n.events FROM idempotency.position AS n
+				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
+			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'))
+		OR EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL) THEN
+		RETURN false;
+	END IF;
+	DELETE FROM idempotency.position AS n WHERE n.subscription = name AND n.partition = ANY (locked);
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = name AND a.partition = ANY (locked);
+	RETURN true;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
+	'delete partitions that have delivered everything up to their end';
+
+-- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
+CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN false
+		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
+		ELSE clock_timestamp() BETWEEN $2 AND $3
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
+
+-- Takes the next batch of a partition that the transaction has locked, and returns its position; its
+-- batch is another one if there are no events, and its version NULL if nothing was written.
+CREATE FUNCTION idempotency_internal.next_batch(
+	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease_end timestamptz, drawn bigint, born xid8)
+	RETURNS idempotency.position
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	now timestamptz := clock_timestamp();
+	part idempotency.partition;
+	p idempotency.position;
+	has_parked boolean;
+	taken record;
+BEGIN
+	SELECT * INTO part FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.partition = number_of_partition;
+	SELECT * INTO p FROM idempotency.position AS o
+	WHERE o.subscription = s.subscription AND o.partition = number_of_partition
+	ORDER BY o.version DESC LIMIT 1;
+	IF p.version IS NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+		RETURN NULL;
+	END IF;
+
+	-- A batch whose lease is over has failed.  From the second time on its events are delivered
+	-- one by one, and then one fails by itself.
+	IF p.batch IS NOT NULL AND p.size > 0 THEN
+		IF p.alone THEN
+			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
+				s.subscription, p.events[1];
+			p := (idempotency_internal.fail_event(s, p, p.events[1],
+				CASE WHEN isfinite(p.leased_until) THEN format('the lease ended without ack() or nack(); process %s had the event', p.holder)
+					ELSE 'the worker ended while it handled this event' END, NULL, false, true)).p;
+		ELSE
+			p.failures := p.failures + 1;
+			p.failed := p.failed + p.size;
+			p.alone := p.failures >= 2;
+			PERFORM idempotency_internal.count_events('failed', p.size);
+		END IF;
+	END IF;
+	p.batch := NULL;
+	IF p.events = '{}' THEN
+		p.failures := 0;
+		p.alone := false;
+		p.retried := false;
+		-- of events that live, one is scheduled
+		has_parked := EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL);
+		IF has_parked THEN
+			taken := idempotency_internal.take_parked(p, max_events, max_bytes);
+			p := taken.p;
+			max_bytes := taken.max_bytes;
+		END IF;
+		IF NOT p.alone THEN
+			p := idempotency_internal.read_log(p, part, s.patterns, max_events, max_bytes, drawn, born, has_parked);
+		END IF;
+	END IF;
+	IF p.events <> '{}' THEN
+		p.size := CASE WHEN p.alone THEN 1 ELSE cardinality(p.events) END;
+		p.batch := number;
+		p.leased_at := now;
+		p.leased_until := lease_end;
+		p.holder := pg_backend_pid();
+	END IF;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN p;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, bigint, xid8) IS
+	'take the next batch of a locked partition';
+
+-- The events of a batch.  Numbers in the log alone ascend.
+CREATE FUNCTION idempotency_internal.batch_events(p idempotency.position)
 	RETURNS SETOF idempotency.event
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_fetch';
-COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval) IS
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	numbers bigint[] := p.events[1 : p.size];
+BEGIN
+	IF p.retried THEN
+		RETURN QUERY
+			SELECT p.batch, l.seq, coalesce(k.id, o.id), coalesce(k.aggregatetype, o.aggregatetype)::text, coalesce(k.aggregateid, o.aggregateid)::text,
+				coalesce(k.type, o.type)::text, CASE WHEN k.id IS NULL THEN o.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN o.headers ELSE k.headers END,
+				coalesce(k.attempts, 0) + p.failures + 1, coalesce(k.published_at, o.published_at)
+			FROM unnest(numbers) WITH ORDINALITY AS l (seq, n)
+			LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+			LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+			WHERE k.id IS NOT NULL OR o.id IS NOT NULL
+			ORDER BY l.n;
+	ELSE
+		RETURN QUERY
+			SELECT p.batch, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
+			FROM idempotency.outbox AS o
+			WHERE o.seq = ANY (numbers)
+			ORDER BY o.seq;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.batch_events(idempotency.position) IS 'the events of a batch';
+
+-- When the next parked event is due.  One that is due is in a partition whose batch is out.
+CREATE FUNCTION idempotency_internal.next_retry(name text)
+	RETURNS timestamptz
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT min(k.retry_at)
+	FROM idempotency.partition AS a
+	CROSS JOIN LATERAL (SELECT e.retry_at FROM idempotency.parked AS e
+		WHERE e.subscription = a.subscription AND e.partition = a.partition AND e.retry_at > clock_timestamp()
+		ORDER BY e.retry_at LIMIT 1) AS k
+	WHERE a.subscription = $1 COLLATE "C"
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_retry(text) IS 'when a waiting consumer must look again';
+
+CREATE FUNCTION idempotency_internal.next_due(name text)
+	RETURNS timestamptz
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT least(idempotency_internal.next_retry($1), min(n.leased_until))
+	FROM idempotency.position AS n
+	WHERE n.subscription = $1 COLLATE "C" AND n.batch IS NOT NULL AND n.leased_until > clock_timestamp() AND isfinite(n.leased_until)
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_due(text) IS 'when a worker must look again';
+
+-- The subscriptions for which workers can be started, and those that have something to deliver.
+CREATE FUNCTION idempotency_internal.survey()
+	RETURNS TABLE (subscription text, owner name, topics text[], partitions integer, is_due boolean, due_at timestamptz)
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT s.subscription, s.owner, s.topics, (SELECT max(a.modulus) FROM idempotency.partition AS a WHERE a.subscription = s.subscription),
+		s.paused_at IS NULL AND EXISTS (
+			SELECT FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.events FROM idempotency.position AS o
+				WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
+			WHERE a.subscription = s.subscription AND NOT idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until)
+				AND (n.events <> '{}' OR idempotency_internal.has_news(n.position, a.stop IS NOT NULL, a.modulus, a.remainder, s.patterns)
+					OR EXISTS (SELECT FROM idempotency.parked AS k
+						WHERE k.subscription = a.subscription AND k.partition = a.partition AND k.retry_at <= clock_timestamp()))),
+		idempotency_internal.next_due(s.subscription)
+	FROM idempotency.subscription AS s
+	WHERE s.handler IS NOT NULL
+$$;
+COMMENT ON FUNCTION idempotency_internal.survey() IS 'subscriptions with a handler';
+
+CREATE FUNCTION idempotency.fetch(
+	subscription text, max_events integer DEFAULT 100, wait interval DEFAULT '0', lease interval DEFAULT '30 seconds',
+	max_bytes bigint DEFAULT 10485760)
+	RETURNS SETOF idempotency.event
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+	s idempotency.subscription;
+	deadline timestamptz := clock_timestamp() + wait;
+	pause double precision := 0.01;
+	now timestamptz;
+	lease_end timestamptz;
+	next record;
+	p idempotency.position;
+	drawn bigint;
+	born xid8;
+	number bigint;
+	oldest integer;
+	queues text[];
+	is_ending boolean;
+	is_due boolean;
+	is_full boolean;
+	moved boolean := false;
+BEGIN
+	-- Check the arguments
+	IF (max_events >= 1) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'max_events must be positive', NULL, 'Pass the maximum number of events.');
+	ELSIF (max_bytes >= 1) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', 'max_bytes must be positive', NULL, 'Pass the maximum number of bytes; one event always fits.');
+	ELSIF wait < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'wait must not be negative', NULL, 'Pass 0 to not wait.');
+	ELSIF (lease > interval '0' AND lease < interval '1 day') IS NOT TRUE THEN
+		PERFORM idempotency_internal.check_lease(coalesce(lease, '0'));
+	END IF;
+	s := idempotency_internal.subscription_of(subscription);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('fetch');
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		PERFORM idempotency_internal.raise('25001', 'events are delivered in READ COMMITTED only',
+			'A fixed snapshot does not show what was published after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
+	END IF;
+
+	-- Of the partitions without a batch, or with one whose lease is over, the one that changed least
+	-- recently among those that have something.  A partition is locked only if it has something,
+	-- until the end of the transaction.
+	LOOP
+		IF wait > interval '0' THEN
+			PERFORM idempotency_internal.listen(s.topics);
+		END IF;
+		now := clock_timestamp();
+		lease_end := now + lease;
+		IF idempotency_internal.is_worker_fetch() THEN
+			lease_end := 'infinity';
+		END IF;
+		oldest := NULL;
+		is_ending := false;
+		FOR next IN
+			SELECT a.generation, a.modulus, a.remainder, a.stop IS NOT NULL AS is_ending, n.position,
+				EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = a.subscription AND k.retry_at IS NOT NULL) AS has_parked
+			FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT o AS position, o.changed_at FROM idempotency.position AS o
+				WHERE o.subscription = a.subscription AND o.partition = a.partition
+				ORDER BY o.version DESC LIMIT 1) AS n
+			WHERE a.subscription = s.subscription AND s.paused_at IS NULL
+			ORDER BY a.generation, n.changed_at
+		LOOP
+			EXIT WHEN next.generation > oldest;
+			oldest := next.generation;
+			is_ending := next.is_ending;
+			p := next.position;
+			CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
+			is_full := p.upto IS NOT NULL AND p.late IS NULL AND p.batch IS NULL AND p.events = '{}';
+			is_due := false;
+			queues := NULL;
+			IF next.has_parked THEN
+				is_due := EXISTS (SELECT FROM idempotency.parked AS k
+					WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
+				queues := ARRAY(SELECT k.queue FROM idempotency.parked AS k
+					WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL AND k.queue IS NOT NULL LIMIT 100);
+				is_full := is_full AND NOT is_due AND cardinality(queues) < 100;
+			END IF;
+			CONTINUE WHEN p.upto IS NULL AND p.batch IS NULL AND NOT is_due AND p.events = '{}'
+				AND NOT idempotency_internal.has_news(p, is_ending, next.modulus, next.remainder, s.patterns);
+			-- before the lock, which gives the transaction its id
+			IF p.upto IS NULL AND born IS NULL THEN
+				drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+				born := idempotency_internal.next_id();
+			END IF;
+			PERFORM FROM idempotency.partition AS a
+			WHERE a.subscription = p.subscription AND a.partition = p.partition
+			FOR UPDATE SKIP LOCKED;
+			CONTINUE WHEN NOT FOUND;
+			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
+
+			-- In one statement, a full batch from the middle of a window, if nothing keeps one of its events
+			-- back and the position is still the one that was read before the lock.
+			IF is_full THEN
+				RETURN QUERY
+					WITH event AS MATERIALIZED (
+						SELECT o.seq, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, o.published_at, o.bytes, o.deliver_at
+						FROM idempotency.outbox AS o
+						WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= least(p.top, greatest(p.reached, p.skip) + 20000)
+							AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+							AND o.bucket % next.modulus = next.remainder AND o.aggregatetype LIKE ANY (s.patterns)
+						ORDER BY o.seq
+						LIMIT max_events),
+					batch AS MATERIALIZED (
+						SELECT array_agg(e.seq) AS events, max(e.seq) AS reached
+						FROM event AS e
+						HAVING count(*) FILTER (WHERE e.deliver_at IS NULL AND (e.aggregateid = ANY (queues)) IS NOT TRUE) = max_events
+							AND sum(e.bytes) <= max_bytes),
+					written AS (
+						UPDATE idempotency.position AS n SET
+							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,
+							alone = false, batch = number, leased_at = now, leased_until = lease_end, holder = pg_backend_pid()
+						FROM batch AS b
+						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version
+						RETURNING n.version)
+					SELECT number, e.seq, e.id, e.aggregatetype::text, e.aggregateid::text, e.type::text, e.payload, e.headers, 1, e.published_at
+					FROM event AS e
+					WHERE EXISTS (SELECT FROM written);
+				IF FOUND THEN
+					PERFORM idempotency_internal.count_events('delivered', max_events);
+					RETURN;
+				END IF;
+			END IF;
+
+			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease_end, drawn, born);
+			IF p.batch = number THEN
+				PERFORM idempotency_internal.count_events('delivered', p.size);
+				RETURN QUERY SELECT * FROM idempotency_internal.batch_events(p);
+				RETURN;
+			END IF;
+			moved := moved OR p.version IS NOT NULL;
+		END LOOP;
+		IF is_ending THEN
+			moved := idempotency_internal.end_generation(s.subscription, oldest) OR moved;
+		END IF;
+		-- the commit must keep the progress, and unlock
+		EXIT WHEN moved OR (clock_timestamp() < deadline) IS NOT TRUE;
+		PERFORM idempotency_internal.wait_for_event(least(deadline, idempotency_internal.next_retry(subscription)), pause);
+		pause := least(pause * 2, 1);
+		s := idempotency_internal.subscription_of(subscription);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval, bigint) IS
 	'get the next batch of events';
 
-CREATE FUNCTION idempotency.ack(subscription text, batch bigint)
-	RETURNS void
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_ack';
-COMMENT ON FUNCTION idempotency.ack(text, bigint) IS
-	'acknowledge a batch';
+-- The position of the batch, under the lock of its partition, for a caller that may use the
+-- subscription.  Raises IK408 if the batch is not current, and 55P03 if another transaction uses the
+-- partition for longer than idempotency.wait.
+CREATE FUNCTION idempotency_internal.batch_of(function text, s idempotency.subscription, number bigint)
+	RETURNS idempotency.position
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	deadline timestamptz;
+	p idempotency.position;
+BEGIN
+	IF number IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'batch is missing', NULL, 'Pass the number that idempotency.fetch() returned.');
+	ELSIF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
+	LOOP
+		PERFORM FROM idempotency.partition AS a
+		WHERE a.subscription = s.subscription AND a.partition = (number & 1023)
+		FOR UPDATE SKIP LOCKED;
+		EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.partition = (number & 1023));
+		deadline := coalesce(deadline, clock_timestamp() + idempotency_internal.default_wait());
+		IF clock_timestamp() >= deadline THEN
+			PERFORM idempotency_internal.raise_in_use(s.subscription);
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	SELECT * INTO p FROM idempotency.position AS o
+	WHERE o.subscription = s.subscription AND o.partition = (number & 1023)
+	ORDER BY o.version DESC LIMIT 1;
+	IF p.batch IS DISTINCT FROM number THEN
+		PERFORM idempotency_internal.raise('IK408', 'this batch is not the current one of its subscription',
+			format('Subscription "%s", batch %s.', s.subscription, number),
+			'Call idempotency.fetch() for the next batch; to keep one longer, pass a longer lease or call idempotency.extend().');
+	END IF;
+	RETURN p;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.batch_of(text, idempotency.subscription, bigint) IS 'the position of a current batch, locked';
+
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[] DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	owner name;
+	p idempotency.position;
+	done bigint[];
+	queue text;
+	acknowledged bigint;
+BEGIN
+	-- In two statements, a batch that is all of the list and has no parked events
+	IF ack.events IS NULL AND current_setting('transaction_read_only') = 'off' THEN
+		SELECT s.owner INTO owner
+		FROM idempotency.subscription AS s
+		JOIN idempotency.partition AS a ON a.subscription = s.subscription AND a.partition = (ack.batch & 1023)
+		WHERE s.subscription = ack.subscription COLLATE "C"
+		FOR UPDATE OF a SKIP LOCKED;
+		IF owner = idempotency_internal.caller() THEN
+			UPDATE idempotency.position AS n SET
+				version = n.version + 1, changed_at = clock_timestamp(), events = '{}', size = 0, batch = NULL, leased_at = NULL,
+				leased_until = NULL, holder = NULL, acknowledged = n.acknowledged + n.size
+			WHERE n.subscription = ack.subscription COLLATE "C" AND n.partition = (ack.batch & 1023)
+				AND n.version = (SELECT max(o.version) FROM idempotency.position AS o
+					WHERE o.subscription = ack.subscription COLLATE "C" AND o.partition = (ack.batch & 1023))
+				AND n.batch = ack.batch AND NOT n.alone AND NOT n.retried
+			RETURNING (SELECT o.size FROM idempotency.position AS o
+				WHERE o.subscription = n.subscription AND o.partition = n.partition AND o.version = n.version - 1) INTO acknowledged;
+			IF FOUND THEN
+				PERFORM idempotency_internal.count_events('acknowledged', acknowledged);
+				RETURN acknowledged;
+			END IF;
+		END IF;
+	END IF;
+	p := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
+	done := p.events[1 : p.size];
+	IF ack.events IS NOT NULL THEN
+		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack.events));
+	END IF;
+	IF p.retried THEN
+		FOR queue IN
+			WITH gone AS (DELETE FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (done) RETURNING k.queue)
+			SELECT DISTINCT g.queue FROM gone AS g WHERE g.queue IS NOT NULL
+		LOOP
+			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
+		END LOOP;
+	END IF;
+	p.acknowledged := p.acknowledged + cardinality(done);
+	PERFORM idempotency_internal.count_events('acknowledged', cardinality(done));
+	IF ack.events IS NOT NULL THEN
+		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
+		p.size := p.size - cardinality(done);
+	ELSE
+		p.events := p.events[p.size + 1 :];
+		p.batch := NULL;
+	END IF;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN cardinality(done);
+END
+$$;
+COMMENT ON FUNCTION idempotency.ack(text, bigint, bigint[]) IS
+	'acknowledge what the batch still has, or some of its events; returns their number';
 
 CREATE FUNCTION idempotency.nack(
-	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL,
-	retry_in interval DEFAULT NULL)
+	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL, retry_in interval DEFAULT NULL, dead boolean DEFAULT false)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_nack';
-COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval) IS
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+	p idempotency.position := idempotency_internal.batch_of('nack', s, batch);
+	event bigint;
+	failed record;
+BEGIN
+	IF retry_in < interval '0' THEN
+		PERFORM idempotency_internal.raise('22023', 'retry_in must not be negative', NULL,
+			'Pass 0 for a retry at once, or NULL for the subscription''s delay.');
+	ELSIF event_id IS NULL THEN
+		-- the list stays, for the next fetch()
+		p.batch := NULL;
+		PERFORM idempotency_internal.put_position(p);
+		RETURN clock_timestamp();
+	END IF;
+	SELECT l.seq INTO event FROM unnest(p.events[1 : p.size]) AS l (seq)
+	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+	WHERE coalesce(k.id, o.id) = event_id
+	ORDER BY l.seq LIMIT 1;
+	IF event IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', format('event %s is not in the batch', event_id),
+			format('Subscription "%s", batch %s.', subscription, batch), 'Pass the id of an event that has not left the batch.');
+	END IF;
+	failed := idempotency_internal.fail_event(s, p, event, error, retry_in, coalesce(dead, false), false);
+	PERFORM idempotency_internal.put_position(failed.p);
+	RETURN failed.retry_at;
+END
+$$;
+COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval, boolean) IS
 	'report that an event of the batch failed; returns when it is retried, NULL if never';
 
 CREATE FUNCTION idempotency.extend(subscription text, batch bigint, lease interval)
 	RETURNS timestamptz
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_extend';
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	p idempotency.position;
+BEGIN
+	PERFORM idempotency_internal.check_lease(coalesce(lease, '0'));
+	p := idempotency_internal.batch_of('extend', idempotency_internal.subscription_of(subscription), batch);
+	p.leased_at := clock_timestamp();
+	p.leased_until := p.leased_at + lease;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN p.leased_until;
+END
+$$;
 COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
 	'extend the lease of a batch; returns when it ends';
 
+-- ---------------------------------------------------------------------------
+-- Operating subscriptions
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.pause(subscription text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('pause', subscription);
+	UPDATE idempotency.subscription AS s SET paused_at = clock_timestamp()
+	WHERE s.subscription = pause.subscription COLLATE "C" AND s.paused_at IS NULL;
+	IF FOUND THEN
+		PERFORM idempotency_internal.log_call('pause', format('subscription "%s"', subscription));
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
+
+CREATE FUNCTION idempotency.resume(subscription text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	PERFORM idempotency_internal.locked_subscription('resume', subscription);
+	UPDATE idempotency.subscription AS s SET paused_at = NULL
+	WHERE s.subscription = resume.subscription COLLATE "C" AND s.paused_at IS NOT NULL;
+	IF FOUND THEN
+		PERFORM idempotency_internal.log_call('resume', format('subscription "%s"', subscription));
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
+
+-- The last number before the first event published at that time or later.
+CREATE FUNCTION idempotency_internal.number_before(since timestamptz)
+	RETURNS bigint
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT coalesce((SELECT min(o.seq) - 1 FROM idempotency.outbox AS o WHERE o.published_at >= $1),
+		pg_sequence_last_value('idempotency.outbox_seq'), 0)
+$$;
+COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the last number before a time';
+
+-- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
+-- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
+CREATE FUNCTION idempotency_internal.move_subscription(name text, since timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('seek', name);
+	count integer := (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1);
+	target bigint := CASE WHEN since > '-infinity' AND isfinite(since) THEN idempotency_internal.number_before(since) ELSE 0 END;
+	dropped bigint;
+BEGIN
+	-- a write, which keeps the reaper out
+	UPDATE idempotency.subscription AS e SET created_at = e.created_at WHERE e.subscription = name;
+	DELETE FROM idempotency.partition AS a WHERE a.subscription = name;
+	DELETE FROM idempotency.position AS n WHERE n.subscription = name;
+	IF since = 'infinity' THEN
+		PERFORM idempotency_internal.create_partitions_now(name, count);
+	ELSE
+		PERFORM idempotency_internal.create_partitions(name, count, '1:1:', '1', 0, 0, NULL);
+		UPDATE idempotency.position AS n SET skip = target WHERE n.subscription = name;
+	END IF;
+	DELETE FROM idempotency.parked AS k
+	WHERE k.subscription = name AND CASE
+		WHEN since = 'infinity' OR k.seq <= target THEN k.dead_at IS NULL
+		ELSE EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq = k.seq)
+	END;
+	GET DIAGNOSTICS dropped = ROW_COUNT;
+	UPDATE idempotency.parked AS k SET partition = a.partition
+	FROM idempotency.partition AS a
+	WHERE k.subscription = name AND a.subscription = name AND a.remainder = k.bucket % a.modulus AND k.partition <> a.partition;
+	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
+		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
+
+CREATE FUNCTION idempotency.seek(subscription text, target timestamptz)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF target IS NULL OR target = 'infinity' THEN
+		PERFORM idempotency_internal.raise('22023', 'target is missing', NULL, 'Pass a time, ''beginning'' or ''now''.');
+	END IF;
+	PERFORM idempotency_internal.move_subscription(subscription, target);
+END
+$$;
+COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on';
+
+CREATE FUNCTION idempotency.seek(subscription text, target text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF target = 'now' OR target = 'beginning' THEN
+		PERFORM idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
+	ELSE
+		PERFORM idempotency.seek(subscription, target::timestamptz);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.seek(text, text) IS
+	'deliver from the beginning of the outbox, from now, or from a time on';
+
+-- Dead letters go to the oldest generation of partitions, which is the one that delivers.
 CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
 	RETURNS bigint
-	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
-	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_redrive';
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('redrive', subscription);
+	now timestamptz := clock_timestamp();
+	queues text[];
+	redriven bigint;
+	queue text;
+BEGIN
+	WITH revived AS (
+		UPDATE idempotency.parked AS k SET
+			partition = a.partition, attempts = 0, alone = false, dead_at = NULL, first_failed_at = NULL,
+			retry_at = CASE WHEN k.queue IS NULL THEN now END
+		FROM idempotency.partition AS a
+		WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id)
+			AND a.subscription = k.subscription AND a.remainder = k.bucket % a.modulus
+			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = k.subscription)
+		RETURNING k.queue)
+	SELECT count(*), array_agg(DISTINCT r.queue) FILTER (WHERE r.queue IS NOT NULL) INTO redriven, queues FROM revived AS r;
+	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
+		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
+	END LOOP;
+	PERFORM idempotency_internal.count_events('redriven', redriven);
+	IF s.handler IS NOT NULL THEN
+		PERFORM idempotency_internal.wake_relay(subscription);
+	END IF;
+	IF redriven > 0 THEN
+		PERFORM idempotency_internal.log_call('redrive',
+			format('%s %s of subscription "%s"', redriven, CASE redriven WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
+	END IF;
+	RETURN redriven;
+END
+$$;
 COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
 	'deliver one dead letter again, or all of them; returns their number';
 
+CREATE FUNCTION idempotency.discard(subscription text, event_id uuid DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.locked_subscription('discard', subscription);
+	discarded bigint;
+BEGIN
+	DELETE FROM idempotency.parked AS k
+	WHERE k.subscription = s.subscription AND k.dead_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id);
+	GET DIAGNOSTICS discarded = ROW_COUNT;
+	IF discarded > 0 THEN
+		PERFORM idempotency_internal.log_call('discard',
+			format('%s %s of subscription "%s"', discarded, CASE discarded WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
+	END IF;
+	RETURN discarded;
+END
+$$;
+COMMENT ON FUNCTION idempotency.discard(text, uuid) IS
+	'delete one dead letter, or all of them; returns their number';
+
+-- Moves the positions of a subscription past events that are older than its max_lag.  Partitions
+-- that are in use are left for the next call.  Batches that are out stay.
+CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	target bigint := idempotency_internal.number_before(clock_timestamp() - s.max_lag);
+	p idempotency.position;
+	part integer;
+BEGIN
+	FOR part IN
+		SELECT a.partition FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
+	LOOP
+		SELECT * INTO p FROM idempotency.position AS n
+		WHERE n.subscription = s.subscription AND n.partition = part
+		ORDER BY n.version DESC LIMIT 1;
+		IF p.skip < target AND EXISTS (SELECT FROM idempotency.outbox AS o
+			WHERE o.seq > p.skip AND o.seq <= target AND NOT pg_visible_in_snapshot(o.txid, p.base)
+				AND o.aggregatetype LIKE ANY (s.patterns)) THEN
+			RAISE LOG 'idempotency subscription "%" dropped events older than its max_lag, up to number %', s.subscription, target;
+			PERFORM idempotency_internal.count_events('events_dropped', target - greatest(p.skip, p.mark));
+			p.skip := target;
+			PERFORM idempotency_internal.put_position(p);
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS 'skip events that are older than max_lag';
+
+-- Deletes dead letters after their retention, and events of the log that every position has
+-- passed and that are older than idempotency.outbox_retention.  A position has passed what its
+-- "base" shows up to "top", and all numbers that it can never read again; events in its list are
+-- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
+-- none, and so it does under an old snapshot.
+CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	setting text := idempotency_internal.setting('outbox_retention');
+	s idempotency.subscription;
+	highest bigint;
+	reaped bigint := 0;
+	deleted bigint;
+BEGIN
+	retention := coalesce(retention, CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END);
+	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
+		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
+			'Use an interval such as ''1 day'', or a number of seconds.');
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		RETURN 0;
+	END IF;
+	BEGIN
+		LOCK TABLE idempotency.subscription IN SHARE MODE NOWAIT;
+	EXCEPTION
+		WHEN lock_not_available THEN
+			RETURN 0;
+	END;
+	FOR s IN SELECT * FROM idempotency.subscription AS e WHERE e.dead_letter_retention IS NOT NULL LOOP
+		DELETE FROM idempotency.parked AS k
+		WHERE k.ctid = ANY (ARRAY(SELECT e.ctid FROM idempotency.parked AS e
+			WHERE e.subscription = s.subscription AND e.dead_at < clock_timestamp() - s.dead_letter_retention
+			LIMIT max_rows FOR UPDATE SKIP LOCKED));
+		GET DIAGNOSTICS deleted = ROW_COUNT;
+		reaped := reaped + deleted;
+	END LOOP;
+	FOR s IN SELECT * FROM idempotency.subscription AS e WHERE e.max_lag IS NOT NULL LOOP
+		PERFORM idempotency_internal.drop_lag(s);
+	END LOOP;
+	IF retention = interval '-1 s' THEN
+		RETURN reaped;
+	END IF;
+
+	-- No position has passed a greater number
+	SELECT min(greatest(n.top, n.skip)) INTO highest FROM idempotency.position AS n;
+	DELETE FROM idempotency.outbox AS o
+	WHERE o.ctid = ANY (ARRAY(
+		SELECT e.ctid FROM idempotency.outbox AS e
+		WHERE (e.seq <= highest OR highest IS NULL) AND e.published_at <= clock_timestamp() - retention
+			AND NOT EXISTS (SELECT FROM idempotency.position AS n
+				WHERE e.seq = ANY (n.events)
+					OR e.seq > n.skip
+						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN coalesce(n.late, n.mark)
+							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
+						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
+							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
+		ORDER BY e.seq
+		LIMIT greatest(max_rows - reaped, 0)
+		FOR UPDATE SKIP LOCKED));
+	GET DIAGNOSTICS deleted = ROW_COUNT;
+	RETURN reaped + deleted;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.reap_events(bigint, interval) IS 'delete events that every subscription has passed, and old dead letters';
+
+-- ---------------------------------------------------------------------------
+-- deliver: fetch, call the handler, acknowledge
+-- ---------------------------------------------------------------------------
+
+-- The stored handler, for the owner only: another role would run it with its own rights.
+CREATE FUNCTION idempotency.handler_of(subscription text)
+	RETURNS text
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+BEGIN
+	IF s.handler IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', format('subscription "%s" has no handler', subscription), NULL,
+			'Pass a function as regprocedure, or store it with idempotency.alter_subscription().');
+	ELSIF s.owner <> idempotency_internal.caller() THEN
+		PERFORM idempotency_internal.raise('42501', format('only role "%s" can call the stored handler of subscription "%s"', s.owner, subscription),
+			'The handler runs with the rights of the role that calls deliver().', 'Pass the handler, or call deliver() as that role.');
+	END IF;
+	RETURN s.handler;
+END
+$$;
+COMMENT ON FUNCTION idempotency.handler_of(text) IS 'the stored handler of a subscription, for its owner';
+
+-- Runs with the rights and the search path of its caller, because the handler does, and because
+-- a procedure with COMMIT cannot do otherwise; so every name is qualified.
+--
+-- A transaction has the effects of some events and their acknowledgement: those of a batch, or of
+-- 250 ms.  SET CONSTRAINTS checks what an event has deferred, also the commit guard, and then
+-- gives those constraints back their mode that are deferred at first.
+CREATE PROCEDURE idempotency.deliver(
+	subscription text, handler regprocedure DEFAULT NULL, max_events integer DEFAULT 100, duration interval DEFAULT '1 minute',
+	lease interval DEFAULT '1 minute', wait interval DEFAULT '0')
+	LANGUAGE plpgsql
+AS $$
+DECLARE
+	deadline pg_catalog.timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) coalesce(duration, '1000 years');
+	routine pg_catalog.record;
+	deferred pg_catalog.text;
+	events idempotency.event[];
+	event idempotency.event;
+	done pg_catalog.int8[];
+	behind pg_catalog.text[];
+	number pg_catalog.int8;
+	started_at pg_catalog.timestamptz;
+	code pg_catalog.text;
+	message pg_catalog.text;
+	was_empty pg_catalog.bool := false;
+BEGIN
+	IF handler IS NULL THEN
+		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
+	END IF;
+	SELECT n.nspname AS schema_name, p.proname AS function_name,
+		p.prokind OPERATOR(pg_catalog.=) 'f' AND NOT p.proretset AND p.prorettype OPERATOR(pg_catalog.=) 'pg_catalog.void'::pg_catalog.regtype::pg_catalog.oid
+			AND p.pronargs OPERATOR(pg_catalog.=) 1 AND p.proargtypes[0] OPERATOR(pg_catalog.=) 'idempotency.event'::pg_catalog.regtype::pg_catalog.oid AS fits
+	INTO routine
+	FROM pg_catalog.pg_proc AS p
+	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+	WHERE p.oid OPERATOR(pg_catalog.=) handler::pg_catalog.oid;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = '42883', MESSAGE = pg_catalog.format('handler with OID %s does not exist', handler::pg_catalog.oid),
+			HINT = 'Pass a function as regprocedure.';
+	ELSIF NOT routine.fits THEN
+		RAISE EXCEPTION USING ERRCODE = '42P13', MESSAGE = pg_catalog.format('function %s cannot handle events', handler),
+			HINT = 'A handler takes one idempotency.event and returns void.';
+	ELSIF NOT pg_catalog.has_function_privilege(handler::pg_catalog.oid, 'EXECUTE') THEN
+		RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = pg_catalog.format('permission denied for function %s', routine.function_name);
+	END IF;
+	SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', ') INTO deferred
+	FROM pg_catalog.pg_constraint AS c
+	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
+	WHERE c.condeferred AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+		AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
+			WHERE o.conname OPERATOR(pg_catalog.=) c.conname AND o.connamespace OPERATOR(pg_catalog.=) c.connamespace AND NOT o.condeferrable);
+
+	WHILE pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) deadline LOOP
+		events := ARRAY(SELECT f FROM idempotency.fetch(subscription, max_events, lease => lease,
+			wait => CASE WHEN was_empty THEN LEAST(wait, deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) END) AS f);
+		COMMIT;
+		-- The first call without events can have passed those of other topics
+		IF pg_catalog.cardinality(events) OPERATOR(pg_catalog.=) 0 THEN
+			EXIT WHEN was_empty;
+			was_empty := true;
+			CONTINUE;
+		END IF;
+		was_empty := false;
+		number := events[1].batch;
+		done := '{}';
+		behind := '{}';
+		started_at := pg_catalog.clock_timestamp();
+		FOREACH event IN ARRAY events LOOP
+			-- nack() has taken it out of the batch
+			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind);
+			code := NULL;
+			BEGIN
+				EXECUTE pg_catalog.format('SELECT %I.%I($1)', routine.schema_name, routine.function_name) USING event;
+				SET CONSTRAINTS ALL IMMEDIATE;
+				IF deferred OPERATOR(pg_catalog.<>) '' THEN
+					EXECUTE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) deferred OPERATOR(pg_catalog.||) ' DEFERRED';
+				END IF;
+			EXCEPTION
+				WHEN OTHERS THEN
+					code := SQLSTATE;
+					message := pg_catalog.concat(SQLSTATE, ': ', SQLERRM);
+			END;
+			IF code IS NULL THEN
+				done := done OPERATOR(pg_catalog.||) event.seq;
+			ELSE
+				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
+				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
+			END IF;
+			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
+				EXIT;
+			ELSIF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
+				PERFORM idempotency.ack(subscription, number, done);
+				PERFORM idempotency.extend(subscription, number, lease);
+				COMMIT;
+				done := '{}';
+				started_at := pg_catalog.clock_timestamp();
+			END IF;
+		END LOOP;
+		-- What was handled is acknowledged, and what the time did not allow is given back
+		IF event.seq OPERATOR(pg_catalog.=) events[pg_catalog.cardinality(events)].seq THEN
+			PERFORM idempotency.ack(subscription, number);
+		ELSE
+			PERFORM idempotency.ack(subscription, number, done);
+			PERFORM idempotency.nack(subscription, number, NULL);
+		END IF;
+		COMMIT;
+	END LOOP;
+END
+$$;
+COMMENT ON PROCEDURE idempotency.deliver(text, regprocedure, integer, interval, interval, interval) IS
+	'call a function for each event of a subscription until none is left, or the time is over';
+
+-- ---------------------------------------------------------------------------
+-- What operators see
+-- ---------------------------------------------------------------------------
+
 CREATE VIEW idempotency.dead_letters AS
 	SELECT
-		p.subscription,
-		p.id AS event_id,
-		p.aggregatetype AS topic,
-		p.aggregateid AS aggregate_id,
-		p.type,
-		p.error,
-		p.attempts,
-		p.first_failed_at,
-		p.last_failed_at,
-		p.published_at,
-		p.payload,
-		p.headers,
-		p.seq
-	FROM idempotency.parked AS p, (SELECT) AS read_only
-	WHERE p.dead_at IS NOT NULL;
-COMMENT ON VIEW idempotency.dead_letters IS 'events that are no longer retried; redrive() delivers them again';
+		k.subscription,
+		k.id AS event_id,
+		k.aggregatetype AS topic,
+		k.aggregateid AS aggregate_id,
+		k.type,
+		k.error,
+		k.attempts,
+		k.first_failed_at,
+		k.last_failed_at,
+		k.published_at,
+		k.payload,
+		k.headers,
+		k.seq
+	FROM idempotency.parked AS k, (SELECT) AS read_only
+	WHERE k.dead_at IS NOT NULL;
+COMMENT ON VIEW idempotency.dead_letters IS 'events that are no longer retried; redrive() delivers them again, discard() deletes them';
 COMMENT ON COLUMN idempotency.dead_letters.subscription IS 'the subscription in which the event failed';
 COMMENT ON COLUMN idempotency.dead_letters.event_id IS 'the event''s id';
 COMMENT ON COLUMN idempotency.dead_letters.topic IS 'the topic';
 COMMENT ON COLUMN idempotency.dead_letters.aggregate_id IS 'the object of the event';
 COMMENT ON COLUMN idempotency.dead_letters.type IS 'the kind of event';
 COMMENT ON COLUMN idempotency.dead_letters.error IS 'the last error';
-COMMENT ON COLUMN idempotency.dead_letters.attempts IS 'number of failures';
+COMMENT ON COLUMN idempotency.dead_letters.attempts IS 'number of deliveries that failed';
 COMMENT ON COLUMN idempotency.dead_letters.first_failed_at IS 'when the event first failed';
 COMMENT ON COLUMN idempotency.dead_letters.last_failed_at IS 'when the event last failed';
 COMMENT ON COLUMN idempotency.dead_letters.published_at IS 'when the event was published';
@@ -960,161 +3002,152 @@ COMMENT ON COLUMN idempotency.dead_letters.payload IS 'the payload';
 COMMENT ON COLUMN idempotency.dead_letters.headers IS 'metadata';
 COMMENT ON COLUMN idempotency.dead_letters.seq IS 'the event''s number in the outbox';
 
--- The progress of each subscription.  In one snapshot, a visible event was delivered unless
--- its number is greater than the position, or a triple in inflight contains it, by its
--- transaction or by its number.  (In outbox/cursor.c, 2^62 marks a transaction that has
--- ended.)  The numbers of a triple are not read while its transaction is in progress, nor if
--- it aborted: none of its events is visible.  lag_events is a difference of numbers, which
--- the index gives without counting events.
--- An open or aborted transaction can leave a million rows that no snapshot shows.  They are
--- read once, not once per subscription: each subscription reads from its own position to the
--- next one's, and takes the result of the next one if it finds nothing.
+-- The first event of a partition that was published and is neither read nor in its list; see
+-- scan.sql.
+CREATE VIEW idempotency.partitions AS
+	SELECT
+		a.subscription,
+		a.remainder AS partition,
+		a.modulus AS partitions,
+		CASE
+			WHEN a.generation > min(a.generation) OVER (PARTITION BY a.subscription) THEN 'waiting'
+			WHEN s.paused_at IS NOT NULL THEN 'paused'
+			WHEN a.stop IS NOT NULL THEN 'ending'
+			ELSE 'delivering'
+		END AS state,
+		date_trunc('second', clock_timestamp() - least(unread.published_at, listed.published_at)) AS lag,
+		coalesce(last.seq - unread.seq + 1, 0) + cardinality(n.events) AS lag_events,
+		n.size AS batch_events,
+		CASE WHEN n.batch IS NOT NULL THEN n.failures + 1 END AS attempt,
+		n.holder,
+		n.leased_at,
+		n.leased_until,
+		n.acknowledged,
+		n.failed
+	FROM idempotency.partition AS a
+	JOIN idempotency.subscription AS s ON s.subscription = a.subscription
+	CROSS JOIN LATERAL (
+		SELECT o.* FROM idempotency.position AS o
+		WHERE o.subscription = a.subscription AND o.partition = a.partition
+		ORDER BY o.version DESC LIMIT 1
+	) AS n
+	LEFT JOIN LATERAL (
+		SELECT o.seq, o.published_at FROM idempotency.outbox AS o
+		WHERE o.seq > greatest(n.skip, least(n.mark, n.range_from, n.late, (SELECT min(f) FROM unnest(n.froms) AS f)))
+			AND CASE
+				WHEN n.former_base IS NOT NULL AND o.seq <= n.mark
+				THEN o.seq > n.late AND (o.seq <= n.former_top AND pg_visible_in_snapshot(o.txid, n.former_base)) IS NOT TRUE
+				ELSE NOT pg_visible_in_snapshot(o.txid, n.base) AND (n.upto IS NOT NULL AND pg_visible_in_snapshot(o.txid, n.upto)
+					AND o.seq <= CASE WHEN o.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE
+			END
+			AND (a.stop IS NULL OR pg_visible_in_snapshot(o.txid, a.stop))
+			AND o.bucket % a.modulus = a.remainder AND o.aggregatetype LIKE ANY (s.patterns)
+		ORDER BY o.seq LIMIT 1
+	) AS unread ON true
+	LEFT JOIN LATERAL (
+		SELECT min(o.published_at) AS published_at FROM idempotency.outbox AS o WHERE o.seq = ANY (n.events)
+	) AS listed ON true
+	CROSS JOIN (SELECT max(o.seq) AS seq FROM idempotency.outbox AS o) AS last;
+COMMENT ON VIEW idempotency.partitions IS 'the progress of each partition of a subscription, and its batch';
+COMMENT ON COLUMN idempotency.partitions.subscription IS 'the name of the subscription';
+COMMENT ON COLUMN idempotency.partitions.partition IS 'the partition, from 0 on';
+COMMENT ON COLUMN idempotency.partitions.partitions IS 'number of partitions';
+COMMENT ON COLUMN idempotency.partitions.state IS 'delivering, paused, ending after a change of the number of partitions, or waiting for those that end';
+COMMENT ON COLUMN idempotency.partitions.lag IS 'age of the oldest event that was not acknowledged, without parked events, in full seconds; NULL: none';
+COMMENT ON COLUMN idempotency.partitions.lag_events IS 'numbers from the oldest event that was not delivered to the newest one, and events that were not acknowledged: an upper bound';
+COMMENT ON COLUMN idempotency.partitions.batch_events IS 'number of events in the batch';
+COMMENT ON COLUMN idempotency.partitions.attempt IS 'number of deliveries of the batch; NULL: none is out';
+COMMENT ON COLUMN idempotency.partitions.holder IS 'process id of the session that fetched the batch';
+COMMENT ON COLUMN idempotency.partitions.leased_at IS 'when the batch was leased; NULL: none is out';
+COMMENT ON COLUMN idempotency.partitions.leased_until IS 'when the lease ends';
+COMMENT ON COLUMN idempotency.partitions.acknowledged IS 'number of events acknowledged';
+COMMENT ON COLUMN idempotency.partitions.failed IS 'number of deliveries of an event that failed, also those that were retried';
+
 CREATE VIEW idempotency.subscriptions AS
-	WITH current_position AS MATERIALIZED (
-		SELECT
-			s.subscription,
-			p.*
-		FROM idempotency.subscription AS s
-		CROSS JOIN LATERAL (
-			SELECT
-				n.passed,
-				n.inflight,
-				n.leased_at,
-				n.leased_until,
-				n.system_identifier OPERATOR(pg_catalog.=) c.system_identifier
-					AND n.relation OPERATOR(pg_catalog.=) 'idempotency.outbox'::regclass::oid AS is_local
-			FROM idempotency.position AS n, pg_catalog.pg_control_system() AS c
-			WHERE n.subscription OPERATOR(pg_catalog.=) s.subscription
-			ORDER BY n.version DESC
-			LIMIT 1
-		) AS p
-	),
-	newest AS MATERIALIZED (
-		SELECT o.seq FROM idempotency.outbox AS o
-		ORDER BY o.seq DESC
-		LIMIT 1
-	),
-	unread AS MATERIALIZED (
-		SELECT
-			p.subscription,
-			p.passed,
-			LEAST(newest.seq, pg_catalog.lead(p.passed) OVER (ORDER BY p.passed, p.subscription)) AS upto,
-			newest.seq AS last
-		FROM current_position AS p
-		CROSS JOIN newest
-	),
-	behind AS MATERIALIZED (
-		SELECT
-			b.subscription,
-			b.last,
-			pg_catalog.min(e.seq) OVER (ORDER BY b.passed DESC, b.subscription DESC) AS first
-		FROM unread AS b
-		LEFT JOIN LATERAL (
-			SELECT o.seq FROM idempotency.outbox AS o
-			WHERE o.seq OPERATOR(pg_catalog.>) b.passed AND o.seq OPERATOR(pg_catalog.<=) b.upto
-			ORDER BY o.seq
-			LIMIT 1
-		) AS e ON true
-	)
 	SELECT
 		s.subscription,
-		pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) LEAST(first.published_at, pending.oldest)) AS lag,
-		CASE
-			WHEN behind.first IS NOT NULL
-			THEN behind.last OPERATOR(pg_catalog.-) behind.first OPERATOR(pg_catalog.+) 1
-			WHEN pending.oldest IS NOT NULL THEN 1
-			WHEN p.passed IS NOT NULL THEN 0
-		END AS lag_events,
-		k.parked,
+		(SELECT max(a.lag) FROM idempotency.partitions AS a WHERE a.subscription = s.subscription) AS lag,
+		k.scheduled,
 		k.waiting,
 		k.dead,
 		CASE
-			WHEN e.error IS NULL OR pg_catalog.has_table_privilege('idempotency.dead_letters', 'SELECT')
-			THEN e.error
+			WHEN coalesce(p.problem, k.last_error) IS NULL OR has_table_privilege('idempotency.dead_letters', 'SELECT')
+			THEN coalesce(p.problem, k.last_error)
 			ELSE '<insufficient privilege>'
 		END AS last_error,
-		e.at AS last_error_at,
-		LEAST(first.published_at, pending.oldest) AS behind_since,
+		k.last_error_at,
 		k.oldest_parked_at,
-		p.leased_at AS batch_leased_at,
-		p.leased_until AS batch_leased_until,
 		s.owner,
 		s.topics,
 		s.handler,
+		(SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.stop IS NULL LIMIT 1) AS partitions,
+		s.max_attempts,
+		s.retry_delay,
+		s.max_retry_delay,
 		s.max_lag,
+		s.dead_letter_retention,
+		s.paused_at,
 		s.created_at
 	FROM idempotency.subscription AS s
-	LEFT JOIN current_position AS p ON p.subscription OPERATOR(pg_catalog.=) s.subscription
-	LEFT JOIN behind ON behind.subscription OPERATOR(pg_catalog.=) s.subscription
-	LEFT JOIN LATERAL (
-		SELECT o.published_at FROM idempotency.outbox AS o
-		WHERE o.seq OPERATOR(pg_catalog.=) behind.first
-		LIMIT 1
-	) AS first ON true
-	LEFT JOIN LATERAL (
-		SELECT pg_catalog.min(e.published_at) AS oldest
-		FROM pg_catalog.generate_subscripts(p.inflight, 1) AS i
-		CROSS JOIN LATERAL (
-			SELECT
-				p.inflight[i] OPERATOR(pg_catalog.>) 4611686018427387904 AS ended,
-				CASE
-					WHEN p.inflight[i] OPERATOR(pg_catalog.>) 0
-					THEN (p.inflight[i] OPERATOR(pg_catalog.&) 4611686018427387903)::text::xid8
-				END AS txid
-		) AS t
-		CROSS JOIN LATERAL (
-			SELECT o.published_at FROM idempotency.outbox AS o
-			WHERE o.seq OPERATOR(pg_catalog.>=) p.inflight[i OPERATOR(pg_catalog.+) 1]
-				AND o.seq OPERATOR(pg_catalog.<=) p.inflight[i OPERATOR(pg_catalog.+) 2]
-				AND (t.txid IS NULL OR o.txid OPERATOR(pg_catalog.=) t.txid)
-			ORDER BY o.seq
-			LIMIT 1
-		) AS e
-		WHERE i OPERATOR(pg_catalog.%) 3 OPERATOR(pg_catalog.=) 1
-			AND CASE
-				WHEN t.txid IS NULL OR t.ended OR NOT p.is_local THEN true
-				WHEN pg_catalog.pg_visible_in_snapshot(t.txid, pg_catalog.pg_current_snapshot())
-				THEN pg_catalog.pg_xact_status(t.txid) IS DISTINCT FROM 'aborted'
-				ELSE false
-			END
-	) AS pending ON true
 	LEFT JOIN LATERAL (
 		SELECT
-			pg_catalog.count(*) FILTER (WHERE e.retry_at IS NOT NULL) AS parked,
-			pg_catalog.count(*) FILTER (WHERE e.retry_at IS NULL AND e.dead_at IS NULL) AS waiting,
-			pg_catalog.count(*) FILTER (WHERE e.dead_at IS NOT NULL) AS dead,
-			pg_catalog.min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
+			count(e.retry_at) AS scheduled,
+			count(*) FILTER (WHERE e.retry_at IS NULL AND e.dead_at IS NULL) AS waiting,
+			count(e.dead_at) AS dead,
+			(array_agg(e.error ORDER BY e.last_failed_at DESC) FILTER (WHERE e.last_failed_at IS NOT NULL))[1] AS last_error,
+			max(e.last_failed_at) AS last_error_at,
+			min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
 		FROM idempotency.parked AS e
-		WHERE e.subscription OPERATOR(pg_catalog.=) s.subscription
+		WHERE e.subscription = s.subscription
 	) AS k ON true
-	LEFT JOIN LATERAL (
-		SELECT s.last_error AS error, s.last_error_at AS at
-		WHERE s.last_error_at IS NOT NULL
-		UNION ALL
-		SELECT e.error, e.last_failed_at
-		FROM idempotency.parked AS e
-		WHERE e.subscription OPERATOR(pg_catalog.=) s.subscription AND e.last_failed_at IS NOT NULL
-		ORDER BY 2 DESC
-		LIMIT 1
-	) AS e ON true;
-COMMENT ON VIEW idempotency.subscriptions IS 'the progress of each subscription, and what delays it';
+	CROSS JOIN LATERAL (SELECT idempotency_internal.relay_problem(s.subscription) AS problem) AS p
+;
+COMMENT ON VIEW idempotency.subscriptions IS 'the options of each subscription, and what delays it';
 COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'the name of the subscription';
-COMMENT ON COLUMN idempotency.subscriptions.lag IS 'age of the oldest event that the subscription has not passed, of any topic, in full seconds; NULL: none';
-COMMENT ON COLUMN idempotency.subscriptions.lag_events IS 'numbers from the oldest event that the subscription has not passed to the newest event: an upper bound of the events, of any topic';
-COMMENT ON COLUMN idempotency.subscriptions.parked IS 'events that failed and will be retried';
+COMMENT ON COLUMN idempotency.subscriptions.lag IS 'the greatest lag of a partition';
+COMMENT ON COLUMN idempotency.subscriptions.scheduled IS 'events that failed and are retried, or that are not due yet';
 COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'later events of the same aggregates, which are blocked';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
-COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter, or of a call of the handler; for roles that can read dead_letters';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter; for roles that can read dead_letters';
 COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that error occurred';
-COMMENT ON COLUMN idempotency.subscriptions.behind_since IS 'when the oldest event that the subscription has not passed was published; NULL: none';
-COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'the earliest first failure of an event that is parked or waiting';
-COMMENT ON COLUMN idempotency.subscriptions.batch_leased_at IS 'when the current batch was leased; NULL: there is none';
-COMMENT ON COLUMN idempotency.subscriptions.batch_leased_until IS 'when the lease of the batch ends';
-COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members can read the subscription, and as which the handler runs';
+COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'the earliest first failure of an event that will be retried';
+COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members can use the subscription';
 COMMENT ON COLUMN idempotency.subscriptions.topics IS 'patterns of topics';
-COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that workers call with each event; NULL: consumers use fetch()';
+COMMENT ON COLUMN idempotency.subscriptions.handler IS 'the function that deliver() calls for the owner; NULL: none';
+COMMENT ON COLUMN idempotency.subscriptions.partitions IS 'number of partitions';
+COMMENT ON COLUMN idempotency.subscriptions.max_attempts IS 'number of failures after which an event becomes a dead letter';
+COMMENT ON COLUMN idempotency.subscriptions.retry_delay IS 'delay of the first retry';
+COMMENT ON COLUMN idempotency.subscriptions.max_retry_delay IS 'longest delay of a retry';
 COMMENT ON COLUMN idempotency.subscriptions.max_lag IS 'age at which an undelivered event is dropped; NULL: never';
+COMMENT ON COLUMN idempotency.subscriptions.dead_letter_retention IS 'age at which a dead letter is deleted; NULL: never';
+COMMENT ON COLUMN idempotency.subscriptions.paused_at IS 'since when nothing is delivered; NULL: it is not paused';
 COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when the subscription was created';
+
+
+-- delivery/assemble: end
+
+-- What no part has: the rows that a dump contains, and the planner support of functions
+-- that write.
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.partition', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.position', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.parked', '');
+
+ALTER FUNCTION idempotency.subscribe SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.alter_subscription SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.unsubscribe SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.fetch SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.ack SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.nack SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.extend SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.pause SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.resume SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.seek(text, timestamptz) SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.seek(text, text) SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.redrive SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.discard SUPPORT idempotency_internal.single_evaluation;
 
 -- ---------------------------------------------------------------------------
 -- Counters: statistics of each database
@@ -1180,8 +3213,8 @@ COMMENT ON COLUMN idempotency.stats.waits IS 'waits for the owner of a key';
 COMMENT ON COLUMN idempotency.stats.wait_time IS 'time spent in these waits';
 COMMENT ON COLUMN idempotency.stats.published IS 'events published';
 COMMENT ON COLUMN idempotency.stats.delivered IS 'deliveries of events to consumers and handlers, including redeliveries';
-COMMENT ON COLUMN idempotency.stats.acknowledged IS 'batches acknowledged';
-COMMENT ON COLUMN idempotency.stats.failed IS 'deliveries that failed (nack)';
+COMMENT ON COLUMN idempotency.stats.acknowledged IS 'events acknowledged';
+COMMENT ON COLUMN idempotency.stats.failed IS 'deliveries of an event that failed, by nack() or the end of the lease';
 COMMENT ON COLUMN idempotency.stats.dead_letters IS 'events that became dead letters';
 COMMENT ON COLUMN idempotency.stats.redriven IS 'dead letters that redrive() returned to delivery';
 COMMENT ON COLUMN idempotency.stats.events_reaped IS 'events that the reaper deleted from the outbox';
@@ -1212,7 +3245,6 @@ CREATE TABLE idempotency.reaper (
 	scan_block bigint NOT NULL,
 	scan_started_at timestamptz NOT NULL,
 	last_scan_duration interval,
-	events_deleted_upto bigint NOT NULL DEFAULT 0,
 	system_identifier bigint NOT NULL,
 	relation oid NOT NULL,
 	PRIMARY KEY (system_identifier, relation)
@@ -1228,7 +3260,6 @@ COMMENT ON COLUMN idempotency.reaper.expiry_block IS 'the block of the table whe
 COMMENT ON COLUMN idempotency.reaper.scan_block IS 'the block that the scan of the whole table has reached';
 COMMENT ON COLUMN idempotency.reaper.scan_started_at IS 'when that scan began';
 COMMENT ON COLUMN idempotency.reaper.last_scan_duration IS 'how long the last complete scan took; NULL: there was none';
-COMMENT ON COLUMN idempotency.reaper.events_deleted_upto IS 'every event up to this number was deleted';
 COMMENT ON COLUMN idempotency.reaper.system_identifier IS 'the cluster to which the row belongs';
 COMMENT ON COLUMN idempotency.reaper.relation IS 'OID of idempotency.key in that cluster';
 COMMENT ON INDEX idempotency.reaper_pkey IS 'one row per cluster and key table';
@@ -1302,9 +3333,13 @@ CREATE FUNCTION idempotency.grant_consumer(role regrole)
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
 		'USAGE ON TYPE idempotency.identifier, idempotency.event',
-		'EXECUTE ON FUNCTION
-			idempotency.subscribe, idempotency.unsubscribe, idempotency.fetch,
-			idempotency.ack, idempotency.nack, idempotency.extend, idempotency.redrive,
+		'EXECUTE ON ROUTINE
+			idempotency.subscribe, idempotency.alter_subscription, idempotency.unsubscribe,
+			idempotency.pause, idempotency.resume,
+			idempotency.seek(text, timestamptz), idempotency.seek(text, text),
+			idempotency.fetch, idempotency.ack, idempotency.nack, idempotency.extend,
+			idempotency.deliver, idempotency.handler_of,
+			idempotency.redrive, idempotency.discard,
 			idempotency.once, idempotency.once_many,
 			idempotency_internal.identifier_in, idempotency_internal.identifier')
 $$;
@@ -1319,15 +3354,18 @@ AS $$
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.outcome,
 			idempotency.operation',
 		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
-			idempotency.subscriptions, idempotency.dead_letters',
+			idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters',
 		'EXECUTE ON FUNCTION
 			idempotency_internal.identifier_in, idempotency_internal.identifier,
 			idempotency_internal.keytext_in, idempotency_internal.keytext_out,
 			idempotency_internal.keytext_lt, idempotency_internal.keytext_le,
 			idempotency_internal.keytext_eq, idempotency_internal.keytext_ne,
 			idempotency_internal.keytext_ge, idempotency_internal.keytext_gt,
-			idempotency.peek, idempotency.forget, idempotency.reap, idempotency.redrive,
-			idempotency_internal.stats(), idempotency.stats_reset')
+			idempotency.peek, idempotency.forget, idempotency.reap,
+			idempotency.pause, idempotency.resume,
+			idempotency.seek(text, timestamptz), idempotency.seek(text, text),
+			idempotency.redrive, idempotency.discard,
+			idempotency_internal.stats(), idempotency_internal.relay_problem(text), idempotency.stats_reset')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';
@@ -1338,9 +3376,9 @@ CREATE FUNCTION idempotency.grant_backup(role regrole)
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
-		'SELECT ON idempotency.key, idempotency.outbox, idempotency.subscription, idempotency.position,
-			idempotency.parked, idempotency.reaper',
-		'SELECT ON SEQUENCE idempotency.token, idempotency.outbox_seq, idempotency.subscription_number')
+		'SELECT ON idempotency.key, idempotency.outbox, idempotency.subscription, idempotency.partition,
+			idempotency.position, idempotency.parked, idempotency.reaper',
+		'SELECT ON SEQUENCE idempotency.token, idempotency.outbox_seq')
 $$;
 COMMENT ON FUNCTION idempotency.grant_backup(regrole) IS
 	'let a role dump the database, with all keys, responses and events';
@@ -1400,5 +3438,5 @@ $$;
 -- Monitoring roles read the counters and the progress of subscriptions, but no keys, no
 -- events and no error texts.
 GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
-GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idempotency_internal.stats() TO pg_monitor;
+GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions, idempotency.partitions TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idempotency_internal.stats(), idempotency_internal.relay_problem(text) TO pg_monitor;

@@ -85,7 +85,10 @@ BEGIN
 	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
 	is_final := is_final OR event.attempts + 1 >= s.max_attempts;
 	IF NOT is_final THEN
-		retry_at := now + coalesce(retry_in, least(s.retry_delay * power(2, least(event.attempts, 30)), s.max_retry_delay) * (0.5 + random() / 2));
+		-- in seconds, at most a century: the product of an interval can be out of range
+		retry_at := now + coalesce(retry_in, make_interval(secs => (0.5 + random() / 2) * least(3155760000,
+			extract(epoch FROM s.max_retry_delay)::double precision,
+			extract(epoch FROM s.retry_delay)::double precision * power(2, least(event.attempts, 30)))));
 	END IF;
 	UPDATE idempotency.parked AS k SET
 		attempts = event.attempts + 1,
@@ -104,6 +107,9 @@ BEGIN
 
 	-- What is left of the batch
 	p.failed := p.failed + 1;
+	-- extension only
+	PERFORM idempotency_internal.count_events('failed', 1), idempotency_internal.count_events('dead_letters', is_final::integer);
+	-- both editions
 	p.size := p.size - (SELECT count(*) FROM unnest(p.events[1 : p.size]) AS l (seq) WHERE l.seq = ANY (leaving));
 	p.events := ARRAY(SELECT l.seq FROM unnest(p.events) WITH ORDINALITY AS l (seq, n) WHERE l.seq <> ALL (leaving) ORDER BY l.n);
 END
@@ -173,10 +179,25 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
+-- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
+CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN false
+		-- extension only
+		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
+		-- both editions
+		ELSE clock_timestamp() BETWEEN $2 AND $3
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
+
 -- Takes the next batch of a partition that the transaction has locked, and returns its position; its
 -- batch is another one if there are no events, and its version NULL if nothing was written.
 CREATE FUNCTION idempotency_internal.next_batch(
-	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease interval, drawn bigint, born xid8)
+	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease_end timestamptz, drawn bigint, born xid8)
 	RETURNS idempotency.position
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
@@ -191,7 +212,7 @@ BEGIN
 	SELECT * INTO p FROM idempotency.position AS o
 	WHERE o.subscription = s.subscription AND o.partition = number_of_partition
 	ORDER BY o.version DESC LIMIT 1;
-	IF p.version IS NULL OR p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until THEN
+	IF p.version IS NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
 		RETURN NULL;
 	END IF;
 
@@ -199,12 +220,18 @@ BEGIN
 	-- one by one, and then one fails by itself.
 	IF p.batch IS NOT NULL AND p.size > 0 THEN
 		IF p.alone THEN
+			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
+				s.subscription, p.events[1];
 			p := (idempotency_internal.fail_event(s, p, p.events[1],
-				format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
+				CASE WHEN isfinite(p.leased_until) THEN format('the lease ended without ack() or nack(); process %s had the event', p.holder)
+					ELSE 'the worker ended while it handled this event' END, NULL, false, true)).p;
 		ELSE
 			p.failures := p.failures + 1;
 			p.failed := p.failed + p.size;
 			p.alone := p.failures >= 2;
+			-- extension only
+			PERFORM idempotency_internal.count_events('failed', p.size);
+			-- both editions
 		END IF;
 	END IF;
 	p.batch := NULL;
@@ -227,14 +254,14 @@ BEGIN
 		p.size := CASE WHEN p.alone THEN 1 ELSE cardinality(p.events) END;
 		p.batch := number;
 		p.leased_at := now;
-		p.leased_until := now + lease;
+		p.leased_until := lease_end;
 		p.holder := pg_backend_pid();
 	END IF;
 	PERFORM idempotency_internal.put_position(p);
 	RETURN p;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, interval, bigint, xid8) IS
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, bigint, xid8) IS
 	'take the next batch of a locked partition';
 
 -- The events of a batch.  Numbers in the log alone ascend.
@@ -266,6 +293,52 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.batch_events(idempotency.position) IS 'the events of a batch';
 
+-- extension only
+-- When the next parked event is due.  One that is due is in a partition whose batch is out.
+CREATE FUNCTION idempotency_internal.next_retry(name text)
+	RETURNS timestamptz
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT min(k.retry_at)
+	FROM idempotency.partition AS a
+	CROSS JOIN LATERAL (SELECT e.retry_at FROM idempotency.parked AS e
+		WHERE e.subscription = a.subscription AND e.partition = a.partition AND e.retry_at > clock_timestamp()
+		ORDER BY e.retry_at LIMIT 1) AS k
+	WHERE a.subscription = $1 COLLATE "C"
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_retry(text) IS 'when a waiting consumer must look again';
+
+CREATE FUNCTION idempotency_internal.next_due(name text)
+	RETURNS timestamptz
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT least(idempotency_internal.next_retry($1), min(n.leased_until))
+	FROM idempotency.position AS n
+	WHERE n.subscription = $1 COLLATE "C" AND n.batch IS NOT NULL AND n.leased_until > clock_timestamp() AND isfinite(n.leased_until)
+$$;
+COMMENT ON FUNCTION idempotency_internal.next_due(text) IS 'when a worker must look again';
+
+-- The subscriptions for which workers can be started, and those that have something to deliver.
+CREATE FUNCTION idempotency_internal.survey()
+	RETURNS TABLE (subscription text, owner name, topics text[], partitions integer, is_due boolean, due_at timestamptz)
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT s.subscription, s.owner, s.topics, (SELECT max(a.modulus) FROM idempotency.partition AS a WHERE a.subscription = s.subscription),
+		s.paused_at IS NULL AND EXISTS (
+			SELECT FROM idempotency.partition AS a
+			CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.events FROM idempotency.position AS o
+				WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
+			WHERE a.subscription = s.subscription AND NOT idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until)
+				AND (n.events <> '{}' OR idempotency_internal.has_news(n.position, a.stop IS NOT NULL, a.modulus, a.remainder, s.patterns)
+					OR EXISTS (SELECT FROM idempotency.parked AS k
+						WHERE k.subscription = a.subscription AND k.partition = a.partition AND k.retry_at <= clock_timestamp()))),
+		idempotency_internal.next_due(s.subscription)
+	FROM idempotency.subscription AS s
+	WHERE s.handler IS NOT NULL
+$$;
+COMMENT ON FUNCTION idempotency_internal.survey() IS 'subscriptions with a handler';
+
+-- both editions
 CREATE FUNCTION idempotency.fetch(
 	subscription text, max_events integer DEFAULT 100, wait interval DEFAULT '0', lease interval DEFAULT '30 seconds',
 	max_bytes bigint DEFAULT 10485760)
@@ -279,6 +352,7 @@ DECLARE
 	deadline timestamptz := clock_timestamp() + wait;
 	pause double precision := 0.01;
 	now timestamptz;
+	lease_end timestamptz;
 	next record;
 	p idempotency.position;
 	drawn bigint;
@@ -313,7 +387,18 @@ BEGIN
 	-- recently among those that have something.  A partition is locked only if it has something,
 	-- until the end of the transaction.
 	LOOP
+		-- extension only
+		IF wait > interval '0' THEN
+			PERFORM idempotency_internal.listen(s.topics);
+		END IF;
+		-- both editions
 		now := clock_timestamp();
+		lease_end := now + lease;
+		-- extension only
+		IF idempotency_internal.is_worker_fetch() THEN
+			lease_end := 'infinity';
+		END IF;
+		-- both editions
 		oldest := NULL;
 		is_ending := false;
 		FOR next IN
@@ -330,7 +415,7 @@ BEGIN
 			oldest := next.generation;
 			is_ending := next.is_ending;
 			p := next.position;
-			CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+			CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
 			is_full := p.upto IS NOT NULL AND p.late IS NULL AND p.batch IS NULL AND p.events = '{}';
 			is_due := false;
 			queues := NULL;
@@ -374,7 +459,7 @@ BEGIN
 					written AS (
 						UPDATE idempotency.position AS n SET
 							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,
-							alone = false, batch = number, leased_at = now, leased_until = now + lease, holder = pg_backend_pid()
+							alone = false, batch = number, leased_at = now, leased_until = lease_end, holder = pg_backend_pid()
 						FROM batch AS b
 						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version
 						RETURNING n.version)
@@ -382,12 +467,18 @@ BEGIN
 					FROM event AS e
 					WHERE EXISTS (SELECT FROM written);
 				IF FOUND THEN
+					-- extension only
+					PERFORM idempotency_internal.count_events('delivered', max_events);
+					-- both editions
 					RETURN;
 				END IF;
 			END IF;
 
-			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease, drawn, born);
+			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease_end, drawn, born);
 			IF p.batch = number THEN
+				-- extension only
+				PERFORM idempotency_internal.count_events('delivered', p.size);
+				-- both editions
 				RETURN QUERY SELECT * FROM idempotency_internal.batch_events(p);
 				RETURN;
 			END IF;
@@ -398,7 +489,11 @@ BEGIN
 		END IF;
 		-- the commit must keep the progress, and unlock
 		EXIT WHEN moved OR (clock_timestamp() < deadline) IS NOT TRUE;
+		-- portable only
 		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - clock_timestamp())::double precision));
+		-- extension only
+		PERFORM idempotency_internal.wait_for_event(least(deadline, idempotency_internal.next_retry(subscription)), pause);
+		-- both editions
 		pause := least(pause * 2, 1);
 		s := idempotency_internal.subscription_of(subscription);
 	END LOOP;
@@ -477,6 +572,9 @@ BEGIN
 			RETURNING (SELECT o.size FROM idempotency.position AS o
 				WHERE o.subscription = n.subscription AND o.partition = n.partition AND o.version = n.version - 1) INTO acknowledged;
 			IF FOUND THEN
+				-- extension only
+				PERFORM idempotency_internal.count_events('acknowledged', acknowledged);
+				-- both editions
 				RETURN acknowledged;
 			END IF;
 		END IF;
@@ -495,6 +593,9 @@ BEGIN
 		END LOOP;
 	END IF;
 	p.acknowledged := p.acknowledged + cardinality(done);
+	-- extension only
+	PERFORM idempotency_internal.count_events('acknowledged', cardinality(done));
+	-- both editions
 	IF ack.events IS NOT NULL THEN
 		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
 		p.size := p.size - cardinality(done);

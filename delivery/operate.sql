@@ -132,6 +132,12 @@ BEGIN
 	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
 		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
 	END LOOP;
+	-- extension only
+	PERFORM idempotency_internal.count_events('redriven', redriven);
+	IF s.handler IS NOT NULL THEN
+		PERFORM idempotency_internal.wake_relay(subscription);
+	END IF;
+	-- both editions
 	IF redriven > 0 THEN
 		PERFORM idempotency_internal.log_call('redrive',
 			format('%s %s of subscription "%s"', redriven, CASE redriven WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
@@ -184,6 +190,9 @@ BEGIN
 			WHERE o.seq > p.skip AND o.seq <= target AND NOT pg_visible_in_snapshot(o.txid, p.base)
 				AND o.aggregatetype LIKE ANY (s.patterns)) THEN
 			RAISE LOG 'idempotency subscription "%" dropped events older than its max_lag, up to number %', s.subscription, target;
+			-- extension only
+			PERFORM idempotency_internal.count_events('events_dropped', target - greatest(p.skip, p.mark));
+			-- both editions
 			p.skip := target;
 			PERFORM idempotency_internal.put_position(p);
 		END IF;
@@ -197,18 +206,18 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 -- "base" shows up to "top", and all numbers that it can never read again; events in its list are
 -- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
 -- none, and so it does under an old snapshot.
-CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint)
+CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	setting text := idempotency_internal.setting('outbox_retention');
-	retention interval := CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END;
 	s idempotency.subscription;
 	highest bigint;
 	reaped bigint := 0;
 	deleted bigint;
 BEGIN
+	retention := coalesce(retention, CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END);
 	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
 		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
 			'Use an interval such as ''1 day'', or a number of seconds.');
@@ -250,10 +259,11 @@ BEGIN
 						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
 							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
 		ORDER BY e.seq
-		LIMIT greatest(max_rows - reaped, 0)));
+		LIMIT greatest(max_rows - reaped, 0)
+		FOR UPDATE SKIP LOCKED));
 	GET DIAGNOSTICS deleted = ROW_COUNT;
 	RETURN reaped + deleted;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.reap_events(bigint) IS 'delete events that every subscription has passed, and old dead letters';
+COMMENT ON FUNCTION idempotency_internal.reap_events(bigint, interval) IS 'delete events that every subscription has passed, and old dead letters';
 

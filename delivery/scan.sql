@@ -221,10 +221,11 @@ AS $$
 DECLARE
 	last bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 	now pg_snapshot := pg_current_snapshot();
+	start bigint := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
 BEGIN
 	IF p.ended THEN
 		RETURN false;
-	ELSIF is_ending OR last - p.mark > 1000 OR p.born > pg_snapshot_xmax(p.base) THEN
+	ELSIF is_ending OR last - start > 1000 THEN
 		RETURN true;
 	END IF;
 	IF p.xids <> '{}' THEN
@@ -232,11 +233,11 @@ BEGIN
 			RETURN true;
 		END IF;
 	END IF;
-	IF last = p.mark THEN
+	IF last = start THEN
 		RETURN false;
 	END IF;
 	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(p.mark, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+		WHERE o.seq > greatest(start, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
 			AND o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns));
 END

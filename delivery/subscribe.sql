@@ -280,6 +280,11 @@ BEGIN
 	WHERE s.subscription = name
 	RETURNING * INTO changed;
 	is_changed := changed IS DISTINCT FROM stored;
+	-- extension only
+	IF changed.handler IS NOT NULL THEN
+		PERFORM idempotency_internal.wake_relay(name);
+	END IF;
+	-- both editions
 	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN
 		PERFORM idempotency_internal.create_partitions_now(name, new_partitions);
 		is_changed := true;

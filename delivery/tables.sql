@@ -95,6 +95,12 @@ COMMENT ON COLUMN idempotency.subscription.paused_at IS 'since when nothing is d
 COMMENT ON COLUMN idempotency.subscription.created_at IS 'when the subscription was created';
 COMMENT ON INDEX idempotency.subscription_pkey IS 'one row per subscription';
 
+-- extension only
+CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idempotency.subscription
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.subscriptions_changed();
+COMMENT ON TRIGGER changed ON idempotency.subscription IS 'workers look at subscriptions that have changed';
+-- both editions
+
 -- A partition has the events whose bucket modulo "modulus" is "remainder".  Its row is what
 -- consumers lock, and never changes but to get an end: a change of the number of partitions
 -- makes a new generation that begins where the old one ends.  The number identifies a

@@ -102,7 +102,19 @@ CREATE VIEW idempotency.subscriptions AS
 		k.scheduled,
 		k.waiting,
 		k.dead,
-		k.last_error,
+		-- portable only
+		CASE
+			WHEN k.last_error IS NULL OR has_table_privilege('idempotency.dead_letters', 'SELECT')
+			THEN k.last_error
+			ELSE '<insufficient privilege>'
+		END AS last_error,
+		-- extension only
+		CASE
+			WHEN coalesce(p.problem, k.last_error) IS NULL OR has_table_privilege('idempotency.dead_letters', 'SELECT')
+			THEN coalesce(p.problem, k.last_error)
+			ELSE '<insufficient privilege>'
+		END AS last_error,
+		-- both editions
 		k.last_error_at,
 		k.oldest_parked_at,
 		s.owner,
@@ -127,14 +139,18 @@ CREATE VIEW idempotency.subscriptions AS
 			min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
 		FROM idempotency.parked AS e
 		WHERE e.subscription = s.subscription
-	) AS k ON true;
+	) AS k ON true
+	-- extension only
+	CROSS JOIN LATERAL (SELECT idempotency_internal.relay_problem(s.subscription) AS problem) AS p
+	-- both editions
+;
 COMMENT ON VIEW idempotency.subscriptions IS 'the options of each subscription, and what delays it';
 COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'the name of the subscription';
 COMMENT ON COLUMN idempotency.subscriptions.lag IS 'the greatest lag of a partition';
 COMMENT ON COLUMN idempotency.subscriptions.scheduled IS 'events that failed and are retried, or that are not due yet';
 COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'later events of the same aggregates, which are blocked';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
-COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter; for roles that can read dead_letters';
 COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that error occurred';
 COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'the earliest first failure of an event that will be retried';
 COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members can use the subscription';
@@ -149,6 +165,7 @@ COMMENT ON COLUMN idempotency.subscriptions.dead_letter_retention IS 'age at whi
 COMMENT ON COLUMN idempotency.subscriptions.paused_at IS 'since when nothing is delivered; NULL: it is not paused';
 COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when the subscription was created';
 
+-- portable only
 -- A layout that distributes the keys over several servers has no outbox, because a position
 -- compares transactions of one server: see citus.sql.
 CREATE FUNCTION idempotency_internal.delivery_routines()
@@ -163,4 +180,5 @@ AS $$
 		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;
 COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';
+-- both editions
 

@@ -263,6 +263,7 @@ COMMENT ON COLUMN idempotency.zombies.leased_until IS 'when the lease expired';
 -- Errors that several functions raise
 -- ---------------------------------------------------------------------------
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.raise(code text, message text, detail text, hint text)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
@@ -277,6 +278,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise(text, text, text, text) IS 'raise an error; the detail can be NULL, or both detail and hint';
+-- delivery/assemble: end of copy
 
 CREATE FUNCTION idempotency_internal.detail(scope text, key text)
 	RETURNS text
@@ -377,6 +379,7 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_concurrent(text, text) IS '40001: another transaction changed the row of the key';
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.raise_read_only(function text)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -384,6 +387,7 @@ AS $$
 	SELECT idempotency_internal.raise('25006', format('cannot execute idempotency.%s() in a read-only transaction', $1), NULL, NULL)
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the transaction cannot write';
+-- delivery/assemble: end of copy
 
 -- ---------------------------------------------------------------------------
 -- Arguments and settings
@@ -399,6 +403,7 @@ COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the tr
 -- checked here, in the call that needs them.  What catches errors is PARALLEL UNSAFE, as are
 -- its callers, because a parallel query cannot begin a subtransaction.
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.setting(name text)
 	RETURNS text
 	LANGUAGE sql STABLE PARALLEL SAFE
@@ -413,6 +418,7 @@ AS $$
 		format('invalid value for parameter "idempotency.%s": "%s"', $1, idempotency_internal.setting($1)), $2, $3)
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text) IS '22023: the value of a setting cannot be used';
+-- delivery/assemble: end of copy
 
 -- Tells in one expression, which PL/pgSQL evaluates without a query, whether names need no
 -- error.  A control character is refused because it would garble the log; braces and
@@ -569,6 +575,7 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_names(text, text) IS 'raise IK400 or 42501 unless scope and key can be used';
 
+-- delivery/assemble: copy
 -- A duration as in postgresql.conf (a number with or without a unit), or an interval.
 -- Returns NULL unless it is one.  A month counts as 31 days, so that nothing ends early.
 CREATE FUNCTION idempotency_internal.duration(value text, unit text)
@@ -588,6 +595,7 @@ EXCEPTION
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration from its text, or NULL';
+-- delivery/assemble: end of copy
 
 CREATE FUNCTION idempotency_internal.default_retention()
 	RETURNS interval
@@ -616,6 +624,7 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.default_retention() IS 'idempotency.retention';
 
+-- delivery/assemble: copy
 -- An invalid value is the default: it only bounds a time.
 CREATE FUNCTION idempotency_internal.default_wait()
 	RETURNS interval
@@ -665,6 +674,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.milliseconds(interval) IS 'a wait in milliseconds, rounded up';
+-- delivery/assemble: end of copy
 
 -- -1 second is forever, as is infinity from PostgreSQL 17 on.
 CREATE FUNCTION idempotency_internal.retention_end(retention interval, since timestamptz)
@@ -694,6 +704,7 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_retention(interval) IS 'the retention of a call, or the default';
 
+-- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.check_lease(lease interval)
 	RETURNS void
 	LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -709,6 +720,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.check_lease(interval) IS 'raise 22023 or 22008 unless a lease can be used';
+-- delivery/assemble: end of copy
 
 CREATE FUNCTION idempotency_internal.max_response_size()
 	RETURNS bigint
@@ -1601,6 +1613,7 @@ CREATE FUNCTION idempotency_internal.announce(scope text, key text)
 COMMENT ON FUNCTION idempotency_internal.announce(text, text) IS
 	'whether no other session has announced to insert the key; NULL if that is unknown';
 
+-- delivery/assemble: copy
 -- Sets lock_timeout for a wait, in a subtransaction.  Returns false if the caller's own
 -- lock_timeout is shorter, and stays.
 CREATE FUNCTION idempotency_internal.bound_wait(wait_ms bigint)
@@ -1619,6 +1632,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.bound_wait(bigint) IS 'bound the waits for locks';
+-- delivery/assemble: end of copy
 
 -- The same as put(), but waits for at most wait_ms.  Returns NULL if that was too short.
 -- Raises 40001 for a row that the transaction's snapshot does not show.
@@ -3296,6 +3310,7 @@ COMMENT ON COLUMN idempotency.subscription.paused_at IS 'since when nothing is d
 COMMENT ON COLUMN idempotency.subscription.created_at IS 'when the subscription was created';
 COMMENT ON INDEX idempotency.subscription_pkey IS 'one row per subscription';
 
+
 -- A partition has the events whose bucket modulo "modulus" is "remainder".  Its row is what
 -- consumers lock, and never changes but to get an end: a change of the number of partitions
 -- makes a new generation that begins where the old one ends.  The number identifies a
@@ -3837,10 +3852,11 @@ AS $$
 DECLARE
 	last bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 	now pg_snapshot := pg_current_snapshot();
+	start bigint := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
 BEGIN
 	IF p.ended THEN
 		RETURN false;
-	ELSIF is_ending OR last - p.mark > 1000 OR p.born > pg_snapshot_xmax(p.base) THEN
+	ELSIF is_ending OR last - start > 1000 THEN
 		RETURN true;
 	END IF;
 	IF p.xids <> '{}' THEN
@@ -3848,11 +3864,11 @@ BEGIN
 			RETURN true;
 		END IF;
 	END IF;
-	IF last = p.mark THEN
+	IF last = start THEN
 		RETURN false;
 	END IF;
 	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(p.mark, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+		WHERE o.seq > greatest(start, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
 			AND o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns));
 END
@@ -4459,7 +4475,10 @@ BEGIN
 	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
 	is_final := is_final OR event.attempts + 1 >= s.max_attempts;
 	IF NOT is_final THEN
-		retry_at := now + coalesce(retry_in, least(s.retry_delay * power(2, least(event.attempts, 30)), s.max_retry_delay) * (0.5 + random() / 2));
+		-- in seconds, at most a century: the product of an interval can be out of range
+		retry_at := now + coalesce(retry_in, make_interval(secs => (0.5 + random() / 2) * least(3155760000,
+			extract(epoch FROM s.max_retry_delay)::double precision,
+			extract(epoch FROM s.retry_delay)::double precision * power(2, least(event.attempts, 30)))));
 	END IF;
 	UPDATE idempotency.parked AS k SET
 		attempts = event.attempts + 1,
@@ -4547,10 +4566,22 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
+-- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
+CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN false
+		ELSE clock_timestamp() BETWEEN $2 AND $3
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
+
 -- Takes the next batch of a partition that the transaction has locked, and returns its position; its
 -- batch is another one if there are no events, and its version NULL if nothing was written.
 CREATE FUNCTION idempotency_internal.next_batch(
-	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease interval, drawn bigint, born xid8)
+	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease_end timestamptz, drawn bigint, born xid8)
 	RETURNS idempotency.position
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
@@ -4565,7 +4596,7 @@ BEGIN
 	SELECT * INTO p FROM idempotency.position AS o
 	WHERE o.subscription = s.subscription AND o.partition = number_of_partition
 	ORDER BY o.version DESC LIMIT 1;
-	IF p.version IS NULL OR p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until THEN
+	IF p.version IS NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
 		RETURN NULL;
 	END IF;
 
@@ -4573,8 +4604,11 @@ BEGIN
 	-- one by one, and then one fails by itself.
 	IF p.batch IS NOT NULL AND p.size > 0 THEN
 		IF p.alone THEN
+			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
+				s.subscription, p.events[1];
 			p := (idempotency_internal.fail_event(s, p, p.events[1],
-				format('the lease ended without ack() or nack(); process %s had the event', p.holder), NULL, false, true)).p;
+				CASE WHEN isfinite(p.leased_until) THEN format('the lease ended without ack() or nack(); process %s had the event', p.holder)
+					ELSE 'the worker ended while it handled this event' END, NULL, false, true)).p;
 		ELSE
 			p.failures := p.failures + 1;
 			p.failed := p.failed + p.size;
@@ -4601,14 +4635,14 @@ BEGIN
 		p.size := CASE WHEN p.alone THEN 1 ELSE cardinality(p.events) END;
 		p.batch := number;
 		p.leased_at := now;
-		p.leased_until := now + lease;
+		p.leased_until := lease_end;
 		p.holder := pg_backend_pid();
 	END IF;
 	PERFORM idempotency_internal.put_position(p);
 	RETURN p;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, interval, bigint, xid8) IS
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, bigint, xid8) IS
 	'take the next batch of a locked partition';
 
 -- The events of a batch.  Numbers in the log alone ascend.
@@ -4653,6 +4687,7 @@ DECLARE
 	deadline timestamptz := clock_timestamp() + wait;
 	pause double precision := 0.01;
 	now timestamptz;
+	lease_end timestamptz;
 	next record;
 	p idempotency.position;
 	drawn bigint;
@@ -4688,6 +4723,7 @@ BEGIN
 	-- until the end of the transaction.
 	LOOP
 		now := clock_timestamp();
+		lease_end := now + lease;
 		oldest := NULL;
 		is_ending := false;
 		FOR next IN
@@ -4704,7 +4740,7 @@ BEGIN
 			oldest := next.generation;
 			is_ending := next.is_ending;
 			p := next.position;
-			CONTINUE WHEN p.batch IS NOT NULL AND now BETWEEN p.leased_at AND p.leased_until;
+			CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
 			is_full := p.upto IS NOT NULL AND p.late IS NULL AND p.batch IS NULL AND p.events = '{}';
 			is_due := false;
 			queues := NULL;
@@ -4748,7 +4784,7 @@ BEGIN
 					written AS (
 						UPDATE idempotency.position AS n SET
 							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,
-							alone = false, batch = number, leased_at = now, leased_until = now + lease, holder = pg_backend_pid()
+							alone = false, batch = number, leased_at = now, leased_until = lease_end, holder = pg_backend_pid()
 						FROM batch AS b
 						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version
 						RETURNING n.version)
@@ -4760,7 +4796,7 @@ BEGIN
 				END IF;
 			END IF;
 
-			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease, drawn, born);
+			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease_end, drawn, born);
 			IF p.batch = number THEN
 				RETURN QUERY SELECT * FROM idempotency_internal.batch_events(p);
 				RETURN;
@@ -5138,18 +5174,18 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 -- "base" shows up to "top", and all numbers that it can never read again; events in its list are
 -- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
 -- none, and so it does under an old snapshot.
-CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint)
+CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	setting text := idempotency_internal.setting('outbox_retention');
-	retention interval := CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END;
 	s idempotency.subscription;
 	highest bigint;
 	reaped bigint := 0;
 	deleted bigint;
 BEGIN
+	retention := coalesce(retention, CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END);
 	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
 		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
 			'Use an interval such as ''1 day'', or a number of seconds.');
@@ -5191,12 +5227,13 @@ BEGIN
 						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
 							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
 		ORDER BY e.seq
-		LIMIT greatest(max_rows - reaped, 0)));
+		LIMIT greatest(max_rows - reaped, 0)
+		FOR UPDATE SKIP LOCKED));
 	GET DIAGNOSTICS deleted = ROW_COUNT;
 	RETURN reaped + deleted;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.reap_events(bigint) IS 'delete events that every subscription has passed, and old dead letters';
+COMMENT ON FUNCTION idempotency_internal.reap_events(bigint, interval) IS 'delete events that every subscription has passed, and old dead letters';
 
 -- ---------------------------------------------------------------------------
 -- deliver: fetch, call the handler, acknowledge
@@ -5437,7 +5474,11 @@ CREATE VIEW idempotency.subscriptions AS
 		k.scheduled,
 		k.waiting,
 		k.dead,
-		k.last_error,
+		CASE
+			WHEN k.last_error IS NULL OR has_table_privilege('idempotency.dead_letters', 'SELECT')
+			THEN k.last_error
+			ELSE '<insufficient privilege>'
+		END AS last_error,
 		k.last_error_at,
 		k.oldest_parked_at,
 		s.owner,
@@ -5462,14 +5503,15 @@ CREATE VIEW idempotency.subscriptions AS
 			min(e.first_failed_at) FILTER (WHERE e.dead_at IS NULL) AS oldest_parked_at
 		FROM idempotency.parked AS e
 		WHERE e.subscription = s.subscription
-	) AS k ON true;
+	) AS k ON true
+;
 COMMENT ON VIEW idempotency.subscriptions IS 'the options of each subscription, and what delays it';
 COMMENT ON COLUMN idempotency.subscriptions.subscription IS 'the name of the subscription';
 COMMENT ON COLUMN idempotency.subscriptions.lag IS 'the greatest lag of a partition';
 COMMENT ON COLUMN idempotency.subscriptions.scheduled IS 'events that failed and are retried, or that are not due yet';
 COMMENT ON COLUMN idempotency.subscriptions.waiting IS 'later events of the same aggregates, which are blocked';
 COMMENT ON COLUMN idempotency.subscriptions.dead IS 'dead letters';
-COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter';
+COMMENT ON COLUMN idempotency.subscriptions.last_error IS 'the last error of a parked event or dead letter; for roles that can read dead_letters';
 COMMENT ON COLUMN idempotency.subscriptions.last_error_at IS 'when that error occurred';
 COMMENT ON COLUMN idempotency.subscriptions.oldest_parked_at IS 'the earliest first failure of an event that will be retried';
 COMMENT ON COLUMN idempotency.subscriptions.owner IS 'the role whose members can use the subscription';

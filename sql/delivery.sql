@@ -1,4 +1,3 @@
--- portable only: the extension has the outbox in C
 --
 -- The outbox in SQL, as one session sees it. test/delivery/run covers concurrent publishers
 -- and consumers.
@@ -303,9 +302,6 @@ SELECT idempotency.alter_subscription('s', dead_letter_retention => '0', max_lag
 SELECT pg_temp.publish('{1,2}');
 SELECT idempotency.reap(), pg_temp.parked('s'), pg_temp.fetch('s');
 SELECT count(*) FROM idempotency.outbox;
-RESET idempotency.outbox_retention;
-SET idempotency.outbox_retention = 'soon';
-SELECT idempotency.reap();
 RESET idempotency.outbox_retention;
 
 --

@@ -68,6 +68,14 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.ack(''privileges'', 1)'),
 	('SELECT idempotency.nack(''privileges'', 1, NULL)'),
 	('SELECT idempotency.extend(''privileges'', 1, ''1 min'')'),
+	('SELECT idempotency.alter_subscription(''privileges'', max_attempts => 3)'),
+	('SELECT idempotency.pause(''privileges'')'),
+	('SELECT idempotency.resume(''privileges'')'),
+	('SELECT idempotency.seek(''privileges'', now())'),
+	('SELECT idempotency.seek(''privileges'', ''now''::text)'),
+	('CALL idempotency.deliver(''privileges'')'),
+	('SELECT idempotency.handler_of(''privileges'')'),
+	('SELECT idempotency.discard(''privileges'')'),
 	('SELECT idempotency.redrive(''privileges'')'),
 	('SELECT idempotency.unsubscribe(''privileges'')'),
 	('SELECT idempotency.reap()'),
@@ -85,6 +93,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT * FROM idempotency.reaper'),
 	('SELECT * FROM idempotency.zombies'),
 	('SELECT * FROM idempotency.subscriptions'),
+	('SELECT * FROM idempotency.partitions'),
 	('SELECT * FROM idempotency.dead_letters'),
 	('SELECT * FROM idempotency.outbox'),
 	('SELECT * FROM idempotency.subscription'),
@@ -93,10 +102,10 @@ INSERT INTO door (statement) VALUES
 	('INSERT INTO idempotency.outbox (seq, txid, published_at, id, aggregatetype) VALUES (0, ''0'', now(), gen_random_uuid(), ''t'')'),
 	('UPDATE idempotency.outbox SET payload = NULL'),
 	('UPDATE idempotency.subscription SET owner = current_user'),
-	('UPDATE idempotency.position SET passed = 0'),
+	('UPDATE idempotency.position SET batch = NULL'),
+	('UPDATE idempotency.partition SET stop = NULL'),
 	('DELETE FROM idempotency.parked'),
 	('SELECT nextval(''idempotency.outbox_seq'')'),
-	('SELECT nextval(''idempotency.subscription_number'')'),
 	('SELECT nextval(''idempotency.token'')'),
 	('SELECT * FROM idempotency.token'),
 	('SELECT * FROM idempotency.key'),
@@ -320,7 +329,7 @@ SELECT idempotency.grant_client('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_consumer('"regress idempotency ""quoted"""');
 SELECT idempotency.grant_operator('"regress idempotency ""quoted"""');
 SELECT has_function_privilege('regress idempotency "quoted"', 'idempotency.release(idempotency.identifier, idempotency.identifier, bigint)', 'EXECUTE') AS client,
-	has_function_privilege('regress idempotency "quoted"', 'idempotency.ack(text, bigint)', 'EXECUTE') AS consumer,
+	has_function_privilege('regress idempotency "quoted"', 'idempotency.ack(text, bigint, bigint[])', 'EXECUTE') AS consumer,
 	has_function_privilege('regress idempotency "quoted"', 'idempotency.forget(idempotency.identifier, idempotency.identifier)', 'EXECUTE') AS operator;
 SELECT idempotency.grant_client(NULL), idempotency.grant_consumer(NULL), idempotency.grant_operator(NULL), idempotency.grant_backup(NULL);
 SELECT count(*) AS rights_of_public FROM pg_proc

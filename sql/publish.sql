@@ -78,8 +78,14 @@ SELECT string_agg(md5(n::text), '') AS noise FROM generate_series(1, 35000) AS n
 CREATE TEMPORARY TABLE large (name text, body json);
 ALTER TABLE large ALTER body SET STORAGE EXTERNAL;
 INSERT INTO large VALUES ('compressible', format('{"x" :  "%s"}', repeat('x', 1048576))::json), ('noise', format('{"x" :  "%s"}', :'noise')::json);
+SELECT pg_temp.error_of($$SELECT idempotency.publish('publish large', to_json(repeat('x', 1048575)))$$), pg_temp.error_of($$SELECT idempotency.publish('publish large', to_json(repeat('x', 1048575 - 12)), headers => '{"h": "large"}')$$);
+BEGIN;
+SELECT idempotency.publish('publish large', to_json(repeat('x', 1048574))) IS NOT NULL AS largest;
+ROLLBACK;
+SET idempotency.max_payload_size = '4MB';
 SELECT count(idempotency.publish('publish large', body, type => name, headers => json_build_object('h', body))) FROM large;
 DROP TABLE large;
+RESET idempotency.max_payload_size;
 SELECT type, octet_length(payload::text), md5(payload::text) = md5(format('{"x" :  "%s"}', CASE type WHEN 'noise' THEN :'noise' ELSE repeat('x', 1048576) END)) AS same,
 		md5(headers -> 'h' ->> 'x') = md5(payload ->> 'x') AS headers_same
 	FROM idempotency.fetch('publish');
@@ -245,7 +251,7 @@ SELECT n, pg_temp.altered(alteration) FROM unnest(ARRAY[
 	'ALTER SEQUENCE idempotency.outbox_seq INCREMENT -1',
 	'ALTER SEQUENCE idempotency.outbox_seq CYCLE',
 	'ALTER SEQUENCE idempotency.outbox_seq SET UNLOGGED',
-	'ALTER EXTENSION idempotency DROP SEQUENCE idempotency.outbox_seq; DROP SEQUENCE idempotency.outbox_seq',
+	'ALTER SEQUENCE idempotency.outbox_seq RENAME TO renamed',
 	'ALTER TABLE idempotency.outbox SET UNLOGGED',
 	'ALTER TABLE idempotency.outbox ADD COLUMN mine text',
 	'DELETE FROM idempotency.outbox; ALTER TABLE idempotency.outbox ALTER aggregateid SET NOT NULL',
@@ -287,8 +293,8 @@ SELECT name, pg_temp.error_of(statement) FROM (VALUES
 	('on conflict', 'INSERT INTO idempotency.outbox SELECT * FROM idempotency.outbox ON CONFLICT (seq) DO UPDATE SET type = ''x'''),
 	('merge', 'MERGE INTO idempotency.outbox AS o USING idempotency.outbox AS n ON o.seq = n.seq WHEN MATCHED THEN UPDATE SET type = ''x''')) AS u (name, statement);
 -- COPY works, as a restore uses it, and so does a session that replicates.
-COPY idempotency.outbox (seq, txid, published_at, id, aggregatetype, payload) FROM stdin;
--1	3	2026-01-01 00:00:00+00	00000000-0000-0000-0000-0000000000cc	restored	"restored"
+COPY idempotency.outbox (seq, txid, published_at, id, bucket, bytes, aggregatetype, payload) FROM stdin;
+-1	3	2026-01-01 00:00:00+00	00000000-0000-0000-0000-0000000000cc	0	0	restored	"restored"
 \.
 DELETE FROM idempotency.outbox WHERE seq = -1 RETURNING aggregatetype;
 SET session_replication_role = replica;

@@ -121,8 +121,8 @@ SELECT idempotency.reap();
 -- A position of another cluster or another table is ignored.
 TRUNCATE idempotency.reaper;
 INSERT INTO idempotency.reaper
-	SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL::interval, 7, 7, 'idempotency.key'::regclass
-	UNION ALL SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL, 7, system_identifier, 7 FROM pg_control_system();
+	SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL::interval, 7, 'idempotency.key'::regclass
+	UNION ALL SELECT 7, 0, 7, now(), 7, 7, 7, now(), NULL, system_identifier, 7 FROM pg_control_system();
 SELECT pg_temp.expired('other', 5);
 SELECT idempotency.reap();
 SELECT rows_reaped, expiry_block FROM idempotency.reaper ORDER BY rows_reaped;

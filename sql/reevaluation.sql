@@ -143,6 +143,7 @@ INSERT INTO call VALUES
 	('subscribe', $$'s', ARRAY['*']$$), ('unsubscribe', $$'s'$$), ('ack', $$'s', 1$$), ('nack', $$'s', 1, NULL$$),
 	('extend', $$'s', 1, '1 s'$$), ('redrive', $$'s'$$), ('reap', '');
 INSERT INTO call VALUES ('claim_abandoned', $$'s', '1 s'$$, true), ('once_many', $$'s', ARRAY['k']$$, true), ('fetch', $$'s'$$, true);
+INSERT INTO call VALUES ('alter_subscription', $$'s'$$), ('pause', $$'s'$$), ('resume', $$'s'$$), ('seek', $$'s', 'now'::text$$), ('discard', $$'s'$$);
 SELECT name,
 	CASE WHEN NOT rows THEN pg_temp.planned(format('UPDATE account SET balance = 0 WHERE idempotency.%I(%s) IS NULL', name, arguments)) END AS condition,
 	pg_temp.planned(format('UPDATE account SET note = r::text FROM idempotency.%I(%s) AS r', name, arguments)) AS from

@@ -14,8 +14,7 @@ SHOW idempotency.scope_prefix;
 SHOW idempotency.final_errors;
 SHOW idempotency.documentation;
 SHOW idempotency.outbox_retention;
--- relay_subscriptions exists only if the library is preloaded.
-SELECT name, unit, context, vartype, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' AND name <> 'idempotency.relay_subscriptions' ORDER BY name COLLATE "C";
+SELECT name, unit, context, vartype, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C";
 SELECT count(*) AS without_description FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc = '';
 
 -- Units are accepted.

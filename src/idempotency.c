@@ -18,7 +18,8 @@
 #include "base/wakeup.h"
 #include "keys/transaction.h"
 #include "launcher/launcher.h"
-#include "relay/registry.h"
+#include "outbox/wakeup.h"
+#include "relay/relay.h"
 
 PG_MODULE_MAGIC;
 
@@ -33,8 +34,8 @@ _PG_init(void)
 	StatsInit();
 	WakeupInit();
 	VisitRequestsInit();
-	RegistryInit();
 	LauncherInit();
 	TransactionStateInit();
-	RelayWakeupInit();
+	EventWakeupInit();
+	RelayInit();
 }

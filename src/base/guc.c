@@ -26,8 +26,8 @@
 Retention DefaultRetention = {.length = {.time = USECS_PER_DAY}};
 int DefaultWait = WAIT_MS;
 int MaxResponseSize = 1024 * 1024;
+int MaxPayloadSize = 1024 * 1024;
 int RelayWorkers = 2;
-int RelaySubscriptions = 1024;
 int HandlerTimeout = HANDLER_TIMEOUT_MS;
 int OutboxRetention = SECS_PER_DAY;
 int ReaperNaptime = 10000;
@@ -35,7 +35,7 @@ char *ReaperDatabases = "";
 
 /*
  * The fallback of an invalid value does the least harm: every wait is safe, no
- * document is stored (ErrorTooLarge() says why), all events are kept, and a handler
+ * document is stored (ErrorTooLarge() says why) or published, all events are kept, and a handler
  * is called, since an error would count as a failed attempt of every event.
  */
 Setting RetentionSetting = {
@@ -58,6 +58,14 @@ Setting ResponseSizeSetting = {
 	.least = 1024,
 	.most = MaxAllocSize / 2,
 	.number = &MaxResponseSize,
+	.fallback = 0,
+};
+Setting PayloadSizeSetting = {
+	.name = "idempotency.max_payload_size",
+	.unit = GUC_UNIT_BYTE,
+	.least = 1024,
+	.most = MaxAllocSize / 2,
+	.number = &MaxPayloadSize,
 	.fallback = 0,
 };
 static Setting OutboxRetentionSetting = {
@@ -106,10 +114,12 @@ static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55
 CHECK_HOOK(Retention)
 CHECK_HOOK(Wait)
 CHECK_HOOK(ResponseSize)
+CHECK_HOOK(PayloadSize)
 CHECK_HOOK(OutboxRetention)
 CHECK_HOOK(HandlerTimeout)
 ASSIGN_HOOK(Wait)
 ASSIGN_HOOK(ResponseSize)
+ASSIGN_HOOK(PayloadSize)
 ASSIGN_HOOK(OutboxRetention)
 ASSIGN_HOOK(HandlerTimeout)
 ASSIGN_HOOK(Prefix)
@@ -303,6 +313,8 @@ DefineClientSettings(void)
 		"An interval, or a number of milliseconds.", "5s", PGC_USERSET, CheckWait, AssignWait);
 	SettingDefine(&ResponseSizeSetting, "The largest response, with its headers, that is stored.",
 				  "In bytes.", "1MB", PGC_USERSET, CheckResponseSize, AssignResponseSize);
+	SettingDefine(&PayloadSizeSetting, "The largest payload, with its headers, that is published.",
+				  "In bytes.", "1MB", PGC_USERSET, CheckPayloadSize, AssignPayloadSize);
 	SettingDefine(&PrefixSetting, "The prefix of every scope.",
 				  "Set by a superuser, per login role. It ends in \"/\" or \":\".", "", PGC_SUSET,
 				  CheckPrefix, AssignPrefix);
@@ -339,15 +351,9 @@ DefineSettings(void)
 
 	DefineCustomIntVariable(
 		"idempotency.relay_workers",
-		"The maximum number of subscriptions whose handlers run at once; 0 disables handlers.",
+		"The maximum number of workers that call handlers; 0 disables handlers.",
 		"The library must be preloaded.", &RelayWorkers, 2, 0, 1024, PGC_SIGHUP, 0, NULL, NULL,
 		NULL);
-
-	if (process_shared_preload_libraries_in_progress)
-		DefineCustomIntVariable("idempotency.relay_subscriptions",
-								"The maximum number of subscriptions with a handler.",
-								"The library must be preloaded.", &RelaySubscriptions, 1024, 16,
-								8192, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 
 	DefineCustomStringVariable("idempotency.databases", "The databases in which workers run.",
 							   "A comma-separated list; empty means all.", &ReaperDatabases, "",

@@ -17,6 +17,8 @@
 #include "base/errors.h"
 #include "base/name.h"
 
+PG_FUNCTION_INFO_V1(idempotency_check_name);
+
 /*
  * HasC1Bytes tells whether the bytes 80 to 9F are C1 controls in the database's encoding:
  * they are in the ISO 8859 family, whose text becomes U+0080 to U+009F in UTF-8.
@@ -179,6 +181,16 @@ NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what)
 	name = PG_GETARG_TEXT_PP(arg);
 	CheckName(name, what);
 	return name;
+}
+
+/*
+ * check_name(what, name): throws IK400 unless the name is valid; for functions in SQL.
+ */
+Datum
+idempotency_check_name(PG_FUNCTION_ARGS)
+{
+	(void) NameFromArg(fcinfo, 1, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_VOID();
 }
 
 /*

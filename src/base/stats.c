@@ -19,6 +19,7 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -28,6 +29,7 @@
 
 PG_FUNCTION_INFO_V1(idempotency_stats);
 PG_FUNCTION_INFO_V1(idempotency_stats_reset);
+PG_FUNCTION_INFO_V1(idempotency_count_events);
 
 /* The slot of this backend's database; -1: unknown. */
 static int mySlot = -1;
@@ -261,6 +263,35 @@ idempotency_stats(PG_FUNCTION_ARGS)
 			PutRow((ReturnSetInfo *) fcinfo->resultinfo, database, &stats->counters[slot]);
 	}
 	return (Datum) 0;
+}
+
+/*
+ * count_events(kind, events): counts what delivery, in SQL, has done.
+ */
+Datum
+idempotency_count_events(PG_FUNCTION_ARGS)
+{
+	static const struct
+	{
+		const char *name;
+		CounterKind kind;
+	} kinds[] = {
+		{"delivered", COUNT_DELIVERED},
+		{"acknowledged", COUNT_ACKNOWLEDGED},
+		{"failed", COUNT_FAILED},
+		{"dead_letters", COUNT_DEAD_LETTERS},
+		{"redriven", COUNT_REDRIVEN},
+		{"events_reaped", COUNT_EVENTS_REAPED},
+		{"events_dropped", COUNT_EVENTS_DROPPED},
+	};
+	const char *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+
+	for (size_t i = 0; i < lengthof(kinds); i++)
+	{
+		if (strcmp(kinds[i].name, name) == 0)
+			CountEvents(kinds[i].kind, Max(PG_GETARG_INT64(1), 0));
+	}
+	PG_RETURN_VOID();
 }
 
 /*

@@ -32,8 +32,8 @@ typedef enum CounterKind
 	COUNT_WAIT_TIME, /* microseconds, by CountWaitTime() */
 	COUNT_PUBLISHED,
 	COUNT_DELIVERED,
-	COUNT_ACKNOWLEDGED, /* batches */
-	COUNT_FAILED,		/* deliveries, by nack() */
+	COUNT_ACKNOWLEDGED,
+	COUNT_FAILED, /* deliveries of an event */
 	COUNT_DEAD_LETTERS,
 	COUNT_REDRIVEN,
 	COUNT_EVENTS_REAPED,

@@ -33,13 +33,13 @@
 #include "base/timing.h"
 #include "base/visits.h"
 #include "launcher/launcher.h"
-#include "relay/registry.h"
+#include "relay/relay.h"
 
 /* After how many milliseconds the worker of a visit gets SIGTERM, and is late. */
 #define VISIT_MS 4000
 
-/* How often there is a survey, if nothing is reaped, in milliseconds. */
-#define SURVEY_MS 10000
+/* How often there is a survey of all databases, in milliseconds. */
+#define SURVEY_MS 60000
 
 /* A rare database is visited every so many cycles. */
 #define RARE_CYCLES 10
@@ -68,7 +68,9 @@ typedef struct Cycle
 	CycleState state;
 	instr_time began; /* 0: no cycle has */
 	bool reap;
-	instr_time reaped; /* when the last cycle began that reaps; 0: none has */
+	bool survey;
+	instr_time reaped;	 /* when the last cycle began that reaps; 0: none has */
+	instr_time surveyed; /* the same for surveys */
 
 	uint64 visits;	   /* how many there were */
 	uint64 firstVisit; /* those of this cycle have higher numbers */
@@ -164,7 +166,7 @@ HasLateWorker(Database *database)
 static void
 UpdateDatabases(void)
 {
-	List *known = list_concat_unique_oid(StatsListDatabases(), RegistryDatabases());
+	List *known = list_concat_unique_oid(StatsListDatabases(), RelayDatabases());
 	HASH_SEQ_STATUS all;
 	Database *database;
 	ListCell *cell;
@@ -176,7 +178,7 @@ UpdateDatabases(void)
 	foreach (cell, ReadDatabases(known))
 	{
 		StatsForgetDatabase(lfirst_oid(cell));
-		RegistryForgetDatabase(lfirst_oid(cell));
+		RelayForgetDatabase(lfirst_oid(cell));
 	}
 
 	/* Remember a late worker, so that no other is started if the database is listed again */
@@ -218,7 +220,7 @@ CycleReport(Oid database, VisitResult result)
 static bool
 StartVisit(Database *database)
 {
-	VisitJob job = {database->oid, cycle.reap, database->refused};
+	VisitJob job = {database->oid, cycle.reap, cycle.survey, false, database->refused};
 
 	database->due = false;
 	if (HasLateWorker(database) || !DatabaseProbe(database->oid))
@@ -280,17 +282,20 @@ static long
 BeginCycle(void)
 {
 	long reapLeft = TimeLeft(ReaperNaptime, cycle.reaped);
-	long surveyLeft = TimeLeft(RelayWorkers > 0 ? SURVEY_MS : 0, cycle.began);
+	long surveyLeft = TimeLeft(RelayWorkers > 0 ? SURVEY_MS : 0, cycle.surveyed);
 
 	if (reapLeft != 0 && surveyLeft != 0)
 		return WorkerSooner(reapLeft, surveyLeft);
 
 	/* Begin */
 	cycles++;
-	cycle.reap = reapLeft == 0 && (!INSTR_TIME_IS_ZERO(cycle.began) || surveyLeft != 0);
+	cycle.survey = surveyLeft == 0;
+	cycle.reap = reapLeft == 0 && (!INSTR_TIME_IS_ZERO(cycle.began) || !cycle.survey);
 	INSTR_TIME_SET_CURRENT(cycle.began);
 	if (cycle.reap)
 		cycle.reaped = cycle.began;
+	if (cycle.survey)
+		cycle.surveyed = cycle.began;
 	cycle.firstVisit = cycle.visits;
 
 	/* Read the databases */
@@ -368,7 +373,6 @@ CycleRun(void)
 
 			case CYCLE_CHOOSING:
 				chosen = StartNextVisit();
-				SchedulerWantSlot(chosen && cycle.worker == NULL);
 				if (chosen && cycle.worker == NULL)
 					return SLOT_MS;
 				cycle.state = chosen ? CYCLE_VISITING : CYCLE_RESTING;

@@ -27,7 +27,7 @@
 #include "base/bgworker.h"
 #include "base/compat.h"
 #include "launcher/launcher.h"
-#include "relay/registry.h"
+#include "relay/relay.h"
 
 /* How many seconds pass until a launcher that died is started again. */
 #define RESTART_SECONDS 1
@@ -38,7 +38,7 @@
 static void
 Detach(int code, Datum arg)
 {
-	Registry->launcher = NULL;
+	RelayAwake(NULL);
 }
 
 /*
@@ -55,8 +55,7 @@ idempotency_launcher_main(Datum unused)
 	event = WaitEventExtensionNew("IdempotencyLauncherMain");
 	CycleInit();
 	before_shmem_exit(Detach, (Datum) 0);
-	Registry->launcher = MyLatch;
-	SchedulerReset();
+	RelayAwake(MyLatch);
 
 	while (!ShutdownRequestPending)
 	{

@@ -20,7 +20,9 @@
 typedef struct VisitJob
 {
 	Oid database;
-	bool reap;	  /* survey only, if not */
+	bool reap;
+	bool survey;
+	bool prompt;  /* a session has requested it; it reports nothing */
 	bool refused; /* the last visit ended in VISIT_REFUSED, and the log says so */
 } VisitJob;
 

@@ -3,11 +3,10 @@
  * launcher/relays.c
  *	  Starting the relay's workers.
  *
- * Which subscriptions are due is in the registry (relay/registry.c), which outlives the
- * launcher; the launcher itself has the handles of its workers only.  The README has
- * the states of a subscription that cannot be run now.
+ * Which subscriptions are due is in shared memory (relay/slots.c), which outlives the
+ * launcher; the launcher itself has the handles of its workers only.
  *
- * Locks: the registry's.  ROW EXCLUSIVE on a database, which is not waited for.
+ * Locks: that of the slots.  ROW EXCLUSIVE on a database, which is not waited for.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,8 +30,9 @@
 #include "base/database.h"
 #include "base/guc.h"
 #include "base/timing.h"
+#include "base/visits.h"
 #include "launcher/launcher.h"
-#include "relay/worker.h"
+#include "relay/relay.h"
 
 /* The longest sleep, in milliseconds: WaitLatch() accepts less than 25 days. */
 #define LONGEST_MS (24L * 60 * 60 * 1000)
@@ -47,13 +47,16 @@ StaticAssertDecl(sizeof(RelayJob) <= BGW_EXTRALEN, "a job must fit into bgw_extr
 
 typedef struct Worker
 {
-	RelayJob job; /* it may have moved on to another subscription of the database */
+	RelayJob job; /* of a survey: slot -1 */
 	BackgroundWorkerHandle *handle;
 	bool blocking; /* a session waited for its database at the last look */
 } Worker;
 
 static WorkerKind relay = {
 	.type = RELAY_TYPE, .function = "idempotency_relay_main", .waits = "Events wait until one is."};
+static WorkerKind survey = {.type = REAPER_TYPE,
+							.function = "idempotency_reaper_main",
+							.waits = "New subscriptions are found when one is."};
 
 /* The workers that this launcher has started and that have not ended. */
 static List *workers = NIL;
@@ -88,19 +91,20 @@ OwnerProblem(const RelayJob *job)
 
 /*
  * CanRun tells whether a worker can be started for a subscription that was chosen.  If
- * not, the subscription backs off, and the survey of its database, which knows its name,
- * writes the problem to the log and to last_error.
+ * not, the subscription rests.
  */
 static bool
 CanRun(const RelayJob *job)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	char *problem = NULL;
+	char *database;
 	bool wanted;
 	bool open;
 
 	StartTransactionCommand();
 	MemoryContextSwitchTo(caller);
+	database = get_database_name(job->database);
 	wanted = DatabaseIsWanted(job->database);
 	open = DatabaseIsOpen(job->database);
 	if (wanted && open)
@@ -109,16 +113,29 @@ CanRun(const RelayJob *job)
 	MemoryContextSwitchTo(caller);
 
 	if (problem != NULL)
-		(void) RegistrySetProblem(job, problem);
+		RelayProblem(job, database, problem);
 	if (wanted && open && problem == NULL)
 		return true;
-	SchedulerStartFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
+	RelayFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
 	return false;
 }
 
 /*
- * ForgetEnded forgets the workers that have ended, and tells the scheduler of those that
- * have not attached.
+ * Remember adds a worker to those of this launcher.
+ */
+static void
+Remember(RelayJob job, BackgroundWorkerHandle *handle)
+{
+	MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
+	Worker *worker = palloc(sizeof(Worker));
+
+	*worker = (Worker){job, handle, false};
+	workers = lappend(workers, worker);
+	MemoryContextSwitchTo(caller);
+}
+
+/*
+ * ForgetEnded forgets the workers that have ended.
  */
 static void
 ForgetEnded(void)
@@ -131,7 +148,6 @@ ForgetEnded(void)
 
 		if (!WorkerHasEnded(worker->handle))
 			continue;
-		SchedulerStartFailed(&worker->job, RELAY_DIED);
 		workers = foreach_delete_current(workers, cell);
 		pfree(worker->handle);
 		pfree(worker);
@@ -139,44 +155,62 @@ ForgetEnded(void)
 }
 
 /*
+ * StartSurveys surveys the databases whose sessions have requested it.  Without a slot the
+ * next regular survey finds what has changed.
+ */
+static void
+StartSurveys(void)
+{
+	ListCell *cell;
+
+	foreach (cell, RelayTakeSurveys())
+	{
+		VisitJob job = {.database = lfirst_oid(cell), .survey = true, .prompt = true};
+		BackgroundWorkerHandle *handle;
+		MemoryContext caller = CurrentMemoryContext;
+		bool open;
+
+		StartTransactionCommand();
+		open = DatabaseIsWanted(job.database) && DatabaseIsOpen(job.database);
+		CommitTransactionCommand();
+		MemoryContextSwitchTo(caller);
+		handle = open ? WorkerStart(&survey, job.database, &job, sizeof(job)) : NULL;
+		if (handle != NULL)
+			Remember((RelayJob){.database = job.database, .slot = -1}, handle);
+	}
+}
+
+/*
  * StartWorkers starts a worker for each subscription that is chosen, up to
- * idempotency.relay_workers.  Returns false if there was no slot for one.
+ * idempotency.relay_workers.  Returns false if there was no slot for one, and sets when to
+ * call it again.
  */
 static bool
-StartWorkers(void)
+StartWorkers(TimestampTz *again)
 {
+	int started[RELAY_SLOTS] = {0};
 	RelayJob job;
+	ListCell *cell;
 
-	while (!ShutdownRequestPending)
+	foreach (cell, workers)
 	{
-		/* A worker that has left its subscription counts until it has ended. */
-		bool mayStart = list_length(workers) < RelayWorkers;
-		BackgroundWorkerHandle *handle;
-		MemoryContext caller;
-		Worker *started;
+		const Worker *worker = lfirst(cell);
 
-		if (!SchedulerChoose(mayStart ? RelayWorkers : 0, &job))
-			break;
+		if (worker->job.slot >= 0)
+			started[worker->job.slot]++;
+	}
+	while (!ShutdownRequestPending && RelayChoose(started, RelayWorkers, &job, again))
+	{
+		BackgroundWorkerHandle *handle;
+
 		if (!CanRun(&job))
 			continue;
 		handle = WorkerStart(&relay, job.database, &job, sizeof(job));
 		if (handle == NULL)
-		{
-			SchedulerStartFailed(&job, RELAY_NO_SLOT);
 			return false;
-		}
-		caller = MemoryContextSwitchTo(TopMemoryContext);
-		started = palloc(sizeof(Worker));
-		*started = (Worker){job, handle, false};
-		workers = lappend(workers, started);
-		MemoryContextSwitchTo(caller);
+		started[job.slot]++;
+		Remember(job, handle);
 	}
-	if (RegistryTakeOverflow())
-		ereport(LOG, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-					  errmsg("idempotency relay does not serve further subscriptions"),
-					  errdetail("It has %d slots, the value of idempotency.relay_subscriptions.",
-								RelaySubscriptions),
-					  errhint("Increase idempotency.relay_subscriptions and restart the server.")));
 	return true;
 }
 
@@ -211,16 +245,19 @@ TerminateBlocking(void)
 long
 RelaysRun(void)
 {
-	TimestampTz next;
+	TimestampTz again = 0;
 	long ms = -1;
 
 	ForgetEnded();
-	if (!StartWorkers())
-		ms = SLOT_MS;
+	if (RelayWorkers > 0)
+	{
+		StartSurveys();
+		if (!StartWorkers(&again))
+			ms = SLOT_MS;
+	}
 	TerminateBlocking();
-	next = RelayWorkers > 0 ? SchedulerNextTime() : 0;
-	if (next != 0)
+	if (again != 0)
 		ms = WorkerSooner(
-			ms, Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next), LONGEST_MS) + 1);
+			ms, Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), again), LONGEST_MS) + 1);
 	return WorkerSooner(ms, workers != NIL ? BLOCKED_MS + 1 : -1);
 }

@@ -4,13 +4,11 @@
  *	  The reaper: SQL's reap(), and the background worker that the launcher starts
  *	  for a visit to one database.
  *
- * A visit has four tasks: survey the subscriptions (relay/survey.c), which runs alone where
- * nothing is reaped; delete expired keys (reaper/keys.c); move subscriptions that lag too
- * far behind (reaper/lag.c); delete events that all subscriptions have passed
- * (reaper/events.c).  Each task works in batches of one transaction, with a pause as long
- * as the last batch and a millisecond.  A visit ends after DURATION_MS: DROP DATABASE waits
- * 5 seconds for it.  Commits are asynchronous, because a deletion that a crash undoes is
- * repeated.
+ * A visit has up to three tasks: survey the subscriptions (relay/survey.c); delete expired
+ * keys (reaper/keys.c), and events that all subscriptions have passed (reaper/events.c).  Each
+ * task works in batches of one transaction, with a pause as long as the last batch and a
+ * millisecond.  A visit ends after DURATION_MS: DROP DATABASE waits 5 seconds for it.  Commits
+ * are asynchronous, because a deletion that a crash undoes is repeated.
  *
  * A subscriber of logical replication is not reaped: a change that arrives later would
  * miss the deleted rows.  A locked table, a second reaper or a missing extension ends the
@@ -44,7 +42,7 @@
 #include "base/timing.h"
 #include "launcher/launcher.h"
 #include "reaper/reaper.h"
-#include "relay/registry.h"
+#include "relay/relay.h"
 
 PG_FUNCTION_INFO_V1(idempotency_reap);
 
@@ -64,7 +62,6 @@ typedef enum Task
 {
 	TASK_SURVEY,
 	TASK_KEYS,
-	TASK_LAG,
 	TASK_EVENTS,
 	TASKS
 } Task;
@@ -110,7 +107,6 @@ idempotency_reap(PG_FUNCTION_ARGS)
 	ReaperRun run = {
 		.plan = {.maxRows = ReaperRunMaxRows(), .batchRows = PG_INT64_MAX, .wholeTable = true}};
 	int64 events = 0;
-	instr_time began;
 	int64 maxRows;
 
 	if (!PG_ARGISNULL(0))
@@ -123,11 +119,6 @@ idempotency_reap(PG_FUNCTION_ARGS)
 	PreventUnsafeCall(fcinfo, "idempotency.reap()");
 	if (ExtensionIsSubscriber())
 		PG_RETURN_INT64(0);
-
-	/* The transaction holds the locks of the subscriptions that it has moved */
-	INSTR_TIME_SET_CURRENT(began);
-	while (OutboxLagBatch(false) == RUN_GOES_ON && MillisecondsSince(began) < DURATION_MS)
-		;
 
 	maxRows = run.plan.maxRows;
 	ReapEvents(maxRows / 2, &events);
@@ -191,12 +182,12 @@ Batch(Visit *visit, Task task, bool last)
 
 	if (!OidIsValid(get_extension_oid("idempotency", true)))
 	{
-		RegistryForgetDatabase(MyDatabaseId);
+		RelayForgetDatabase(MyDatabaseId);
 		return VISIT_NOT_INSTALLED;
 	}
 	if (ExtensionIsSubscriber())
 	{
-		RegistryForgetDatabase(MyDatabaseId);
+		RelayForgetDatabase(MyDatabaseId);
 		return VISIT_ENDED;
 	}
 
@@ -208,8 +199,6 @@ Batch(Visit *visit, Task task, bool last)
 		if (state == RUN_ENDED || (state == RUN_GOES_ON && (last || visit->keys.reaped.rows > 0)))
 			ReaperRunSave(&visit->keys);
 	}
-	else if (task == TASK_LAG)
-		state = OutboxLagBatch(true);
 	else
 		state = OutboxReapBatch(true, PG_INT64_MAX, &reaped);
 	return state == RUN_GOES_ON ? VISIT_UNFINISHED : VISIT_ENDED;
@@ -360,10 +349,10 @@ DoVisit(void)
 {
 	Visit visit = {
 		.keys = {.plan = {.maxRows = PG_INT64_MAX, .batchRows = PART_KEYS, .dontWait = true}}};
-	Task task = TASK_SURVEY;
+	Task task = job.survey ? TASK_SURVEY : TASK_KEYS;
 
-	for (Task other = TASK_SURVEY + 1; other < TASKS; other++)
-		visit.ended[other] = !job.reap;
+	for (int i = 0; i < TASKS; i++)
+		visit.ended[i] = i == TASK_SURVEY ? !job.survey : !job.reap;
 	INSTR_TIME_SET_CURRENT(visit.began);
 	for (;; task = NextTask(&visit, task))
 	{
@@ -400,6 +389,9 @@ idempotency_reaper_main(Datum unused)
 	WorkerConnect(job.database);
 	pqsignal(SIGTERM, Terminate);
 	pgstat_report_activity(STATE_RUNNING, "removing expired idempotency keys");
-	CycleReport(job.database, DoVisit());
+	if (job.prompt)
+		(void) DoVisit();
+	else
+		CycleReport(job.database, DoVisit());
 	proc_exit(0);
 }

@@ -19,6 +19,7 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "commands/sequence.h"
+#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -31,17 +32,15 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
+#include "base/guc.h"
 #include "base/reevaluation.h"
 #include "base/stats.h"
-#include "base/wakeup.h"
 #include "keys/transaction.h"
-#include "outbox/notify.h"
 #include "outbox/table.h"
+#include "outbox/wakeup.h"
 #include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_publish);
-
-OutboxCallbacks OutboxNotify;
 
 /* The arguments of publish(). */
 enum
@@ -51,7 +50,8 @@ enum
 	ARG_AGGREGATE,
 	ARG_TYPE,
 	ARG_HEADERS,
-	ARG_EVENT_ID
+	ARG_EVENT_ID,
+	ARG_DELIVER_AT
 };
 
 /*
@@ -182,7 +182,48 @@ OptionalName(FunctionCallInfo fcinfo, int arg, const char *what, bool *isnull)
 }
 
 /*
- * publish(topic, payload, aggregate_id, type, headers, event_id) RETURNS uuid:
+ * Bucket returns the hash by which partitions share events: hashtext() of the aggregate in the
+ * collation "C", as in the portable edition; without an aggregate, that of the id.
+ */
+static int32
+Bucket(const text *aggregate, const pg_uuid_t *id)
+{
+	const unsigned char *bytes = id->data;
+	int length = UUID_LEN;
+
+	if (aggregate != NULL)
+	{
+		bytes = (const unsigned char *) VARDATA_ANY(aggregate);
+		length = VARSIZE_ANY_EXHDR(aggregate);
+	}
+	return (int32) (hash_bytes(bytes, length) & PG_INT32_MAX);
+}
+
+/*
+ * CheckedBytes returns the size of payload and headers, which can be NULL.  Throws 54000 if it
+ * exceeds idempotency.max_payload_size; if the setting is invalid, which makes every event
+ * too large, that is reported instead.
+ */
+static int32
+CheckedBytes(const text *topic, const text *payload, const text *headers)
+{
+	Size bytes = (payload == NULL ? 0 : VARSIZE_ANY_EXHDR(payload)) +
+				 (headers == NULL ? 0 : VARSIZE_ANY_EXHDR(headers));
+
+	if (bytes > (Size) MaxPayloadSize)
+	{
+		RequireSetting(&PayloadSizeSetting);
+		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+						errmsg("event of %zu bytes exceeds idempotency.max_payload_size (%d bytes)",
+							   bytes, MaxPayloadSize),
+						errdetail("Topic \"%s\".", text_to_cstring(topic)),
+						errhint("Publish a reference to the large part, or raise the setting.")));
+	}
+	return (int32) bytes;
+}
+
+/*
+ * publish(topic, payload, aggregate_id, type, headers, event_id, deliver_at) RETURNS uuid:
  * the event's id
  */
 Datum
@@ -191,24 +232,32 @@ idempotency_publish(PG_FUNCTION_ARGS)
 	Datum values[OUTBOX_COLUMNS] = {0};
 	bool isnull[OUTBOX_COLUMNS] = {false};
 	pg_uuid_t *id = PG_ARGISNULL(ARG_EVENT_ID) ? NewUuidV7() : PG_GETARG_UUID_P(ARG_EVENT_ID);
+	text *topic = NameFromArg(fcinfo, ARG_TOPIC, "topic");
+	text *payload;
 	text *headers;
 
-	values[OUT_TOPIC - 1] = PointerGetDatum(NameFromArg(fcinfo, ARG_TOPIC, "topic"));
+	values[OUT_TOPIC - 1] = PointerGetDatum(topic);
 	values[OUT_AGGREGATE - 1] =
 		OptionalName(fcinfo, ARG_AGGREGATE, "aggregate", &isnull[OUT_AGGREGATE - 1]);
 	values[OUT_TYPE - 1] = OptionalName(fcinfo, ARG_TYPE, "type", &isnull[OUT_TYPE - 1]);
 	headers = HeadersFromArg(fcinfo);
+	payload = DocumentText(DocumentFromArg(fcinfo, ARG_PAYLOAD));
+	values[OUT_BYTES - 1] = Int32GetDatum(CheckedBytes(topic, payload, headers));
 	PreventUnsafeCall(fcinfo, "idempotency.publish()");
 
 	values[OUT_PUBLISHED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[OUT_ID - 1] = UUIDPGetDatum(id);
-	values[OUT_PAYLOAD - 1] = PointerGetDatum(DocumentText(DocumentFromArg(fcinfo, ARG_PAYLOAD)));
-	isnull[OUT_PAYLOAD - 1] = PG_ARGISNULL(ARG_PAYLOAD);
+	values[OUT_BUCKET - 1] =
+		Int32GetDatum(Bucket((const text *) DatumGetPointer(values[OUT_AGGREGATE - 1]), id));
+	isnull[OUT_DELIVER_AT - 1] = PG_ARGISNULL(ARG_DELIVER_AT);
+	if (!isnull[OUT_DELIVER_AT - 1])
+		values[OUT_DELIVER_AT - 1] = PG_GETARG_DATUM(ARG_DELIVER_AT);
+	values[OUT_PAYLOAD - 1] = PointerGetDatum(payload);
+	isnull[OUT_PAYLOAD - 1] = payload == NULL;
 	values[OUT_HEADERS - 1] = PointerGetDatum(headers);
 	isnull[OUT_HEADERS - 1] = headers == NULL;
 	Insert(values, isnull);
 	CountEvent(COUNT_PUBLISHED);
-	WakeupAfterCommit(OutboxChannel());
-	OutboxNotify.published(DatumGetTextPP(values[OUT_TOPIC - 1]));
+	EventPublished(topic);
 	PG_RETURN_UUID_P(id);
 }

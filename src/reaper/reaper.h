@@ -63,11 +63,7 @@ extern int64 ReaperRunMaxRows(void);
 extern RunState ReaperRunBatch(ReaperRun *run);
 extern void ReaperRunSave(ReaperRun *run);
 
-/* events.c: events that every subscription has passed */
-extern bool OutboxReaperLock(bool dontWait);
+/* events.c: events that every subscription has passed, and old dead letters */
 extern RunState OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped);
-
-/* lag.c: subscriptions that are too far behind */
-extern RunState OutboxLagBatch(bool dontWait);
 
 #endif /* IDEMPOTENCY_REAPER_REAPER_H */

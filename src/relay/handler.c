@@ -23,9 +23,13 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
 #include "commands/prepare.h"
 #include "commands/sequence.h"
 #include "commands/trigger.h"
@@ -35,46 +39,148 @@
 #include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "tcop/utility.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"
+#include "utils/regproc.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timeout.h"
+#include "utils/varlena.h"
 
 #include "base/compat.h"
+#include "base/errors.h"
 #include "base/guc.h"
 #include "base/subtransaction.h"
 #include "keys/transaction.h"
-#include "relay/worker.h"
+#include "relay/relay.h"
 
 /* How long a handler that was cancelled can continue, in milliseconds. */
 #define GRACE_MS 5000
+
+/* How much of an error is kept, in bytes. */
+#define ERROR_BYTES 8192
 
 static TimeoutId graceTimeout = MAX_TIMEOUTS;
 static ProcessUtility_hook_type previousHook = NULL;
 
 /*
+ * EventType returns the OID of idempotency.event.  Throws 55000 if there is none.
+ */
+static Oid
+EventType(void)
+{
+	Oid schema = get_namespace_oid("idempotency", true);
+	Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("event"),
+							   ObjectIdGetDatum(schema));
+
+	if (!OidIsValid(type))
+		ErrorNotInstalled();
+	return type;
+}
+
+/*
+ * HandlerOid returns the function of a stored handler, schema.function(...), that takes one
+ * event, or InvalidOid if it no longer exists.  Needs no right to the schema, as a call of a
+ * function by its OID needs none.
+ */
+static Oid
+HandlerOid(const char *handler)
+{
+	char *name = pstrdup(handler);
+	char *arguments = strrchr(name, '(');
+	Oid eventType = EventType();
+	List *names;
+
+	if (arguments == NULL)
+		return InvalidOid;
+	*arguments = '\0';
+	names = stringToQualifiedNameListCompat(name);
+	if (list_length(names) != 2)
+		return InvalidOid;
+	return GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid,
+						   CStringGetDatum(strVal(lsecond(names))),
+						   PointerGetDatum(buildoidvector(&eventType, 1)),
+						   ObjectIdGetDatum(get_namespace_oid(strVal(linitial(names)), true)));
+}
+
+/*
+ * CheckHandlerOwner throws 42501 unless the owner of a handler's function, which can
+ * replace its body, can act as the owner of the subscription anyway.
+ */
+static void
+CheckHandlerOwner(Oid handler, Oid functionOwner, Oid owner)
+{
+	if (has_privs_of_role(functionOwner, owner) || member_can_set_role(functionOwner, owner))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("owner \"%s\" of handler %s does not have the privileges of role \"%s\"",
+					GetUserNameFromId(functionOwner, false), format_procedure_qualified(handler),
+					GetUserNameFromId(owner, false)),
+			 errdetail("The owner of a function can replace its body at any time, and the handler "
+					   "runs with the privileges of the subscription's owner."),
+			 errhint("Use ALTER FUNCTION ... OWNER TO to make the subscription's owner the owner "
+					 "of the handler.")));
+}
+
+/*
  * EventHandlerFind looks up the handler of a subscription, which runs as "owner", in the
- * current memory context.  Throws 42883, 42P13, 42501 and 42804.
+ * current memory context.  Throws 42883 if it does not exist, 42P13 unless it returns void, and
+ * 42501 unless the owner can execute it and the function's owner has the privileges of that owner.
  */
 void
-EventHandlerFind(const Subscription *subscription, Oid owner, EventHandler *handler)
+EventHandlerFind(const char *handler, Oid owner, EventHandler *found)
 {
-	Oid function = EventHandlerOid(subscription->handler);
-	TupleDesc event;
+	Oid function = HandlerOid(handler);
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	Form_pg_proc proc;
+	Oid functionOwner;
+	bool fits;
 
-	if (!OidIsValid(function))
+	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("handler %s does not exist", subscription->handler),
-				 errhint("Create it again, or call idempotency.subscribe() with another one.")));
-	EventHandlerCheck(function, owner);
-	event = EventRowType();
-	ReleaseTupleDesc(event);
+				(errcode(ERRCODE_UNDEFINED_FUNCTION), errmsg("handler %s does not exist", handler),
+				 errhint("Create it again, or pass another one to "
+						 "idempotency.alter_subscription().")));
+	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	functionOwner = proc->proowner;
+	found->xmin = HeapTupleHeaderGetRawXmin(tuple->t_data);
+	found->tid = tuple->t_self;
+	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset && proc->prorettype == VOIDOID;
+	ReleaseSysCache(tuple);
+	if (!fits)
+		ereport(ERROR, (errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+						errmsg("function %s cannot handle events", handler),
+						errhint("A handler takes one idempotency.event and returns void.")));
+	if (object_aclcheck(ProcedureRelationId, function, owner, ACL_EXECUTE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, get_func_name(function));
+	CheckHandlerOwner(function, functionOwner, owner);
 	InvokeFunctionExecuteHook(function);
-	fmgr_info(function, &handler->function);
-	handler->owner = owner;
+	fmgr_info(function, &found->function);
+	found->owner = owner;
+}
+
+/*
+ * EventHandlerIsStale tells whether the function was dropped or replaced since it was found.
+ */
+bool
+EventHandlerIsStale(const EventHandler *handler)
+{
+	HeapTuple tuple;
+	bool stale;
+
+	AcceptInvalidationMessages();
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler->function.fn_oid));
+	stale = !HeapTupleIsValid(tuple) || HeapTupleHeaderGetRawXmin(tuple->t_data) != handler->xmin ||
+			!ItemPointerEquals(&tuple->t_self, unconstify(ItemPointerData *, &handler->tid));
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	return stale;
 }
 
 /*
@@ -146,13 +252,13 @@ StopTimeouts(void)
  * Call calls the handler with an event.
  */
 static void
-Call(EventHandler *handler, const Event *event)
+Call(EventHandler *handler, Datum event)
 {
 	LOCAL_FCINFO(call, 1);
 	PgStat_FunctionCallUsage usage;
 
 	InitFunctionCallInfoData(*call, &handler->function, 1, InvalidOid, NULL, NULL);
-	call->args[0].value = EventDatum(event);
+	call->args[0].value = event;
 	call->args[0].isnull = false;
 	pgstat_init_function_usage(call, &usage);
 	(void) FunctionCallInvoke(call);
@@ -162,7 +268,7 @@ Call(EventHandler *handler, const Event *event)
 typedef struct EventCall
 {
 	EventHandler *handler;
-	const Event *event;
+	Datum event;
 } EventCall;
 
 /*
@@ -200,7 +306,7 @@ CallAndCheck(void *argument)
  * ErrorAsText returns what is kept of an error: the SQLSTATE, the message, and
  * the detail, in the current memory context.
  */
-text *
+char *
 ErrorAsText(const ErrorData *error)
 {
 	StringInfoData out;
@@ -210,16 +316,17 @@ ErrorAsText(const ErrorData *error)
 					 error->message != NULL ? error->message : "missing error text");
 	if (error->detail != NULL)
 		appendStringInfo(&out, "\nDETAIL:  %s", error->detail);
-	return cstring_to_text_with_len(out.data, pg_mbcliplen(out.data, out.len, ERROR_BYTES));
+	out.data[pg_mbcliplen(out.data, out.len, ERROR_BYTES)] = '\0';
+	return out.data;
 }
 
 /*
  * EventHandle calls the handler with an event.  Returns whether that succeeded; if not,
- * the call has left nothing but "error", in the current memory context.  The caller
+ * the call has left nothing but "error" and its code, in the current memory context.  The caller
  * checks TransactionMustAbort() then, and whether the handler was replaced.
  */
 bool
-EventHandle(EventHandler *handler, const Event *event, text **error)
+EventHandle(EventHandler *handler, Datum event, char **error, int *sqlstate)
 {
 	MemoryContext callerContext = CurrentMemoryContext;
 	MemoryContext callContext =
@@ -240,6 +347,7 @@ EventHandle(EventHandler *handler, const Event *event, text **error)
 
 	MemoryContextSwitchTo(callerContext);
 	*error = caught == NULL ? NULL : ErrorAsText(caught);
+	*sqlstate = caught == NULL ? 0 : caught->sqlerrcode;
 	MemoryContextDelete(callContext);
 	return caught == NULL;
 }

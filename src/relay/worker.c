@@ -3,12 +3,17 @@
  * relay/worker.c
  *	  The worker that calls the handler of a subscription with its events.
  *
- * It connects as the owner of the subscription, attaches to it, and runs steps of a
- * transaction each (relay/step.c) until there is nothing to do for a while, or other
- * subscriptions need a worker.  The README has the steps, the rules for leaving, and
- * the state of the batch in flight after each end of a worker.
+ * It connects as the owner of the subscription and repeats: fetch a batch, COMMIT; call the
+ * handler with each event, acknowledge, COMMIT.  The batch has no lease: it is out as long as
+ * this worker lives and says that it has it (RelayHold()).  After SIGTERM the worker gives
+ * it back; if the worker dies, the next fetch() takes it over and counts a failure.
  *
- * Locks: those of a step, to its end.
+ * A transaction has the effects of some events and their acknowledgement: those of a batch,
+ * or of COMMIT_MS.  If it fails as a whole, its events are handled again one by one, so that
+ * the error belongs to one of them.
+ *
+ * Locks: those of fetch() and ack(), to the end of each transaction; ACCESS SHARE on the
+ * tables of delivery, and ROW EXCLUSIVE on the database, not waited for.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,314 +23,787 @@
 
 #include "access/xact.h"
 #include "catalog/pg_database.h"
+#include "catalog/pg_type.h"
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/lock.h"
 #include "tcop/tcopprot.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/ps_status.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
+#include "utils/uuid.h"
 
-#include "base/bgworker.h"
 #include "base/compat.h"
 #include "base/database.h"
+#include "base/errors.h"
 #include "base/guc.h"
+#include "base/query.h"
 #include "base/relation.h"
 #include "base/timing.h"
-#include "base/wakeup.h"
-#include "outbox/table.h"
-#include "relay/worker.h"
+#include "keys/transaction.h"
+#include "relay/relay.h"
 
-/* How long a worker remains attached: without events, and while others wait. */
+/* How many events a batch has at most. */
+#define BATCH_EVENTS 100
+
+/* How long a worker remains: without events, and while others wait. */
 #define LINGER_MS 250
 #define SLICE_MS 1000
 
 /* After how long a transaction commits what it has handled of its batch. */
 #define COMMIT_MS 250
 
-/* How often, and how long apart, a worker that exits tries to lock the subscription. */
-#define GIVE_BACK_TRIES 100
-#define GIVE_BACK_MS 10
+/* A name has 255 characters at most. */
+#define NAME_BYTES (255 * MAX_MULTIBYTE_CHAR_LEN + 1)
+
+/* The subscription, and whether a batch is out. */
+static ExtensionQuery findQuery = {
+	.table = "subscription",
+	.text = "SELECT s.owner, s.handler, s.topics, (SELECT pg_catalog.max(a.modulus)"
+			" FROM idempotency.partition AS a WHERE a.subscription" EQ "s.subscription),"
+			" EXISTS (SELECT FROM idempotency.position AS n"
+			" WHERE n.subscription" EQ "s.subscription AND n.batch" EQ "$2)"
+			" FROM idempotency.subscription AS s"
+			" WHERE s.subscription" EQ "$1 AND s.handler IS NOT NULL",
+	.parameters = 2,
+	.types = {TEXTOID, INT8OID},
+	.results = {NAMEOID, TEXTOID, TEXTARRAYOID, INT4OID, BOOLOID},
+};
+static ExtensionQuery fetchQuery = {
+	.table = "subscription",
+	.text = "SELECT f.batch, f.seq, f.id, f.aggregateid, f"
+			" FROM idempotency.fetch($1, $2, wait => $3) AS f",
+	.parameters = 3,
+	.types = {TEXTOID, INT4OID, INTERVALOID},
+	.results = {INT8OID, INT8OID, UUIDOID, TEXTOID},
+};
+static ExtensionQuery dueQuery = {
+	.table = "subscription",
+	.text = "SELECT idempotency_internal.next_due($1)",
+	.parameters = 1,
+	.types = {TEXTOID},
+	.results = {TIMESTAMPTZOID},
+};
+static ExtensionQuery ackQuery = {
+	.table = "subscription",
+	.text = "SELECT idempotency.ack($1, $2, $3)",
+	.parameters = 3,
+	.types = {TEXTOID, INT8OID, INT8ARRAYOID},
+	.results = {INT8OID},
+};
+static ExtensionQuery nackQuery = {
+	.table = "subscription",
+	.text = "SELECT idempotency.nack($1, $2, $3, $4, dead => $5)",
+	.parameters = 5,
+	.types = {TEXTOID, INT8OID, UUIDOID, TEXTOID, BOOLOID},
+	.results = {TIMESTAMPTZOID},
+};
+static ExtensionQuery giveBackQuery = {
+	.table = "subscription",
+	.text = "SELECT idempotency.nack(n.subscription, n.batch, NULL) FROM idempotency.position AS n"
+			" WHERE n.subscription" EQ "$1 AND n.batch" EQ "$2",
+	.parameters = 2,
+	.types = {TEXTOID, INT8OID},
+	.results = {TIMESTAMPTZOID},
+};
+
+static const char *const tables[] = {"subscription", "partition",  "position", "parked",
+									 "outbox",		 "outbox_seq", "key",	   "token"};
+
+typedef struct BatchEvent
+{
+	int64 seq;
+	pg_uuid_t id;
+	char *aggregate; /* NULL: none */
+	Datum event;
+	bool gone;		 /* with an earlier event of its aggregate, which has failed */
+	bool goneBefore; /* as it was when the transaction began */
+} BatchEvent;
+
+/* The batch that this worker has; in batchContext. */
+typedef struct WorkerBatch
+{
+	int64 number; /* 0: none */
+	BatchEvent *events;
+	int count;
+	int next;	 /* the first event that no transaction has finished */
+	int single;	 /* events before this one are handled in a transaction each */
+	char *error; /* with which the event "next" has failed in a transaction of its own */
+	int sqlstate;
+} WorkerBatch;
 
 static RelayJob job;
+static char name[NAME_BYTES];
 static bool attached = false;
-static instr_time attachedAt;
-static instr_time stepBegan;
+static bool hadBatch = false;
+static WorkerBatch batch;
+static MemoryContext batchContext;
+static MemoryContext stepContext;
+static instr_time began;
 
-/* For SchedulerLeave(), if the worker exits now. */
+/* For RelayLeave(), if the worker exits now. */
 static RelayEnd leaving = RELAY_DIED;
 static TimestampTz nextDue = 0;
 
-static volatile sig_atomic_t sleeping = false;	 /* between two steps */
 static volatile sig_atomic_t terminated = false; /* by SIGTERM */
 
 /* ----------------------------------------------------------------
- * Limits
+ * Transactions
  * ----------------------------------------------------------------
  */
 
 /*
- * RelayMustCommit tells whether the step must commit what was handled of the batch.
+ * CommitLocally makes the commit of this transaction wait for this server's disk, and for
+ * no standby.
  */
-bool
-RelayMustCommit(void)
+static void
+CommitLocally(void)
 {
-	return MillisecondsSince(stepBegan) >= COMMIT_MS;
+	(void) set_config_option("synchronous_commit", "local", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_LOCAL, true, 0, false);
 }
 
+static void
+Begin(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	MemoryContextSwitchTo(stepContext);
+	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+static void
+Commit(void)
+{
+	PopActiveSnapshot();
+	InjectionPoint("relay-commit");
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(stepContext);
+}
+
+typedef bool Step(void *argument);
+
 /*
- * RelayMustLeave tells whether the worker must leave the subscription with more to do:
- * a session waits to drop or copy the database, or other subscriptions need a worker.
- * Needs the lock of DatabaseIsOpen().
+ * Run runs a step in a transaction.  No code that runs in it, its commit included, can change the
+ * role.  The step returns whether to commit.  Returns NULL if it has; an error with code 0 if the
+ * step has refused to; otherwise the error, in stepContext.
  */
-bool
-RelayMustLeave(void)
+static ErrorData *
+Run(Step *step, void *argument)
+{
+	static ErrorData refused;
+	ErrorData *volatile error = NULL;
+	Oid user;
+	int context;
+
+	PG_TRY();
+	{
+		Begin();
+		GetUserIdAndSecContext(&user, &context);
+		SetUserIdAndSecContext(user, context | SECURITY_LOCAL_USERID_CHANGE);
+		if (step(argument))
+		{
+			Commit();
+			SetUserIdAndSecContext(user, context);
+		}
+		else
+		{
+			error = &refused;
+			AbortOutOfAnyTransaction();
+		}
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(stepContext);
+		error = CopyErrorData();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(stepContext);
+	ForgetSession();
+	pgstat_report_stat(false);
+	return error;
+}
+
+/* ----------------------------------------------------------------
+ * Reasons to leave
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * MustLeave tells whether the worker must leave with more to do: a session waits to drop or
+ * copy the database, or other subscriptions need a worker.  Needs the lock of
+ * DatabaseIsOpen().
+ */
+static bool
+MustLeave(void)
 {
 	LOCKTAG tag;
 
 	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
-	return LockHasWaiters(&tag, RowExclusiveLock, false) ||
-		   (MillisecondsSince(attachedAt) >= SLICE_MS && SchedulerIsCrowded());
+	if (LockHasWaiters(&tag, RowExclusiveLock, false))
+		leaving = RELAY_RECALLED;
+	else if (MillisecondsSince(began) >= SLICE_MS && RelayIsCrowded())
+		leaving = RELAY_UNFINISHED;
+	else
+		return false;
+	return true;
 }
 
 /*
- * SleepTime returns for how many milliseconds to sleep after a step that found nothing,
- * if the last one that handled events ended at "handledAt"; 0 if it is time to leave.
+ * IsForeign tells whether another session has caused an error of a transaction.
  */
-static long
-SleepTime(instr_time handledAt)
+static bool
+IsForeign(int sqlstate)
 {
-	long left = LINGER_MS - MillisecondsSince(handledAt);
-
-	if (SchedulerIsCrowded())
-		return 0;
-	if (nextDue != 0)
-	{
-		long due = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), nextDue) + 1;
-
-		left = Min(left, due);
-	}
-	return Max(left, 0);
+	return sqlstate == ERRCODE_QUERY_CANCELED || sqlstate == ERRCODE_LOCK_NOT_AVAILABLE ||
+		   ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_TRANSACTION_ROLLBACK;
 }
 
 /*
- * Sleep sleeps until an event is published, or for "ms" milliseconds.  A cancel ends
- * the sleep only.
+ * ReportStep shows why the subscription is not served, unless the extension, the subscription
+ * or its handler is gone.
+ */
+static bool
+ReportStep(void *argument)
+{
+	Datum values[2] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
+
+	if (OidIsValid(get_extension_oid("idempotency", true)) &&
+		ExtensionQueryDo(&findQuery, values, NULL) > 0)
+		RelayProblem(&job, get_database_name(MyDatabaseId), ErrorAsText(argument));
+	else
+		leaving = RELAY_GONE;
+	return true;
+}
+
+/*
+ * LeaveAfter sets why the worker leaves after an error.
  */
 static void
-Sleep(long ms)
+LeaveAfter(ErrorData *error)
 {
-	pgstat_report_activity(STATE_IDLE, NULL);
-	PG_TRY();
+	if (error->sqlerrcode == 0)
+		return;
+	if (error->sqlerrcode == ERRCODE_IDEMPOTENCY_BATCH_LOST)
 	{
-		sleeping = true;
-		if (!ShutdownRequestPending)
-			WakeupSleep(OutboxChannel(), 0, ms);
-		sleeping = false;
+		leaving = RELAY_UNFINISHED;
+		return;
 	}
-	PG_CATCH();
-	{
-		sleeping = false;
-		if (geterrcode() != ERRCODE_QUERY_CANCELED)
-			PG_RE_THROW();
-		MemoryContextSwitchTo(TopMemoryContext);
-		FlushErrorState();
-	}
-	PG_END_TRY();
-	WakeupCancel();
+	leaving = IsForeign(error->sqlerrcode) ? RELAY_BUSY : RELAY_UNFIT;
+	if (leaving == RELAY_UNFIT)
+		(void) Run(ReportStep, error);
 }
 
 /* ----------------------------------------------------------------
- * Steps
+ * The subscription
  * ----------------------------------------------------------------
  */
 
 /*
- * Poll runs a step.  What is published or becomes due after its snapshot makes the
- * subscription due, or ends the next sleep.  "last" says that the worker leaves if the
- * step finds nothing.
+ * Prepare looks up what is needed to serve the subscription, in the current memory context.
+ * Returns false, and sets "leaving", if the worker must leave.  "out" says whether the batch still
+ * is.
  */
-static RelayStep
-Poll(bool last)
+static bool
+Prepare(EventHandler *handler, bool *out)
 {
-	RelayEnd end;
-	RelayStep step;
+	Datum values[2] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
+	RelationsLockResult lock = ExtensionRelationsLock(tables, lengthof(tables));
+	RelayFound found = {.name = name};
+	char *function;
 
-	if (RelayBatchNumber() == 0)
+	leaving = lock == RELATIONS_BUSY ? RELAY_BUSY : RELAY_GONE;
+	if (lock != RELATIONS_LOCKED)
+		return false;
+	if (!DatabaseIsOpen(MyDatabaseId))
 	{
-		SchedulerBeginPoll(&job, last);
-		WakeupPrepare(OutboxChannel());
+		leaving = RELAY_RECALLED;
+		return false;
 	}
+	if (ExtensionQueryRun(&findQuery, values, NULL) == 0)
+	{
+		ExtensionQueryEnd();
+		return false;
+	}
+	found.owner =
+		get_role_oid(NameStr(*DatumGetName(ExtensionQueryValue(&findQuery, 0, 1, NULL))), false);
+	TopicSetFromPatterns(&found.topics,
+						 DatumGetArrayTypeP(ExtensionQueryValue(&findQuery, 0, 3, NULL)));
+	found.partitions = DatumGetInt32(ExtensionQueryValue(&findQuery, 0, 4, NULL));
+	*out = DatumGetBool(ExtensionQueryValue(&findQuery, 0, 5, NULL));
+	function = MemoryContextStrdup(
+		stepContext, TextDatumGetCString(ExtensionQueryValue(&findQuery, 0, 2, NULL)));
+	ExtensionQueryEnd();
+
+	if (superuser_arg(found.owner))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("owner \"%s\" is a superuser", GetUserNameFromId(found.owner, false))));
+	if (found.owner != GetSessionUserId())
+	{
+		RelayCorrect(&job, &found);
+		leaving = RELAY_UNFINISHED;
+		return false;
+	}
+	RelayCorrect(&job, &found);
 	leaving = RELAY_DIED;
-	INSTR_TIME_SET_CURRENT(stepBegan);
-	step = RelayStepRun(&job, last, &end, &nextDue);
-	leaving = end;
-	return step;
+	EventHandlerFind(function, found.owner, handler);
+	return true;
+}
+
+/* ----------------------------------------------------------------
+ * Fetching
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Keep copies the result of fetch() into the batch.
+ */
+static void
+Keep(uint64 rows)
+{
+	MemoryContext caller = MemoryContextSwitchTo(batchContext);
+
+	batch.events = palloc0(rows * sizeof(BatchEvent));
+	batch.count = (int) rows;
+	for (uint64 row = 0; row < rows; row++)
+	{
+		BatchEvent *event = &batch.events[row];
+		Datum aggregate;
+		bool isnull;
+
+		event->seq = DatumGetInt64(ExtensionQueryValue(&fetchQuery, row, 2, NULL));
+		event->id = *DatumGetUUIDP(ExtensionQueryValue(&fetchQuery, row, 3, NULL));
+		aggregate = ExtensionQueryValue(&fetchQuery, row, 4, &isnull);
+		event->aggregate = isnull ? NULL : TextDatumGetCString(aggregate);
+		event->event = datumCopy(
+			SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, 5, &isnull), false, -1);
+	}
+	batch.number = DatumGetInt64(ExtensionQueryValue(&fetchQuery, 0, 1, NULL));
+	MemoryContextSwitchTo(caller);
 }
 
 /*
- * Run runs steps for the subscription until it is time to leave it.
+ * FetchStep fetches a batch, waiting for as many milliseconds as the argument says.  This
+ * server's disk must have the batch before the handler is called, which might end the server.
+ */
+static bool
+FetchStep(void *argument)
+{
+	Interval wait = {.time = *(const long *) argument * INT64CONST(1000)};
+	Datum values[3] = {CStringGetTextDatum(name), Int32GetDatum(BATCH_EVENTS),
+					   IntervalPGetDatum(&wait)};
+	EventHandler handler;
+	uint64 rows;
+	bool out;
+
+	if (!Prepare(&handler, &out))
+		return false;
+	RelayFetches(true);
+	rows = ExtensionQueryRun(&fetchQuery, values, NULL);
+	RelayFetches(false);
+	if (rows > 0)
+		Keep(rows);
+	ExtensionQueryEnd();
+	RelayHold(batch.number);
+	if (rows == 0 && wait.time == 0)
+	{
+		bool never;
+		Datum due;
+
+		(void) ExtensionQueryRun(&dueQuery, values, NULL);
+		due = ExtensionQueryValue(&dueQuery, 0, 1, &never);
+		nextDue = never ? 0 : DatumGetTimestampTz(due);
+		ExtensionQueryEnd();
+	}
+	CommitLocally();
+	return true;
+}
+
+/*
+ * Forget forgets the batch.
  */
 static void
-Run(void)
+Forget(void)
 {
-	bool handled = false;
-	bool last = false;
+	memset(&batch, 0, sizeof(batch));
+	RelayHold(0);
+	MemoryContextReset(batchContext);
+}
+
+/*
+ * Fetch fetches a batch, or forgets it if its commit fails.  Returns false if the worker must
+ * leave.
+ */
+static bool
+Fetch(long wait)
+{
+	ErrorData *error = Run(FetchStep, &wait);
+
+	RelayFetches(false);
+	if (error == NULL)
+		return true;
+	Forget();
+
+	/* A cancel ends the sleep only */
+	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED && wait > 0)
+		return true;
+	LeaveAfter(error);
+	return false;
+}
+
+/* ----------------------------------------------------------------
+ * Handling
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Nack reports that an event has failed.  It and those of its aggregate leave the batch.
+ */
+static void
+Nack(BatchEvent *failed, const char *error, int sqlstate)
+{
+	Datum values[5] = {CStringGetTextDatum(name), Int64GetDatum(batch.number),
+					   UUIDPGetDatum(&failed->id), CStringGetTextDatum(error),
+					   BoolGetDatum(sqlstate == MAKE_SQLSTATE('I', 'K', 'F', 'I', 'N'))};
+
+	bool dead;
+
+	(void) ExtensionQueryRun(&nackQuery, values, NULL);
+	(void) ExtensionQueryValue(&nackQuery, 0, 1, &dead);
+	ExtensionQueryEnd();
+	if (dead && RelayMayLog(&job))
+		ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now",
+							 DatumGetCString(DirectFunctionCall1(uuid_out, values[2])), name),
+					  errdetail_internal("%s", ClipForLog(error)),
+					  errhint("idempotency.redrive() gives it once more.")));
+	for (BatchEvent *event = failed; event < batch.events + batch.count; event++)
+	{
+		if (event == failed || (event->aggregate != NULL && failed->aggregate != NULL &&
+								strcmp(event->aggregate, failed->aggregate) == 0))
+			event->gone = true;
+	}
+}
+
+/*
+ * IsOut tells whether the subscription has the batch: a handler can have deleted or moved it.
+ */
+static bool
+IsOut(void)
+{
+	Datum values[2] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
+	bool out = ExtensionQueryRun(&findQuery, values, NULL) > 0 &&
+			   DatumGetBool(ExtensionQueryValue(&findQuery, 0, 5, NULL));
+
+	ExtensionQueryEnd();
+	return out;
+}
+
+/*
+ * Acknowledge acknowledges the events from "from" up to "upto" that have not left the batch; at
+ * its end, all that the batch has, which ends it.
+ */
+static void
+Acknowledge(int from, int upto)
+{
+	Datum *done = palloc(Max(upto - from, 1) * sizeof(Datum));
+	bool isnull[3] = {false, false, upto == batch.count};
+	Datum values[3] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
+	int count = 0;
+
+	for (int i = from; i < upto; i++)
+	{
+		if (!batch.events[i].gone)
+			done[count++] = Int64GetDatum(batch.events[i].seq);
+	}
+	values[2] = PointerGetDatum(
+		construct_array(done, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	if ((count > 0 || upto == batch.count) && (!RelayHasChanged() || IsOut()))
+		(void) ExtensionQueryDo(&ackQuery, values, isnull);
+}
+
+/* What a transaction did with events of the batch. */
+typedef struct Handled
+{
+	int upto; /* the event after those that were handled */
+	bool lost;
+	bool leave;
+} Handled;
+
+/*
+ * HandleStep calls the handler with the next events of the batch.  Returns false if the
+ * transaction cannot commit: batch.error is set if it is known which event has caused that.
+ */
+static bool
+HandleStep(void *argument)
+{
+	Handled *handled = argument;
+	instr_time start;
+	EventHandler handler;
+	bool out = false;
+	int i;
+
+	INSTR_TIME_SET_CURRENT(start);
+	if (!Prepare(&handler, &out))
+	{
+		handled->leave = true;
+		return false;
+	}
+	handled->lost = !out;
+	if (!out)
+		return true;
+	for (i = batch.next; i < batch.count; i++)
+	{
+		char *error;
+		int sqlstate;
+
+		handled->upto = i + 1;
+		if (batch.events[i].gone)
+			continue;
+		if (!EventHandle(&handler, batch.events[i].event, &error, &sqlstate))
+		{
+			if (TransactionMustAbort())
+			{
+				batch.error = MemoryContextStrdup(batchContext, error);
+				batch.sqlstate = sqlstate;
+				return false;
+			}
+			if (EventHandlerIsStale(&handler))
+			{
+				/* The next transaction calls the new one, if there is one */
+				handled->upto = i;
+				Acknowledge(batch.next, i);
+				return true;
+			}
+			Nack(&batch.events[i], error, sqlstate);
+		}
+		handled->leave = MustLeave();
+		if (i < batch.single || MillisecondsSince(start) >= COMMIT_MS || handled->leave ||
+			RelayHasChanged())
+			break;
+	}
+	handled->upto = Min(i + 1, batch.count);
+	Acknowledge(batch.next, handled->upto);
+	return true;
+}
+
+/*
+ * NackStep reports that the next event of the batch has failed.
+ */
+static bool
+NackStep(void *argument)
+{
+	Nack(&batch.events[batch.next], batch.error, batch.sqlstate);
+	return true;
+}
+
+/*
+ * GiveBackStep gives the batch back; no event of it has failed.
+ */
+static bool
+GiveBackStep(void *argument)
+{
+	Datum values[2] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
+
+	CommitLocally();
+	(void) ExtensionQueryDo(&giveBackQuery, values, NULL);
+	return true;
+}
+
+/*
+ * AfterRollback decides what follows a transaction that was rolled back after "upto".  Returns
+ * false if the worker must leave.
+ */
+static bool
+AfterRollback(int upto, ErrorData *error)
+{
+	for (int i = batch.next; i < batch.count; i++)
+		batch.events[i].gone = batch.events[i].goneBefore;
+	if (error->sqlerrcode != 0 && IsForeign(error->sqlerrcode))
+	{
+		leaving = RELAY_BUSY;
+		return false;
+	}
+
+	/* Find the event that has caused it */
+	if (upto - batch.next > 1)
+	{
+		batch.single = upto;
+		batch.error = NULL;
+		return true;
+	}
+	if (batch.error == NULL)
+	{
+		batch.error = MemoryContextStrdup(batchContext, ErrorAsText(error));
+		batch.sqlstate = error->sqlerrcode;
+	}
+	error = Run(NackStep, NULL);
+	batch.error = NULL;
+	if (error == NULL)
+		batch.next++;
+	else if (error->sqlerrcode == ERRCODE_IDEMPOTENCY_BATCH_LOST)
+		Forget();
+	else
+	{
+		LeaveAfter(error);
+		return false;
+	}
+	return true;
+}
+
+/*
+ * Handle handles the batch.  Returns false if the worker must leave.
+ */
+static bool
+Handle(void)
+{
+	while (batch.number != 0)
+	{
+		Handled handled = {batch.next, false, false};
+		ErrorData *error;
+
+		for (int i = batch.next; i < batch.count; i++)
+			batch.events[i].goneBefore = batch.events[i].gone;
+		error = Run(HandleStep, &handled);
+		if (error == NULL && (handled.lost || handled.upto == batch.count))
+			Forget();
+		else if (error == NULL)
+			batch.next = handled.upto;
+		else if (handled.upto == batch.next)
+		{
+			/* The handler was not called */
+			LeaveAfter(error);
+			return false;
+		}
+		else if (!AfterRollback(handled.upto, error))
+			return false;
+		if (error == NULL)
+			RelayHandled(&job);
+		MemoryContextReset(stepContext);
+		if (handled.leave)
+			return false;
+	}
+	return true;
+}
+
+/* ----------------------------------------------------------------
+ * The worker
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Serve serves the subscription until it is time to leave it.
+ */
+static void
+Serve(void)
+{
+	int empty = 0;
 	instr_time handledAt;
 
-	INSTR_TIME_SET_CURRENT(attachedAt);
+	INSTR_TIME_SET_CURRENT(began);
+	INSTR_TIME_SET_ZERO(handledAt);
 	leaving = RELAY_UNFINISHED;
-	nextDue = 0;
-	while (!ShutdownRequestPending && RelayWorkers > 0)
+	while (RelayWorkers > 0)
 	{
-		RelayStep step = Poll(last);
-		long ms;
+		long left = INSTR_TIME_IS_ZERO(handledAt) || RelayIsCrowded()
+						? 0
+						: Max(LINGER_MS - MillisecondsSince(handledAt), 0);
 
-		if (step == STEP_LEAVE)
+		RelayBeginPoll(&job);
+		leaving = RELAY_DIED;
+		if (!Fetch(left))
 			return;
-		if (step == STEP_HANDLED)
+		leaving = RELAY_DIED;
+		if (batch.number != 0)
 		{
-			handled = true;
-			last = false;
+			RelayWantHelp(&job, !hadBatch);
+			hadBatch = true;
+			empty = 0;
+			if (!Handle())
+				return;
 			INSTR_TIME_SET_CURRENT(handledAt);
+			leaving = RELAY_UNFINISHED;
+			if (RelayIsCrowded() && MillisecondsSince(began) >= SLICE_MS)
+				return;
 		}
-		else if (last)
+		else if (left == 0 && ++empty == 2)
 		{
+			/* The first call without events can have passed those of other topics */
 			leaving = RELAY_IDLE;
 			return;
 		}
-		else if (handled && (ms = SleepTime(handledAt)) > 0)
-			Sleep(ms);
-		else
-			last = true;
+		MemoryContextReset(stepContext);
 		WorkerReload();
 	}
+	leaving = RELAY_UNFINISHED;
 }
 
 /*
- * MoveOn leaves the subscription and attaches to the next one, if that is of the same
- * owner and database.  Returns whether it has.
- */
-static bool
-MoveOn(void)
-{
-	RelayJob next;
-
-	if (RelayBatchNumber() != 0 || ShutdownRequestPending || !DatabaseProbe(MyDatabaseId))
-		return false;
-
-	RelayBatchLeave(&job);
-	attached = SchedulerLeave(&job, leaving, nextDue, &next);
-	if (attached)
-		job = next;
-	return attached;
-}
-
-/* ----------------------------------------------------------------
- * The end
- * ----------------------------------------------------------------
- */
-
-/*
- * Detach tells the scheduler how the worker has left.
+ * Detach tells how the worker has left.
  */
 static void
 Detach(int code, Datum arg)
 {
-	if (!attached)
-		return;
-	RelayBatchLeave(&job);
-	(void) SchedulerLeave(&job, leaving, nextDue, NULL);
+	if (attached)
+		RelayLeave(&job, terminated ? RELAY_RECALLED : leaving, nextDue, hadBatch);
 }
 
 /*
- * GiveBack gives the batch back, in a transaction of its own.  Returns false if another
- * session has locked the subscription, its position, or a table.
- */
-static bool
-GiveBack(void)
-{
-	Subscription *subscription;
-	bool done;
-
-	StartTransactionCommand();
-	if (!ExtensionRelationLock("subscription", AccessShareLock, true) ||
-		!ExtensionRelationLock("position", RowExclusiveLock, true) ||
-		!ExtensionRelationLock("parked", RowExclusiveLock, true) ||
-		!ExtensionRelationLock("outbox", AccessShareLock, true))
-	{
-		AbortCurrentTransaction();
-		return false;
-	}
-	PushActiveSnapshot(GetTransactionSnapshot());
-	subscription = SubscriptionFindNumber(job.number);
-	done = subscription == NULL ||
-		   (SubscriptionLock(subscription->name, 0) && PositionLock(subscription->name));
-	if (done && subscription != NULL)
-	{
-		/* See what the previous owner of the lock has committed */
-		PopActiveSnapshot();
-		PushActiveSnapshot(GetTransactionSnapshot());
-		subscription = SubscriptionFindNumber(job.number);
-		if (subscription != NULL)
-			DeliveryGiveBack(subscription, RelayBatchNumber(), false);
-	}
-	RelayCommitLocally();
-	PopActiveSnapshot();
-	CommitTransactionCommand();
-	return done;
-}
-
-/*
- * GiveBackAtTermination gives the batch in flight back after SIGTERM: none of its events
- * has failed, and what the handler did with them is rolled back.  No signal ends a wait at
- * this point, be it for a lock or for a standby, and a wait would keep the server from
- * stopping: so it tries for a second.  The registry tells the next worker in any case,
- * even if an error ends the tries.
+ * GiveBackAtExit gives the batch back, if another session has not locked what that needs: no signal
+ * ends a wait at this point, and a wait would keep the server from stopping.  After the grace
+ * of a handler, the batch has failed.
  */
 static void
-GiveBackAtTermination(int code, Datum arg)
+GiveBackAtExit(int code, Datum arg)
 {
-	if (!terminated)
-		return;
-	leaving = RELAY_BUSY;
-	if (RelayBatchNumber() == 0)
-		return;
-	SchedulerSetUnhandled(&job, RelayBatchNumber());
 	AbortOutOfAnyTransaction();
-	for (int tries = 0; !GiveBack() && tries < GIVE_BACK_TRIES; tries++)
-		pg_usleep(GIVE_BACK_MS * 1000L);
+	if (batch.number == 0 || (!terminated && leaving == RELAY_DIED))
+		return;
+	Begin();
+	if (ExtensionRelationLock("subscription", AccessShareLock, true) &&
+		ExtensionRelationLock("partition", RowShareLock, true) &&
+		ExtensionRelationLock("position", RowExclusiveLock, true))
+	{
+		(void) set_config_option("idempotency.wait", "500ms", PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_LOCAL, true, 0, false);
+		(void) GiveBackStep(NULL);
+	}
+	Commit();
 }
 
 /*
- * Terminate is the handler of SIGTERM: a worker that sleeps leaves by itself, any other
- * is ended at once.
+ * Terminate is the handler of SIGTERM.
  */
 static void
 Terminate(SIGNAL_ARGS)
 {
-	if (sleeping)
-		SignalHandlerForShutdownRequest(SIGNAL_PASS);
-	else
-	{
-		terminated = true;
-		die(SIGNAL_PASS);
-	}
+	terminated = true;
+	die(SIGNAL_PASS);
 }
 
 /*
- * Refused gets the error with which the worker could not connect.  The survey writes it to
- * the log, with the name of the subscription.
+ * Refused gets the error with which the worker could not connect.  The log gets it once.
  */
 static void
 Refused(ErrorData *error)
 {
 	leaving = RELAY_UNFIT;
-	(void) RegistrySetProblem(&job, error->message);
 	error->output_to_server = false;
+	RelayProblem(&job, psprintf("%u", job.database), error->message);
 }
 
 /*
@@ -335,19 +813,22 @@ void
 idempotency_relay_main(Datum unused)
 {
 	memcpy(&job, MyBgworkerEntry->bgw_extra, sizeof(RelayJob));
-	attached = SchedulerAttach(&job);
+	attached = RelayAttach(&job, name, sizeof(name));
 	if (!attached)
 		proc_exit(0);
 	before_shmem_exit(Detach, (Datum) 0);
 
 	WorkerConnectAs(job.database, job.owner, Refused);
 	pqsignal(SIGTERM, Terminate);
-	before_shmem_exit(GiveBackAtTermination, (Datum) 0);
+	batchContext =
+		AllocSetContextCreate(TopMemoryContext, "idempotency batch", ALLOCSET_DEFAULT_SIZES);
+	stepContext =
+		AllocSetContextCreate(TopMemoryContext, "idempotency step", ALLOCSET_DEFAULT_SIZES);
+	before_shmem_exit(GiveBackAtExit, (Datum) 0);
 
 	RefuseSetConstraints();
-	RelayStepInit();
-	do
-		Run();
-	while (MoveOn());
+	set_ps_display(psprintf("subscription %s", name));
+	pgstat_report_activity(STATE_RUNNING, psprintf("serving subscription \"%s\"", name));
+	Serve();
 	proc_exit(0);
 }

@@ -63,19 +63,28 @@ SELECT set_eq(
 		('current_key(scope idempotency.identifier)', 'text', 'c', 'volatile', 'unsafe', false),
 
 		-- outbox
-		('publish(topic text, payload idempotency.document, aggregate_id idempotency.identifier DEFAULT NULL::idempotency.identifier, type text DEFAULT NULL::text, headers idempotency.document DEFAULT NULL::idempotency.document, event_id uuid DEFAULT NULL::uuid)',
+		('publish(topic text, payload idempotency.document, aggregate_id idempotency.identifier DEFAULT NULL::idempotency.identifier, type text DEFAULT NULL::text, headers idempotency.document DEFAULT NULL::idempotency.document, event_id uuid DEFAULT NULL::uuid, deliver_at timestamp with time zone DEFAULT NULL::timestamp with time zone)',
 			'uuid', 'c', 'volatile', 'unsafe', false),
-		('subscribe(subscription text, topics text[], handler regprocedure DEFAULT NULL::regprocedure, start_at text DEFAULT ''now''::text, max_attempts integer DEFAULT 10, retry_delay interval DEFAULT ''00:00:01''::interval, max_retry_delay interval DEFAULT ''01:00:00''::interval, max_lag interval DEFAULT NULL::interval, owner regrole DEFAULT NULL::regrole)',
-			'boolean', 'c', 'volatile', 'unsafe', false),
-		('unsubscribe(subscription text)', 'boolean', 'c', 'volatile', 'unsafe', false),
-		('fetch(subscription text, max_events integer DEFAULT 100, wait interval DEFAULT ''00:00:00''::interval, lease interval DEFAULT ''00:00:30''::interval)',
-			'SETOF idempotency.event', 'c', 'volatile', 'unsafe', false),
-		('ack(subscription text, batch bigint)', 'void', 'c', 'volatile', 'unsafe', false),
-		('nack(subscription text, batch bigint, event_id uuid, error text DEFAULT NULL::text, retry_in interval DEFAULT NULL::interval)',
-			'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
-		('extend(subscription text, batch bigint, lease interval)',
-			'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
-		('redrive(subscription text, event_id uuid DEFAULT NULL::uuid)', 'bigint', 'c', 'volatile', 'unsafe', false),
+		('subscribe(subscription text, topics text[], handler regprocedure DEFAULT NULL::regprocedure, start_at text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, retry_delay interval DEFAULT NULL::interval, max_retry_delay interval DEFAULT NULL::interval, max_lag interval DEFAULT NULL::interval, owner regrole DEFAULT NULL::regrole, partitions integer DEFAULT NULL::integer, dead_letter_retention interval DEFAULT NULL::interval)',
+			'boolean', 'plpgsql', 'volatile', 'unsafe', false),
+		('alter_subscription(subscription text, topics text[] DEFAULT NULL::text[], handler regprocedure DEFAULT NULL::regprocedure, max_attempts integer DEFAULT NULL::integer, retry_delay interval DEFAULT NULL::interval, max_retry_delay interval DEFAULT NULL::interval, max_lag interval DEFAULT NULL::interval, owner regrole DEFAULT NULL::regrole, partitions integer DEFAULT NULL::integer, dead_letter_retention interval DEFAULT NULL::interval)',
+			'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('unsubscribe(subscription text)', 'boolean', 'plpgsql', 'volatile', 'unsafe', false),
+		('pause(subscription text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('resume(subscription text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('seek(subscription text, target text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('seek(subscription text, target timestamp with time zone)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('fetch(subscription text, max_events integer DEFAULT 100, wait interval DEFAULT ''00:00:00''::interval, lease interval DEFAULT ''00:00:30''::interval, max_bytes bigint DEFAULT 10485760)',
+			'SETOF idempotency.event', 'plpgsql', 'volatile', 'unsafe', false),
+		('ack(subscription text, batch bigint, events bigint[] DEFAULT NULL::bigint[])', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
+		('nack(subscription text, batch bigint, event_id uuid, error text DEFAULT NULL::text, retry_in interval DEFAULT NULL::interval, dead boolean DEFAULT false)',
+			'timestamp with time zone', 'plpgsql', 'volatile', 'unsafe', false),
+		('extend(subscription text, batch bigint, lease interval)', 'timestamp with time zone', 'plpgsql', 'volatile', 'unsafe', false),
+		('deliver(IN subscription text, IN handler regprocedure DEFAULT NULL::regprocedure, IN max_events integer DEFAULT 100, IN duration interval DEFAULT ''00:01:00''::interval, IN lease interval DEFAULT ''00:01:00''::interval, IN wait interval DEFAULT ''00:00:00''::interval)',
+			NULL, 'plpgsql', 'volatile', 'unsafe', false),
+		('handler_of(subscription text)', 'text', 'plpgsql', 'volatile', 'unsafe', false),
+		('redrive(subscription text, event_id uuid DEFAULT NULL::uuid)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
+		('discard(subscription text, event_id uuid DEFAULT NULL::uuid)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
 
 		-- helpers
 		('canonical(document idempotency.document)', 'text', 'c', 'immutable', 'safe', true),
@@ -104,7 +113,8 @@ SELECT set_eq(
 	$$,
 	'these functions, with these results, languages, volatilities, parallel safeties and strictnesses, and no other');
 
--- The functions that the server calls, out of sight of \df idempotency.*
+-- The functions that the server calls, out of sight of \df idempotency.*, and those in C of
+-- delivery.  Its functions in SQL are the parts of the folder delivery.
 SELECT set_eq(
 	$$
 		SELECT
@@ -116,6 +126,7 @@ SELECT set_eq(
 			proisstrict AS strict
 		FROM pg_temp.function
 		WHERE pronamespace = 'idempotency_internal'::pg_catalog.regnamespace
+			AND (language = 'c' OR proname IN ('refuse_update', 'grant_privileges'))
 	$$,
 	$$ VALUES
 		-- a support function, a trigger, the function of a view, and a part of three functions
@@ -126,6 +137,17 @@ SELECT set_eq(
 			'OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
 			'SETOF record', 'c', 'volatile', 'unsafe', false),
 		('grant_privileges(role regrole, VARIADIC privileges text[])', 'void', 'plpgsql', 'volatile', 'unsafe', true),
+
+		-- what delivery calls
+		('check_name(what text, name text)', 'void', 'c', 'stable', 'safe', false),
+		('listen(topics text[])', 'void', 'c', 'volatile', 'unsafe', true),
+		('wait_for_event(until timestamp with time zone, pause double precision)', 'void', 'c', 'volatile', 'unsafe', true),
+		('count_events(kind text, events bigint)', 'void', 'c', 'volatile', 'unsafe', true),
+		('subscriptions_changed()', 'trigger', 'c', 'volatile', 'unsafe', false),
+		('wake_relay(subscription text)', 'void', 'c', 'volatile', 'unsafe', true),
+		('is_worker_batch(batch bigint)', 'boolean', 'c', 'volatile', 'unsafe', true),
+		('is_worker_fetch()', 'boolean', 'c', 'volatile', 'unsafe', false),
+		('relay_problem(subscription text)', 'text', 'c', 'volatile', 'safe', true),
 
 		-- the I/O functions of the type document, and its casts
 		('document(jsonb)', 'idempotency.document', 'c', 'immutable', 'safe', true),
@@ -158,21 +180,26 @@ SELECT set_eq(
 	$$,
 	'these functions of types, casts, operators, triggers, views and the planner, and no other');
 
-SELECT is_empty(
-	'SELECT signature FROM pg_temp.function WHERE prosecdef',
-	'no function runs with the rights of its owner');
+-- Delivery's functions read tables to which consumers have no right.
+SELECT set_eq(
+	'SELECT proname::text FROM pg_temp.function WHERE prosecdef',
+	ARRAY['subscribe', 'alter_subscription', 'unsubscribe', 'pause', 'resume', 'seek', 'fetch', 'ack', 'nack', 'extend', 'handler_of', 'redrive', 'discard'],
+	'these functions run with the rights of their owner, and no other');
 
 SELECT is_empty(
 	'SELECT signature FROM pg_temp.function WHERE proleakproof',
 	'no function is LEAKPROOF');
 
-SELECT is_empty(
+-- Internal functions inherit the search path of those.  deliver() runs with that of the caller,
+-- for the handler, and qualifies every name.
+SELECT set_eq(
 	$$
-		SELECT signature FROM pg_temp.function
-		WHERE language <> 'c'
+		SELECT proname::text FROM pg_temp.function
+		WHERE language <> 'c' AND (pronamespace = 'idempotency'::pg_catalog.regnamespace OR prorettype = 'trigger'::pg_catalog.regtype)
 			AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)
 	$$,
-	'every function that is not C pins its search path, temporary schema last');
+	ARRAY['deliver'],
+	'every function that is not C and that a role can call pins its search path, temporary schema last');
 
 SELECT isnt_empty(
 	$$ SELECT signature FROM pg_temp.function WHERE language <> 'c' $$,

@@ -7,7 +7,7 @@ SELECT pg_catalog.set_config('search_path', e.extnamespace::pg_catalog.regnamesp
 FROM pg_catalog.pg_extension AS e
 WHERE e.extname = 'pgtap' \g /dev/null
 
-SELECT plan(37);
+SELECT plan(38);
 
 -- The objects that CREATE EXTENSION creates, without dependent ones: array types, row
 -- types of relations, indexes, rules and constraints.
@@ -77,13 +77,16 @@ SELECT set_eq(
 		('table', 'idempotency.outbox'),
 		('sequence', 'idempotency.outbox_seq'),
 		('table', 'idempotency.subscription'),
-		('sequence', 'idempotency.subscription_number'),
+		('table', 'idempotency.partition'),
 		('table', 'idempotency."position"'),
+		('table', 'idempotency_internal.probe'),
 		('table', 'idempotency.parked'),
 		('view', 'idempotency.dead_letters'),
+		('view', 'idempotency.partitions'),
 		('view', 'idempotency.subscriptions'),
 		('table', 'idempotency.reaper'),
 		('view', 'idempotency.stats'),
+		('procedure', 'idempotency.deliver(text,regprocedure,integer,interval,interval,interval)'),
 		('cast', '(text AS idempotency.identifier)'),
 		('cast', '(character varying AS idempotency.identifier)'),
 		('cast', '(character AS idempotency.identifier)'),
@@ -118,7 +121,8 @@ SELECT set_eq(
 		SELECT c.oid FROM pg_temp.relation AS c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
 	$$,
 	$$
-		SELECT objid FROM pg_temp.member WHERE classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+		SELECT objid FROM pg_temp.member
+		WHERE classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND identity <> 'idempotency_internal.probe'
 	$$,
 	'the relations of the schema are those of the extension');
 
@@ -328,23 +332,47 @@ SELECT results_eq(
 	$$ VALUES
 		('subscription', 'text'),
 		('lag', 'interval'),
-		('lag_events', 'bigint'),
-		('parked', 'bigint'),
+		('scheduled', 'bigint'),
 		('waiting', 'bigint'),
 		('dead', 'bigint'),
 		('last_error', 'text'),
 		('last_error_at', 'timestamp with time zone'),
-		('behind_since', 'timestamp with time zone'),
 		('oldest_parked_at', 'timestamp with time zone'),
-		('batch_leased_at', 'timestamp with time zone'),
-		('batch_leased_until', 'timestamp with time zone'),
 		('owner', 'name'),
 		('topics', 'text[]'),
 		('handler', 'text'),
+		('partitions', 'integer'),
+		('max_attempts', 'integer'),
+		('retry_delay', 'interval'),
+		('max_retry_delay', 'interval'),
 		('max_lag', 'interval'),
+		('dead_letter_retention', 'interval'),
+		('paused_at', 'timestamp with time zone'),
 		('created_at', 'timestamp with time zone')
 	$$,
 	'the columns of subscriptions');
+
+SELECT results_eq(
+	$$
+		SELECT attname, type FROM pg_temp.relation_column
+		WHERE relname = 'partitions' ORDER BY attnum
+	$$,
+	$$ VALUES
+		('subscription', 'text'),
+		('partition', 'integer'),
+		('partitions', 'integer'),
+		('state', 'text'),
+		('lag', 'interval'),
+		('lag_events', 'bigint'),
+		('batch_events', 'integer'),
+		('attempt', 'integer'),
+		('holder', 'integer'),
+		('leased_at', 'timestamp with time zone'),
+		('leased_until', 'timestamp with time zone'),
+		('acknowledged', 'bigint'),
+		('failed', 'bigint')
+	$$,
+	'the columns of partitions');
 
 -- The event log: readers that use logical decoding know its columns by name.
 
@@ -360,6 +388,9 @@ SELECT results_eq(
 		('txid', 'xid8', true, NULL),
 		('published_at', 'timestamp with time zone', true, NULL),
 		('id', 'uuid', true, NULL),
+		('bucket', 'integer', true, NULL),
+		('bytes', 'integer', true, NULL),
+		('deliver_at', 'timestamp with time zone', false, NULL),
 		('aggregatetype', 'text', true, 'C'),
 		('aggregateid', 'text', false, 'C'),
 		('type', 'text', false, 'C'),
@@ -383,14 +414,15 @@ SELECT results_eq(
 			c.relrowsecurity, c.relhastriggers, c.relhasrules
 		FROM pg_temp.relation AS c
 		JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
-		WHERE c.relname IN ('outbox', 'subscription', 'position', 'parked') AND c.relkind = 'r'
+		WHERE c.relname IN ('outbox', 'subscription', 'partition', 'position', 'parked') AND c.relkind = 'r'
 		ORDER BY c.relname COLLATE "C"
 	$$,
 	$$ VALUES
 		('outbox', 'r', 'p', true, false, true, false),
 		('parked', 'r', 'p', true, false, false, false),
+		('partition', 'r', 'p', true, false, false, false),
 		('position', 'r', 'p', true, false, false, false),
-		('subscription', 'r', 'p', true, false, false, false)
+		('subscription', 'r', 'p', true, false, true, false)
 	$$,
 	'the tables of the outbox are plain permanent heaps');
 
@@ -399,11 +431,15 @@ SELECT results_eq(
 		SELECT tgrelid::pg_catalog.regclass::text COLLATE "default", pg_catalog.pg_get_triggerdef(oid), tgenabled::text
 		FROM pg_catalog.pg_trigger
 		WHERE tgrelid IN (SELECT oid FROM pg_temp.relation)
+		ORDER BY 1
 	$$,
 	$$ VALUES ('idempotency.outbox',
 		'CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.refuse_update()',
+		'O'),
+		('idempotency.subscription',
+		'CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON idempotency.subscription FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.subscriptions_changed()',
 		'O') $$,
-	'one trigger, which refuses UPDATE of events');
+	'two triggers: one refuses UPDATE of events, and one tells workers of changes');
 
 SELECT is_empty(
 	$$
@@ -567,11 +603,12 @@ SELECT set_eq(
 	$$
 		SELECT name, boot_val, unit, vartype, context, min_val, max_val
 		FROM pg_catalog.pg_settings
-		WHERE name LIKE 'idempotency.%' AND name <> 'idempotency.relay_subscriptions' -- if preloaded
+		WHERE name LIKE 'idempotency.%'
 	$$,
 	$$ VALUES
 		('idempotency.retention', '1d', NULL, 'string', 'user', NULL, NULL),
 		('idempotency.wait', '5s', NULL, 'string', 'user', NULL, NULL),
+		('idempotency.max_payload_size', '1MB', NULL, 'string', 'user', NULL, NULL),
 		('idempotency.max_response_size', '1MB', NULL, 'string', 'user', NULL, NULL),
 		('idempotency.scope_prefix', '', NULL, 'string', 'superuser', NULL, NULL),
 		('idempotency.final_errors', 'IKFIN', NULL, 'string', 'user', NULL, NULL),

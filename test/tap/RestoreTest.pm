@@ -133,7 +133,7 @@ sub rows_of
 	  (map { "idempotency.$_" } qw(key outbox subscription position parked reaper)), 'charge', 'handled';
 
 	$sql .= join '', map { " UNION ALL SELECT '$_', last_value || ' ' || is_called FROM idempotency.$_" }
-	  qw(token outbox_seq subscription_number);
+	  qw(token outbox_seq);
 	return $node->safe_psql($dbname // 'postgres', "$sql ORDER BY 1, 2");
 }
 

@@ -122,7 +122,7 @@ my $greatest = 0;
 # record_numbers stores the sequence numbers that are in use, and their events.
 sub record_numbers
 {
-	my $seq = $node->safe_psql('postgres', 'SELECT greatest(max(o.seq), max(p.passed)) FROM idempotency.outbox AS o, idempotency.position AS p');
+	my $seq = $node->safe_psql('postgres', 'SELECT greatest(max(o.seq), max(p.top)) FROM idempotency.outbox AS o, idempotency.position AS p');
 	$greatest = $seq if $seq > $greatest;
 	return;
 }
@@ -254,7 +254,7 @@ foreach my $how ('not committed', 'committed asynchronously', 'committed asynchr
 	my $there = $node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.outbox WHERE aggregatetype = 'log' AND payload->>'n' = '3'});
 	is($there, 1, "$how: an event that was read under synchronous_commit survives") if $how =~ /read$/;
 	note("$how: " . ($there ? 'kept' : 'lost'));
-	is($node->safe_psql('postgres', 'SELECT max(passed) <= (SELECT last_value FROM idempotency.outbox_seq) FROM idempotency.position'), 't',
+	is($node->safe_psql('postgres', 'SELECT max(top) <= (SELECT last_value FROM idempotency.outbox_seq) FROM idempotency.position'), 't',
 		"$how: no position is ahead of the sequence");
 	numbers_advance($how) if $how =~ /read$/;
 	$node->safe_psql('postgres', publish(4, 'log'));

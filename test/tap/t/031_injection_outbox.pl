@@ -1,10 +1,10 @@
 # 031_injection_outbox.pl
 #
-# Stops publish(), fetch(), ack(), nack() and the relay between any two of their steps.
-# There they are cancelled, or killed alone or with the server, or another session acts
-# in between. Each committed event is delivered and has its effect once, an uncommitted
-# one never. A session that is stopped inside publish() holds back no other event, and
-# does not lose its own.
+# Stops publish() between any two of its steps, and the commit of a transaction that has
+# published before it wakes consumers. There they are cancelled, or killed alone or with the
+# server, or another session acts in between. Each committed event is delivered once, an
+# uncommitted one never. A session that is stopped inside publish() holds back no other event,
+# and does not lose its own. Delivery itself is SQL, which has no such points.
 
 use strict;
 use warnings FATAL => 'all';
@@ -24,19 +24,6 @@ idempotency.outbox_retention = '0'
 consumer_tools($node);
 my %faults = faults($node);
 
-$node->safe_psql('postgres', q{
-	CREATE FUNCTION reject() RETURNS text LANGUAGE plpgsql AS $$
-	BEGIN
-		PERFORM idempotency.nack('s', (SELECT number FROM batch LIMIT 1), id, 'no', '0')
-			FROM idempotency.outbox WHERE payload->>'n' = '2';
-		RETURN 'rejected';
-	END $$});
-
-my $take = 'SELECT take()';
-my $acknowledge = 'SELECT acknowledge()';
-my $reject = 'SELECT reject()';
-my $patience = q{SET idempotency.wait = '50ms'; };
-
 # is_given checks the events that a consumer receives after the fault.
 sub is_given
 {
@@ -50,14 +37,9 @@ sub is_given
 # publish()
 # ----------------------------------------------------------------
 
-# How many events the reaper deletes of two others, one published before and one while
-# publish() is stopped at the point. Once publish() has drawn its sequence number, the
-# reaper deletes no later event.
-my %removed = ('publish-number' => 2, 'publish-insert' => 1, 'publish-index' => 1, 'publish-end' => 1);
-
 my $published = qr/^\S{36}$/;
 
-foreach my $point (sort keys %removed)
+foreach my $point (qw(publish-number publish-insert publish-index publish-end))
 {
 	foreach my $end (qw(COMMIT ROLLBACK))
 	{
@@ -68,7 +50,7 @@ foreach my $point (sort keys %removed)
 
 		$node->safe_psql('postgres', publish(2, 't'));
 		is_given('2', "$name: another event is delivered meanwhile");
-		is(result_of($node, 'SELECT idempotency.reap()'), $removed{$point}, "$name: the reaper deletes events before the drawn number");
+		result_of($node, 'SELECT idempotency.reap()');
 		is_given('', "$name: no other event is delivered");
 		wake($node, $point);
 		like(answer_of($session), $published, "$name: the event is published");
@@ -77,17 +59,14 @@ foreach my $point (sort keys %removed)
 		is_given($end eq 'COMMIT' ? '1 3' : '3', "$name: the event is delivered if it was committed");
 	}
 
-	# subscribe() waits meanwhile, because the start of the subscription is not yet
-	# known.
+	# A subscription that begins meanwhile gets the event, which commits after it.
 	begin_events($node);
 	my ($session) = stop_at($node, $point, publish(1, 't'));
-	is(result_of($node, qq{$patience SELECT idempotency.subscribe('new', ARRAY['t'])}), '55P03', "$point: subscribe waits meanwhile");
+	$node->safe_psql('postgres', q{SELECT idempotency.subscribe('new', ARRAY['t'])});
 	wake($node, $point);
 	like(answer_of($session), $published, "$point: the event is published then");
 	$session->quit;
-	$node->safe_psql('postgres', q{SELECT idempotency.subscribe('new', ARRAY['t'])});
-	$node->safe_psql('postgres', publish(2, 't'));
-	is_deeply(drained($node, 'postgres', 100, 's', 'new'), { s => '1 2', new => '2' }, "$point: a new subscription receives later events");
+	is_deeply(drained($node, 'postgres', 100, 's', 'new'), { s => '1', new => '1' }, "$point: a new subscription receives it");
 	$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('new')});
 
 	foreach my $fault (sort keys %faults)
@@ -106,110 +85,51 @@ foreach my $point (sort keys %removed)
 }
 
 # ----------------------------------------------------------------
-# A consumer is cancelled or killed
+# The commit, before it wakes consumers
 # ----------------------------------------------------------------
 
-my @events = map { publish($_, 't') } 1 .. 3;
-my @out = (@events, $take);
+my %late_faults = late_faults($node);
 
-# For each step: its SQL, its preparation, the points where it is stopped, the result of
-# the retry, and the events that are delivered then.
-my %steps = (
-	'a fetch' => [ $take, \@events, [qw(scan-row fetch-collect fetch-write fetch-end)], '1 2 3', '4' ],
-	'an acknowledgement' => [ $acknowledge, \@out, [qw(batch-lock batch-read batch-end batch-wake)], 'acknowledged', '4' ],
-	'a rejection' => [ $reject, \@out, [qw(batch-lock batch-read parked-fail event-parked event-write event-count)], 'rejected', '2x2 4' ],
-	'an extension' => [
-		q{SELECT idempotency.extend('s', number, '2 hours') > now() FROM batch}, \@out, [qw(batch-lock batch-read extend-write)], 't', '4' ]);
-
-foreach my $step (sort keys %steps)
+foreach my $fault (sort keys %late_faults)
 {
-	my ($sql, $before, $points, $result, $given) = @{ $steps{$step} };
-	foreach my $point (@$points)
-	{
-		foreach my $fault (sort keys %faults)
-		{
-			my $name = "$step, $fault at $point";
-			begin_events($node, @$before);
-			my $again = $faults{$fault}->(stop_at($node, $point, $sql), $point, $sql, $result, $name);
-			is($node->safe_psql('postgres', 'SELECT count(*) FROM effect'), 0, "$name: nothing is left behind");
-			is($again->($sql), $result, "$name: the retry");
-			result_of($node, $acknowledge);
-			is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
-			$node->safe_psql('postgres', publish(4, 't'));
-			is_given($given, "$name: the events that are delivered then");
-		}
-	}
+	my $name = "$fault at commit-request";
+	begin_events($node);
+	my @stopped = stop_at($node, 'commit-request', publish(1, 't'));
+	is_given('1', "$name: the event is visible already");
+	my $again = $late_faults{$fault}->(@stopped, 'commit-request', publish(1, 't'), $published, $name);
+	like($again->(publish(2, 't')), $published, "$name: the next event");
+	is_given('2', "$name: it is delivered, and the first one is not again");
 }
 
 # ----------------------------------------------------------------
-# Another consumer acts in between
+# The commit, before it wakes those that wait for a lease
 # ----------------------------------------------------------------
 
-# The stopped SQL, its preparation, the point; the SQL and result of the other session;
-# the result of the stopped session; and the events that are delivered then.
-my @over = (@events, q{SELECT take('1 us')});
-my @pairs = (
-	[ 'two fetch', $take, \@events, 'fetch-collect', [ $take, 'nothing' ], '1 2 3', '' ],
-	[ 'two fetch, and one has a batch', $take, \@events, 'fetch-end', [ $take, 'nothing' ], '1 2 3', '' ],
-	[ 'an event is published when the batch is complete', $take, \@events, 'fetch-write', [ publish(4, 't') . $take, 'nothing' ], '1 2 3', '4' ],
-	[ 'a fetch finds an acknowledgement in progress', $acknowledge, \@out, 'batch-read', [ $take, 'nothing' ], 'acknowledged', '' ],
-	[ 'a fetch finds an acknowledgement done', $acknowledge, \@out, 'batch-wake', [ $take, 'nothing' ], 'acknowledged', '' ],
-	[ 'two acknowledge, and one has to wait', $acknowledge, \@out, 'batch-wake', [ "$patience$acknowledge", '55P03' ], 'acknowledged', '' ],
-	[ 'two acknowledge, and one is late', $acknowledge, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK408', '' ],
-	[ 'the batch is redelivered before it is acknowledged', $acknowledge, \@over, 'batch-lock', [ $take, '1 2 3' ], 'IK408', 'again' ],
-	[ 'the batch is acknowledged before one of its events is rejected', $reject, \@out, 'batch-lock', [ $acknowledge, 'acknowledged' ], 'IK408', '' ],
-	[ 'one event of the batch is rejected before it is acknowledged', $acknowledge, \@out, 'batch-lock', [ $reject, 'rejected' ], 'acknowledged', '2x2' ],
-	[ 'the batch is acknowledged while one of its events is being rejected', $reject, \@out, 'event-parked', [ "$patience$acknowledge", '55P03' ], 'rejected', '2x2' ]);
+my $key = q{idempotency.claim('s', 'k', lease => '1 hour')};
+my $complete = q{SELECT idempotency.complete('s', 'k', '1', token => (SELECT max(token) FROM owner))};
+my $lease = "DELETE FROM idempotency.key; TRUNCATE owner; INSERT INTO owner SELECT token FROM $key";
+$node->safe_psql('postgres', 'CREATE TABLE owner (token int8)');
 
-foreach my $pair (@pairs)
+foreach my $fault (sort keys %late_faults)
 {
-	my ($name, $sql, $before, $point, $meanwhile, $result, $given) = @$pair;
-	begin_events($node, @$before);
-	check_race($node, $name, $sql, $point, $meanwhile, $result);
-	$node->safe_psql('postgres', 'DELETE FROM batch WHERE number <> (SELECT batch FROM idempotency.position)') if $given eq 'again';
-	result_of($node, $acknowledge);
-	is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3', "$name: one effect each");
-	is_given($given eq 'again' ? '' : $given, "$name: the events that are delivered then");
+	my $name = "the end of a lease, $fault at commit-wake";
+	$node->safe_psql('postgres', $lease);
+	my @stopped = stop_at($node, 'commit-wake', $complete);
+	is(result_of($node, "SELECT outcome FROM $key"), 'replayed', "$name: other sessions see the outcome");
+	my $again = $late_faults{$fault}->(@stopped, 'commit-wake', $complete, '1', $name);
+	is($again->("SELECT outcome FROM $key"), 'replayed', "$name: the outcome stays");
 }
 
-# ----------------------------------------------------------------
-# The relay
-# ----------------------------------------------------------------
-
-# A cancel fails the event whose handler runs; elsewhere the worker rolls the step back
-# and retries. A committed step is counted before an interrupt is handled.
-my %ends = worker_faults($node);
-my %late_ends = late_worker_faults($node);
-
-foreach my $point (
-	qw(fetch-collect fetch-write fetch-end relay-handle event-call event-check event-keep
-	relay-acknowledge batch-read batch-end batch-wake relay-commit relay-set))
-{
-	foreach my $end (sort keys %ends)
-	{
-		my $name = "the relay, $end at $point";
-		$node->safe_psql('postgres', q{TRUNCATE effect;
-			SELECT idempotency.subscribe('h', ARRAY['h'], 'handle(idempotency.event)', owner => 'app')});
-		$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'})
-		  or die 'workers do not exit';
-
-		$node->safe_psql('postgres', "SELECT injection_points_attach('idempotency-$point', 'wait')");
-		$node->safe_psql('postgres', join '', map { publish($_, 'h', 'A') } 1 .. 3);
-		is_at($node, $point);
-		my $pid = $node->safe_psql('postgres', "SELECT pid FROM pg_stat_activity WHERE wait_event = 'idempotency-$point'");
-
-		$node->safe_psql('postgres', publish(4, 'h', 'A'));
-		is(result_of($node, qq{$patience SELECT idempotency.unsubscribe('h')}), '55P03', "$name: unsubscribe waits")
-		  if $point ne 'relay-set';
-		($point eq 'relay-set' ? $late_ends{$end} : $ends{$end})->($pid, $point);
-		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 4 FROM effect'), "$name: the events are handled");
-		$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'})
-		  or die 'workers do not exit';
-		is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3 4', "$name: once each, in order");
-		is( $node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.parked; SELECT batch IS NULL FROM idempotency.position WHERE subscription = 'h';
-				SELECT idempotency.unsubscribe('h')}), "0\nt\nt", "$name: nothing is left behind");
-	}
-}
+# A session that waits for the end of a lease returns even without a wakeup.
+$node->safe_psql('postgres', $lease);
+my $sleeper = open_session($node);
+$sleeper->query_until(qr/begun/, "\\echo begun\nSELECT outcome FROM idempotency.claim('s', 'k', lease => '1 hour', wait => '1 hour');\n");
+$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'IdempotencyLease'})
+  or die 'no session waits';
+my ($owner) = stop_at($node, 'commit-wake', $complete);
+is(answer_of($sleeper), 'replayed', 'a wait returns without a wakeup');
+wake($node, 'commit-wake');
+$_->quit foreach $owner, $sleeper;
 
 $node->stop;
 done_testing();
