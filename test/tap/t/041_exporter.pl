@@ -80,6 +80,9 @@ $node->safe_psql('postgres', q{
 	SELECT idempotency.publish('order', '{}', 'c'), idempotency.publish('order', '{}', 'd');
 	SELECT count(*) FROM idempotency.fetch('print', lease => '1 hour')});
 
+$node->poll_query_until('postgres', q{SELECT lag > '0' FROM idempotency.subscriptions WHERE subscription = 'mail'})
+	or die 'the lag does not grow';
+
 # One expired row that is deleted; one transaction that holds a key, and one that waits.
 $node->safe_psql('postgres', q{SELECT idempotency.once('inbox', 'old', '1 millisecond')});
 usleep(10_000);
@@ -172,11 +175,11 @@ expect('the counters', 'stats', 'datname="postgres"',
 	failed_total => 2, dead_letters_total => 1, events_dropped_total => 0);
 expect('the counters of the other database', 'stats', 'datname="other"', claims_total => 1, completions_total => 1, published_total => 0);
 expect('a subscription with a dead letter', 'subscription', 'datname="postgres",subscription="mail"',
-	lag_events => 2, parked => 1, waiting => 0, dead => 1, batch_overdue_seconds => 0);
+	lag_events => 2, scheduled => 1, waiting => 0, dead => 1, batch_overdue_seconds => 0);
 expect('a subscription that waits for a retry', 'subscription', 'datname="postgres",subscription="print"',
-	lag_events => 2, parked => 1, waiting => 1, dead => 0);
+	lag_events => 2, scheduled => 1, waiting => 1, dead => 0);
 expect('a subscription of the other database', 'subscription', 'datname="other",subscription="mail"',
-	lag_events => 0, lag_seconds => 0, parked => 0, waiting => 0, dead => 0);
+	lag_events => 0, lag_seconds => 0, scheduled => 0, waiting => 0, dead => 0);
 expect('open claims', 'claim', 'datname="postgres"', open => 1, waiters => 1);
 expect('the reaper', 'reaper', 'datname="postgres"', rows_reaped_total => 1, events_reaped_total => 0);
 expect('a database in which no row was reaped', 'reaper', 'datname="other"', rows_reaped_total => 0, events_reaped_total => 0);
