@@ -4,8 +4,10 @@
 # through functions of their own, one half of the operations in one transaction, the other
 # half with a lease. Each key is sent by several clients, which repeat a call in a new
 # session after any error. Another client reads the views all the time. Meanwhile a superuser
-# replaces the extension by the portable edition and back. Each operation has one effect, all
-# responses equal the stored one, tokens of running leases stay valid, and tokens only grow.
+# replaces the extension by the portable edition and back. Each operation has one effect and
+# publishes one event, which a consumer receives once. All responses equal the stored one,
+# tokens of running leases and numbers of batches stay valid, and tokens only grow. Failed
+# events, dead letters and changes of partitions move with their subscription.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,6 +25,7 @@ my $dir = PostgreSQL::Test::Utils::tempdir;
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = '100ms'
+idempotency.outbox_retention = 0
 log_statement = none
 synchronous_commit = off
 });
@@ -35,11 +38,13 @@ CREATE ROLE operator LOGIN;
 ALTER ROLE operator SET deadlock_timeout = '1ms'; -- so that not the operator detects a deadlock
 CREATE ROLE backup LOGIN;
 CREATE ROLE owner;
-SELECT idempotency.grant_client('client'), idempotency.grant_operator('operator'), idempotency.grant_backup('backup');
+SELECT idempotency.grant_client('client'), idempotency.grant_consumer('client'), idempotency.grant_operator('operator'),
+	idempotency.grant_backup('backup'), idempotency.subscribe('load', '{effect}', owner => 'client', partitions => 2);
 CREATE SCHEMA app;
 CREATE TABLE app.effect (id serial, key text, token int8);
 CREATE TABLE app.given (key text, answer text);
 CREATE TABLE app.failure (sqlstate text, message text, part text);
+CREATE TABLE app.received (id uuid, key text);
 CREATE TABLE app.control (go int);
 INSERT INTO app.control VALUES (1);
 
@@ -53,6 +58,7 @@ BEGIN
 		RETURN op.response;
 	END IF;
 	INSERT INTO app.effect (key) VALUES (charge.key) RETURNING id INTO effect;
+	PERFORM idempotency.publish('effect', to_json(effect), charge.key);
 	RETURN idempotency.complete('charge', key, to_json(effect));
 END $$;
 
@@ -70,7 +76,18 @@ DECLARE
 	effect int;
 BEGIN
 	INSERT INTO app.effect (key, token) VALUES (charge_leased.key, charge_leased.token) RETURNING id INTO effect;
+	PERFORM idempotency.publish('effect', to_json(effect), charge_leased.key);
 	RETURN idempotency.complete('lease', key, to_json(effect), token => token);
+END $$;
+
+CREATE FUNCTION app.consume() RETURNS int8 LANGUAGE plpgsql AS $$
+DECLARE
+	given int8;
+BEGIN
+	WITH event AS MATERIALIZED (SELECT batch, id, aggregateid FROM idempotency.fetch('load', 20, '50 ms')),
+		noted AS (INSERT INTO app.received SELECT id, aggregateid FROM event)
+	SELECT max(batch) INTO given FROM event;
+	RETURN idempotency.ack('load', given) WHERE given IS NOT NULL;
 END $$;
 GRANT USAGE ON SCHEMA app TO client, operator, backup;
 GRANT SELECT ON ALL TABLES IN SCHEMA app TO backup;
@@ -129,17 +146,29 @@ append_to_file("$dir/operator.psql", "\\set go 1\n" . q{
 	\endif
 } x 40_000);
 
+append_to_file("$dir/consume.psql", q{
+	\set part consume
+	SELECT app.consume() \gset
+} . sprintf($again, 'consume.psql') . "\\endif\n");
+append_to_file("$dir/consumer.psql", "\\set go 1\n" . q{
+	\if :go
+	\ir consume.psql
+	SELECT go FROM app.control \gset
+	\endif
+} x 20_000);
+
 # psql starts a psql in the background, which runs a file.
 my @output;
 sub psql
 {
-	my ($role) = @_;
+	my ($role, $file) = @_;
+	$file //= $role;
 	push @output, '';
-	return IPC::Run::start([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', "--username=$role", '--file', "$dir/$role.psql",
+	return IPC::Run::start([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', "--username=$role", '--file', "$dir/$file.psql",
 			$node->connstr('postgres') ], '>', '/dev/null', '2>', \$output[-1]);
 }
 my @load = map { psql('client') } 1 .. $clients;
-my $operator = psql('operator');
+my @beside = (psql('client', 'consumer'), psql('operator'));
 
 # change_edition runs a recipe.
 sub change_edition
@@ -171,7 +200,7 @@ foreach (1 .. soak(4, 20))
 }
 $node->safe_psql('postgres', 'UPDATE app.control SET go = 0');
 my @ended = map { $_->finish } @load;
-$operator->finish;
+$_->finish foreach @beside;
 
 # ----------------------------------------------------------------
 # What the clients have done
@@ -189,8 +218,11 @@ is($node->safe_psql('postgres', q{SELECT count(*), count(*) FILTER (WHERE state 
 is($node->safe_psql('postgres', q{SELECT count(*) FROM app.given AS g JOIN app.effect AS e USING (key) JOIN idempotency.key AS k ON k.key::text = g.key
 		WHERE g.answer = e.id::text AND k.response::text = g.answer AND (k.finished_by = e.token OR e.token IS NULL AND k.finished_by IS NULL)}),
 	$node->safe_psql('postgres', 'SELECT count(*) FROM app.given'), 'all responses equal the stored one');
-is($node->safe_psql('postgres', q{SELECT DISTINCT part, sqlstate FROM app.failure WHERE sqlstate !~ '^(42|55|XX)' AND sqlstate <> 'IK409'}),
+is($node->safe_psql('postgres', q{SELECT DISTINCT part, sqlstate FROM app.failure WHERE sqlstate !~ '^(40|42|55|XX)' AND sqlstate <> 'IK409'}),
 	'', 'the clients get the errors that the README of the portable edition names');
+1 until $node->safe_psql('postgres', 'SELECT app.consume()') eq '' && $node->safe_psql('postgres', 'SELECT app.consume()') eq '';
+is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT id), count(DISTINCT key) FROM app.received'),
+	"$operations|$operations|$operations", 'each event is received once');
 is($output[-1] =~ /deadlock/, '', 'no reader of a view is in a deadlock with the change');
 
 # ----------------------------------------------------------------
@@ -214,6 +246,55 @@ foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
 	dumps($node, "a role with grant_backup dumps the database after $recipe.sql", '--username=backup', '--file', "$dir/dump", 'postgres');
 }
 is_deeply(\@tokens, [ sort { $a <=> $b } @tokens ], 'tokens grow from one edition to the other, also if all keys were deleted');
+
+# ----------------------------------------------------------------
+# A subscription
+# ----------------------------------------------------------------
+
+# One event is acknowledged, one is a dead letter, one is retried while another waits behind it, one
+# is in a batch whose consumer goes on, one in that of a worker that has ended, and the number of
+# partitions has changed. A transaction that is open while all others commit is not part of it: the
+# scripts wait for its end.
+change_edition('to_extension');
+$node->safe_psql('postgres', q{SELECT idempotency.unsubscribe('load');
+	SELECT idempotency.subscribe('kept', '{t}', max_attempts => 2, start_at => 'now', dead_letter_retention => '1 year'), idempotency.subscribe('worker', '{t}', start_at => 'now');
+	SELECT idempotency.publish('t', v.n::text, v.aggregate) FROM (VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'c'), (5, 'd'), (6, 'e')) AS v (n, aggregate);
+	SELECT idempotency.alter_subscription('kept', partitions => 3)});
+$node->safe_psql('postgres', q{
+	CREATE TABLE app.event AS SELECT * FROM idempotency.fetch('kept', 3);
+	SELECT idempotency.nack('kept', batch, id, 'dead', dead => true) FROM app.event WHERE payload::text = '2';
+	SELECT idempotency.nack('kept', batch, id, 'late', '1 hour') FROM app.event WHERE payload::text = '3';
+	SELECT idempotency.ack('kept', max(batch)) FROM app.event});
+$node->safe_psql('postgres', q{
+	CREATE TABLE app.batch AS SELECT batch, payload FROM idempotency.fetch('kept', 2, lease => '1 hour');
+	SELECT count(*) FROM idempotency.fetch('worker');
+	UPDATE idempotency.position SET leased_until = 'infinity' WHERE subscription = 'worker'});
+$node->safe_psql('postgres', 'DROP TABLE app.event');
+my $state = q{SELECT * FROM (SELECT subscription, scheduled, waiting, dead, topics, partitions, max_attempts, owner, created_at FROM idempotency.subscriptions) AS s,
+	(SELECT string_agg(concat_ws('/', a.partition, a.partitions, a.state, a.lag_events, a.batch_events, a.leased_until, a.acknowledged, a.failed), ' ' ORDER BY 1)
+		FROM idempotency.partitions AS a WHERE a.subscription = 'kept') AS a,
+	(SELECT string_agg(concat_ws('/', k.seq, k.id, k.queue, k.payload, k.headers, k.attempts, k.error, k.retry_at, k.dead_at), ' ' ORDER BY seq)
+		FROM idempotency.parked AS k) AS k, (SELECT count(*), max(seq), pg_sequence_last_value('idempotency.outbox_seq') FROM idempotency.outbox) AS o
+	WHERE subscription = 'kept'};
+my $before = $node->safe_psql('postgres', $state);
+like($before, qr/^kept\|1\|1\|1\|/, 'the subscription has a dead letter, an event to retry, and one behind it');
+foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
+{
+	change_edition($recipe);
+	is($node->safe_psql('postgres', $state), $before, "$recipe.sql moves the subscription");
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.position WHERE relation <> 'idempotency.outbox'::regclass}), '0', 'its positions belong to the new outbox');
+}
+is($node->safe_psql('postgres', q{SELECT idempotency.ack('kept', max(batch)) FROM app.batch}), '2', 'its batch can be acknowledged');
+is($node->safe_psql('postgres', q{SELECT string_agg(payload::text || 'x' || attempt, ' ') FROM idempotency.fetch('worker')}),
+	'1x1 2x1 3x1 4x1 5x1 6x1', 'the batch of a worker is delivered again at once, and has not failed');
+is($node->safe_psql('postgres', q{UPDATE idempotency.parked SET retry_at = now() WHERE retry_at IS NOT NULL;
+	SELECT idempotency.redrive('kept');
+	SELECT idempotency.publish('t', '7', 'c') IS NULL;
+	SELECT string_agg(payload::text || 'x' || attempt, ' ' ORDER BY seq) FROM idempotency.fetch('kept')}),
+	"1\nf\n2x1 3x2 4x1", 'it delivers the events that failed');
+$node->safe_psql('postgres', q{SELECT idempotency.ack('kept', batch) FROM idempotency.position WHERE subscription = 'kept' AND batch IS NOT NULL;
+	SELECT idempotency.fetch('kept')});
+is($node->safe_psql('postgres', q{SELECT string_agg(payload::text || 'x' || attempt, ' ') FROM idempotency.fetch('kept')}), '7x1', 'and then new ones');
 
 # ----------------------------------------------------------------
 # Sessions that run a script with \i
