@@ -1455,14 +1455,16 @@ DECLARE
 	seqs bigint[];
 	sizes integer[];
 	total bigint;
+	begun boolean := false;
 	delayed boolean;
 	is_cut boolean;
 	next bigint;
 BEGIN
 	FOR step IN 1 .. 5 LOOP
 		IF p.upto IS NULL THEN
-			EXIT WHEN p.ended OR step > 1;
+			EXIT WHEN p.ended OR begun;
 			p := idempotency_internal.begin_window(p, part, drawn, born);
+			begun := true;
 		END IF;
 		missing := max_events - cardinality(p.events);
 		EXIT WHEN missing <= 0 OR max_bytes <= 0;
@@ -2351,7 +2353,7 @@ BEGIN
 			CONTINUE WHEN NOT FOUND;
 			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
 
-			-- In one statement, a full batch from the middle of a window, if nothing keeps one of its events
+			-- In one statement, a full batch that does not end a window, if nothing keeps one of its events
 			-- back and the position is still the one that was read before the lock.
 			IF is_full THEN
 				RETURN QUERY
@@ -2367,7 +2369,7 @@ BEGIN
 						SELECT array_agg(e.seq) AS events, max(e.seq) AS reached
 						FROM event AS e
 						HAVING count(*) FILTER (WHERE e.deliver_at IS NULL AND (e.aggregateid = ANY (queues)) IS NOT TRUE) = max_events
-							AND sum(e.bytes) <= max_bytes),
+							AND sum(e.bytes) <= max_bytes AND max(e.seq) < p.top),
 					written AS (
 						UPDATE idempotency.position AS n SET
 							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,

@@ -293,14 +293,16 @@ DECLARE
 	seqs bigint[];
 	sizes integer[];
 	total bigint;
+	begun boolean := false;
 	delayed boolean;
 	is_cut boolean;
 	next bigint;
 BEGIN
 	FOR step IN 1 .. 5 LOOP
 		IF p.upto IS NULL THEN
-			EXIT WHEN p.ended OR step > 1;
+			EXIT WHEN p.ended OR begun;
 			p := idempotency_internal.begin_window(p, part, drawn, born);
+			begun := true;
 		END IF;
 		missing := max_events - cardinality(p.events);
 		EXIT WHEN missing <= 0 OR max_bytes <= 0;
