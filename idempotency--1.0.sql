@@ -658,7 +658,7 @@ CREATE FUNCTION idempotency.publish(
 	type text DEFAULT NULL, headers idempotency.document DEFAULT NULL,
 	event_id uuid DEFAULT NULL, deliver_at timestamptz DEFAULT NULL)
 	RETURNS uuid
-	LANGUAGE C VOLATILE PARALLEL UNSAFE
+	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_publish';
 COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, idempotency.identifier, text, idempotency.document, uuid, timestamptz) IS
 	'publish an event when this transaction commits; returns the event''s id';
@@ -2119,12 +2119,12 @@ COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz
 -- Takes the next batch of a partition that the transaction has locked, and returns its position; its
 -- batch is another one if there are no events, and its version NULL if nothing was written.
 CREATE FUNCTION idempotency_internal.next_batch(
-	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease_end timestamptz, drawn bigint, born xid8)
+	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, now timestamptz, lease_end timestamptz,
+	drawn bigint, born xid8)
 	RETURNS idempotency.position
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	now timestamptz := clock_timestamp();
 	part idempotency.partition;
 	p idempotency.position;
 	has_parked boolean;
@@ -2181,7 +2181,7 @@ BEGIN
 	RETURN p;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, bigint, xid8) IS
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, timestamptz, bigint, xid8) IS
 	'take the next batch of a locked partition';
 
 -- The events of a batch.  Numbers in the log alone ascend.
@@ -2386,7 +2386,7 @@ BEGIN
 				END IF;
 			END IF;
 
-			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease_end, drawn, born);
+			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, now, lease_end, drawn, born);
 			IF p.batch = number THEN
 				PERFORM idempotency_internal.count_events('delivered', p.size);
 				RETURN QUERY SELECT * FROM idempotency_internal.batch_events(p);
@@ -3137,19 +3137,19 @@ SELECT pg_catalog.pg_extension_config_dump('idempotency.partition', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.position', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.parked', '');
 
-ALTER FUNCTION idempotency.subscribe SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.alter_subscription SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.unsubscribe SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.fetch SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.ack SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.nack SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.extend SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.pause SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.resume SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.seek(text, timestamptz) SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.seek(text, text) SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.redrive SUPPORT idempotency_internal.single_evaluation;
-ALTER FUNCTION idempotency.discard SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.subscribe COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.alter_subscription COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.unsubscribe COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.fetch COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.ack COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.nack COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.extend COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.pause COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.resume COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.seek(text, timestamptz) COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.seek(text, text) COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.redrive COST 10000 SUPPORT idempotency_internal.single_evaluation;
+ALTER FUNCTION idempotency.discard COST 10000 SUPPORT idempotency_internal.single_evaluation;
 
 -- ---------------------------------------------------------------------------
 -- Counters: statistics of each database

@@ -197,12 +197,12 @@ COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz
 -- Takes the next batch of a partition that the transaction has locked, and returns its position; its
 -- batch is another one if there are no events, and its version NULL if nothing was written.
 CREATE FUNCTION idempotency_internal.next_batch(
-	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, lease_end timestamptz, drawn bigint, born xid8)
+	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, now timestamptz, lease_end timestamptz,
+	drawn bigint, born xid8)
 	RETURNS idempotency.position
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	now timestamptz := clock_timestamp();
 	part idempotency.partition;
 	p idempotency.position;
 	has_parked boolean;
@@ -261,7 +261,7 @@ BEGIN
 	RETURN p;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, bigint, xid8) IS
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, timestamptz, bigint, xid8) IS
 	'take the next batch of a locked partition';
 
 -- The events of a batch.  Numbers in the log alone ascend.
@@ -474,7 +474,7 @@ BEGIN
 				END IF;
 			END IF;
 
-			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, lease_end, drawn, born);
+			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, now, lease_end, drawn, born);
 			IF p.batch = number THEN
 				-- extension only
 				PERFORM idempotency_internal.count_events('delivered', p.size);

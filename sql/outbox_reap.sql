@@ -99,7 +99,7 @@ SELECT idempotency.unsubscribe('other'), idempotency.unsubscribe('fast');
 -- A failed event is a copy, which is redelivered after the original is deleted.
 SELECT idempotency.subscribe('failing', '{*}', max_attempts => 2, retry_delay => '0', dead_letter_retention => '1 hour');
 SELECT pg_temp.publish(2, 'order', 'a1');
-SELECT batch, id FROM idempotency.fetch('failing') ORDER BY seq LIMIT 1 \gset
+SELECT batch, (array_agg(id ORDER BY seq))[1] AS id FROM idempotency.fetch('failing') GROUP BY batch \gset
 SELECT idempotency.nack('failing', :batch, :'id', 'no') IS NOT NULL AS again, pg_temp.acked('failing');
 SELECT idempotency.reap(), pg_temp.remaining();
 SELECT pg_temp.fetched('failing');
@@ -220,10 +220,10 @@ SELECT * FROM idempotency.partitions ORDER BY partition;
 SELECT pg_temp.publish(1, 'order.placed', 'a1'), pg_temp.publish(2, 'order.paid', 'a4'), pg_temp.publish(1, 'order.paid', 'a1'), pg_temp.publish(1, 'order.paid', 'a3');
 SELECT state, lag_events > 0 AS behind, lag BETWEEN '0' AND '1 min' AS lag FROM idempotency.partitions ORDER BY partition;
 SELECT batch AS first FROM idempotency.fetch('viewed', 1, lease => '1 hour') \gset
-SELECT batch AS second FROM idempotency.fetch('viewed', lease => '1 hour') LIMIT 1 \gset
+SELECT DISTINCT batch AS second FROM idempotency.fetch('viewed', lease => '1 hour') \gset
 SELECT batch_events > 0 AS is_out, attempt, holder = pg_backend_pid() AS mine, now() - leased_at < '1 min' AS out, leased_until - leased_at AS lease FROM idempotency.partitions ORDER BY partition;
 SELECT idempotency.nack('viewed', :first, id, 'dead: secret') IS NULL AS dead
-	FROM idempotency.outbox AS o JOIN idempotency.position AS p ON p.batch = :first AND o.seq = p.events[1];
+	FROM idempotency.outbox WHERE seq = (SELECT events[1] FROM idempotency.position WHERE batch = :first);
 SELECT idempotency.ack('viewed', :first) AS first, idempotency.ack('viewed', :second) > 0 AS second;
 SELECT lag, scheduled, waiting, dead, last_error, now() - last_error_at < '1 min' AS just_now FROM idempotency.subscriptions;
 SELECT sum(acknowledged) > 1 AS acknowledged, sum(failed) AS failed FROM idempotency.partitions;
