@@ -198,10 +198,12 @@ SELECT p.oid::regprocedure AS functions FROM pg_proc AS p, aclexplode(p.proacl) 
 SELECT c.oid::regclass AS relations FROM pg_class AS c, aclexplode(c.relacl) AS a
 	WHERE relnamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 'regress_portable_anybody'::regrole;
 
+-- not distributed: it has no outbox
 -- A setting that the server accepts, and a call refuses.
 SET idempotency.outbox_retention = 'soon';
 SELECT idempotency.reap();
 RESET idempotency.outbox_retention;
+-- both layouts
 
 DELETE FROM idempotency.key WHERE scope LIKE 'portable%';
 DROP TABLE guarded;
