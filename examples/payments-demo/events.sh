@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Scenes 14 to 18: consumers of the events send receipts and keep accounts.
+# Scenes 14 to 19: consumers of the events send receipts and keep accounts.
 #
 # Sourced by run.
 
@@ -13,15 +13,10 @@ receipts() {
 	sql "SELECT count(*) FROM payments.receipt WHERE customer = $1"
 }
 
-# send_receipts sends the receipts of one batch and acknowledges it, in one transaction,
-# until no event is left.
+# send_receipts delivers the events to payments.send_receipt(), until none is left, or none
+# comes for as long as its argument says.
 send_receipts() {
-	local batch
-	while
-		batch=$(sql "SELECT idempotency.ack('receipts', batch), batch
-			FROM payments.send_receipts() AS batch WHERE batch IS NOT NULL")
-		[ -n "$batch" ]
-	do :; done
+	sql "CALL idempotency.deliver('receipts', 'payments.send_receipt(idempotency.event)', wait => '${1:-0}')"
 }
 
 one_event_each() {
@@ -59,11 +54,13 @@ lost_acknowledgement() {
 	scene "A consumer dies after its work, before the acknowledgement"
 	sql "SELECT payments.charge_create('order-17', 9, 3.00)" >/dev/null
 	connect consumer
-	before=$(ask consumer "SELECT payments.send_receipts(p_lease => '1 second')")
+	before=$(ask consumer "SELECT batch, payments.send_receipt(event)
+		FROM idempotency.fetch('receipts', lease => '1 second') AS event")
+	before=${before%|}
 	tell "the receipt is written and committed; the batch is $before"
 	kill_backend consumer
 	check "batches without an acknowledgement" 1 \
-		"$(sql "SELECT count(*) FROM idempotency.position WHERE batch IS NOT NULL")"
+		"$(sql "SELECT count(*) FROM idempotency.partitions WHERE batch_events > 0")"
 	check "receipts to customer 9" 2 "$(receipts 9)"
 	check "its late acknowledgement is refused with" IK408 "$(
 		sql "SELECT count(*) FROM idempotency.fetch('receipts', wait => '5 s', lease => '1 ms')" >"$work/again"
@@ -71,7 +68,6 @@ lost_acknowledgement() {
 	)"
 	explain
 	check "events redelivered to another consumer" 1 "$(cat "$work/again")"
-	sleep 0.1
 	send_receipts
 	check "receipts to customer 9: once() knows the event" 2 "$(receipts 9)"
 }
@@ -81,10 +77,8 @@ dead_letter() {
 	sql "SELECT payments.charge_create('order-18', 10, 95.00)" >/dev/null
 	sql "SELECT payments.charge_create('order-19', 9, 4.00)" >/dev/null
 	tell "a wrong constraint refuses receipts over 90.00"
-	send_receipts
+	send_receipts '1 second'
 	check "receipts to customer 9" 3 "$(receipts 9)"
-	await "SELECT idempotency.ack('receipts', batch) IS NOT NULL AND EXISTS (SELECT FROM idempotency.dead_letters)
-		FROM payments.send_receipts() AS batch WHERE batch IS NOT NULL" || true
 	check "dead letters, after two attempts" "1|2" \
 		"$(sql "SELECT count(*), max(attempts) FROM idempotency.dead_letters")"
 	tell "$(sql "SELECT error FROM idempotency.dead_letters")"
@@ -93,6 +87,34 @@ dead_letter() {
 	send_receipts
 	check "receipts to customer 10" 1 "$(receipts 10)"
 	check "dead letters" 0 "$(sql "SELECT count(*) FROM idempotency.dead_letters")"
+}
+
+shared() {
+	local before consumers=()
+	scene "Four consumers share a subscription of four partitions"
+	before=$(sql "SELECT coalesce(max(id), 0) FROM payments.receipt")
+	sql "SELECT payments.charge_create('shared-' || n, n % 10 + 1, 0.10) FROM generate_series(1, 40) AS n" >/dev/null
+	tell "forty charges to ten customers; four consumers fetch, one after the other"
+	for _ in 1 2 3 4; do
+		sql "SELECT count(*) FROM idempotency.fetch('receipts')" >>"$work/shared"
+	done
+	tell "they got $(xargs <"$work/shared") events"
+	check "batches in flight" 4 "$(sql "SELECT count(*) FROM idempotency.partitions WHERE batch_events > 0")"
+	check "events for a fifth consumer" 0 "$(sql "SELECT count(*) FROM idempotency.fetch('receipts')")"
+	check "customers whose events two consumers have" 0 "$(sql "SELECT count(*) FROM (
+		SELECT FROM idempotency.position AS p JOIN idempotency.outbox AS o ON o.seq = ANY (p.events)
+		WHERE p.subscription = 'receipts' GROUP BY o.aggregateid HAVING count(DISTINCT p.partition) > 1) AS c")"
+	sql "SELECT count(idempotency.nack('receipts', batch, NULL)) FROM idempotency.position WHERE batch IS NOT NULL" >/dev/null
+	tell "they give the batches back, and call deliver() at the same time"
+	for _ in 1 2 3 4; do
+		send_receipts &
+		consumers+=($!)
+	done
+	wait "${consumers[@]}"
+	check "receipts" 40 "$(sql "SELECT count(*) FROM payments.receipt WHERE id > $before")"
+	check "receipts to a customer out of order" 0 "$(sql "SELECT count(*)
+		FROM payments.receipt AS a JOIN payments.receipt AS b USING (customer) WHERE a.id < b.id AND a.charge > b.charge
+			AND a.id > $before AND b.id > $before")"
 }
 
 handled() {

@@ -189,8 +189,9 @@ BEGIN
 			'at', clock_timestamp()), 201, token => p_token);
 END $$;
 
--- A consumer of the events sends receipts. Each event is delivered at least once, and
--- has its effect exactly once: once() and the receipt commit together.
+-- A consumer of the events sends receipts. With deliver() each event has its effect
+-- once. once() is for consumers that call fetch() themselves: the receipt can be
+-- committed before the acknowledgement.
 CREATE TABLE payments.receipt (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	charge bigint NOT NULL,
@@ -206,27 +207,6 @@ BEGIN
 		SELECT p.charge, p.customer, p.amount
 		FROM json_to_record(event.payload) AS p (charge bigint, customer integer, amount numeric);
 	END IF;
-END $$;
-
--- Sends the receipts of one batch, and returns its number; NULL without events. A
--- failed event is reported with nack(), and the other events are handled.
-CREATE FUNCTION payments.send_receipts(p_wait interval DEFAULT '0', p_lease interval DEFAULT '30 seconds')
-RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-	event idempotency.event;
-	failed text[] := '{}';
-BEGIN
-	FOR event IN SELECT * FROM idempotency.fetch('receipts', wait => p_wait, lease => p_lease) LOOP
-		CONTINUE WHEN event.aggregateid = ANY (failed); -- nack removed it from the batch
-		BEGIN
-			PERFORM payments.send_receipt(event);
-		EXCEPTION WHEN check_violation THEN
-			PERFORM idempotency.nack('receipts', event.batch, event.id, sqlerrm);
-			failed := failed || event.aggregateid;
-		END;
-	END LOOP;
-	RETURN event.batch;
 END $$;
 
 -- A handler keeps the monthly accounts: background workers call it as the owner of the
