@@ -2078,7 +2078,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.take_parked(idempotency.position, integer, bigint) IS 'add parked events that are due to the list';
 
 -- Deletes the partitions before a change of their number when they have delivered everything,
--- so that those after it begin.
+-- so that those after it begin.  These get the parked events, which keep their order by aggregate.
 CREATE FUNCTION idempotency_internal.end_generation(name text, oldest integer)
 	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -2091,10 +2091,13 @@ BEGIN
 			SELECT FROM idempotency.partition AS a
 			CROSS JOIN LATERAL (SELECT n.ended, n.events FROM idempotency.position AS n
 				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'))
-		OR EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL) THEN
+			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}')) THEN
 		RETURN false;
 	END IF;
+	UPDATE idempotency.parked AS k SET partition = a.partition
+	FROM idempotency.partition AS a
+	WHERE k.subscription = name AND k.dead_at IS NULL AND a.subscription = name AND a.remainder = k.bucket % a.modulus
+		AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = name AND g.generation > oldest);
 	DELETE FROM idempotency.position AS n WHERE n.subscription = name AND n.partition = ANY (locked);
 	DELETE FROM idempotency.partition AS a WHERE a.subscription = name AND a.partition = ANY (locked);
 	RETURN true;

@@ -87,7 +87,7 @@ SELECT idempotency.subscribe('s', '{t}', max_attempts => 2, retry_delay => '1 ho
 SELECT pg_temp.fetch('s');
 SELECT pg_temp.publish('{3,1,2}'), pg_temp.publish('{9}', topic => 'tt');
 SELECT pg_temp.fetch('s', 2), pg_temp.fetch('s');
-SELECT batch BETWEEN 1 AND 9007199254740991 AS exact, size, holder = pg_backend_pid() AS mine, leased_until - leased_at AS lease FROM idempotency.position;
+SELECT batch BETWEEN 1 AND 9007199254740991 AS exact, size, holder = pg_backend_pid() AS mine, round(extract(epoch FROM leased_until - leased_at)) AS lease FROM idempotency.position;
 SELECT pg_temp.ack('s'), pg_temp.drain('s'), pg_temp.fetch('s');
 SELECT pg_temp.error_of('SELECT idempotency.' || c) AS error FROM unnest(ARRAY['ack(''s'', 1)', 'ack(''s'', NULL)', 'ack(''x'', 1)', 'extend(''s'', 1, ''1 s'')',
 	'nack(''s'', 1, NULL)', 'fetch(''s'', 0)', 'fetch(''s'', lease => ''0'')', 'fetch(''s'', wait => ''-1 s'')', 'fetch(''s'', max_bytes => 0)', 'fetch('''')']) AS c;
@@ -253,16 +253,17 @@ SELECT pg_temp.publish('{5}');
 SELECT idempotency.seek('s', 'now'), pg_temp.publish('{6}');
 SELECT pg_temp.drain('s');
 
--- A change of the number of partitions: those of before deliver first.
+-- A change of the number of partitions: those of before deliver first, and leave their parked events to
+-- those after it.
 SELECT pg_temp.publish('{1,2}', 'a'), pg_temp.publish('{3,4}', 'b');
 SELECT pg_temp.fetch('s', 1), pg_temp.nack('s', 1, '1 hour'), pg_temp.ack('s');
 SELECT idempotency.alter_subscription('s', partitions => 3);
 SELECT pg_temp.publish('{5}', 'a'), pg_temp.publish('{6}', 'b');
 SELECT partition, partitions, state FROM idempotency.partitions ORDER BY partitions, partition;
 SELECT pg_temp.drain('s'), pg_temp.parked('s');
+SELECT partition, partitions, state FROM idempotency.partitions ORDER BY partition;
 SELECT pg_temp.age('s');
-SELECT pg_temp.fetch('s'), pg_temp.ack('s'), pg_temp.fetch('s');
-SELECT pg_temp.drain('s') IN ('5 | 6', '6 | 5', '5, 6') AS came, (SELECT count(*) FROM idempotency.partitions) AS partitions;
+SELECT pg_temp.drain('s');
 
 -- After a restore, ids of transactions are those of another cluster: nothing is lost or held back.
 SELECT idempotency.alter_subscription('s', partitions => 1);
