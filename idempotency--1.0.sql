@@ -700,6 +700,12 @@ CREATE FUNCTION idempotency_internal.wake_relay(subscription text)
 COMMENT ON FUNCTION idempotency_internal.wake_relay(text) IS
 	'after the commit, workers look at the subscriptions; 53400 if there is none for this one';
 
+CREATE FUNCTION idempotency_internal.check_handler(handler text, owner name)
+	RETURNS void
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_check_handler';
+COMMENT ON FUNCTION idempotency_internal.check_handler(text, name) IS
+	'raise an error unless background workers can call the handler for such an owner';
+
 CREATE FUNCTION idempotency_internal.is_worker_batch(batch bigint)
 	RETURNS boolean
 	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_is_worker_batch';
@@ -1822,6 +1828,9 @@ BEGIN
 	RETURNING * INTO changed;
 	is_changed := changed IS DISTINCT FROM stored;
 	IF changed.handler IS NOT NULL THEN
+		IF new_handler IS NOT NULL OR new_owner IS NOT NULL THEN
+			PERFORM idempotency_internal.check_handler(changed.handler, changed.owner);
+		END IF;
 		PERFORM idempotency_internal.wake_relay(name);
 	END IF;
 	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN

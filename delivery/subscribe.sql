@@ -282,6 +282,9 @@ BEGIN
 	is_changed := changed IS DISTINCT FROM stored;
 	-- extension only
 	IF changed.handler IS NOT NULL THEN
+		IF new_handler IS NOT NULL OR new_owner IS NOT NULL THEN
+			PERFORM idempotency_internal.check_handler(changed.handler, changed.owner);
+		END IF;
 		PERFORM idempotency_internal.wake_relay(name);
 	END IF;
 	-- both editions

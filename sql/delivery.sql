@@ -203,21 +203,26 @@ BEGIN
 END
 $$;
 INSERT INTO carrier SELECT generate_series(0, 8);
-SELECT idempotency.alter_subscription('s', max_attempts => 2, handler => 'ship(idempotency.event)', partitions => 2);
+CREATE ROLE regress_delivery_owner LOGIN;
+SELECT idempotency.grant_client('regress_delivery_owner'), idempotency.grant_consumer('regress_delivery_owner');
+GRANT ALL ON carrier, parcel TO regress_delivery_owner;
+SELECT idempotency.alter_subscription('s', max_attempts => 2, handler => 'ship(idempotency.event)', partitions => 2, owner => 'regress_delivery_owner');
 SELECT pg_temp.publish('{11,12,13,14,18,19}'), pg_temp.publish('{21,29,22}', 'a');
 CALL idempotency.deliver('s', 'ship(idempotency.event)', max_events => 4);
 SELECT array_agg(n ORDER BY n) FROM parcel;
 SELECT payload, error, attempts, dead_at IS NOT NULL AS dead, retry_at > now() + interval '20 min' AS later FROM idempotency.parked ORDER BY payload::text;
 INSERT INTO carrier VALUES (9);
 SELECT pg_temp.age('s');
+SET ROLE regress_delivery_owner;
 CALL idempotency.deliver('s');
+BEGIN;
+CALL idempotency.deliver('s');
+ROLLBACK;
+RESET ROLE;
 SELECT array_agg(n ORDER BY n), (SELECT array_agg(payload::text ORDER BY payload::text) FROM idempotency.dead_letters) AS dead FROM parcel;
 SELECT idempotency.discard('s');
 CALL idempotency.deliver('s', 'pg_catalog.abs(int)');
 CALL idempotency.deliver('s', 0);
-BEGIN;
-CALL idempotency.deliver('s');
-ROLLBACK;
 
 --
 -- Subscriptions
@@ -229,9 +234,9 @@ SELECT pg_temp.error_of('SELECT idempotency.' || c) AS error FROM unnest(ARRAY['
 	'subscribe(''x'', ''{t}'', retry_delay => ''-1 s'')', 'subscribe(''x'', ''{t}'', ''pg_catalog.abs(int)'')', 'alter_subscription(''x'')', 'seek(''s'', ''somewhen'')', 'seek(''s'', NULL::text)']) AS c;
 SELECT idempotency.unsubscribe('x'), idempotency.unsubscribe('s');
 -- Only what is named changes.
-SELECT idempotency.subscribe('s', '{t}', 'ship(idempotency.event)', max_attempts => 3, retry_delay => '0', max_lag => '1 day', start_at => 'beginning') AS is_new;
+SELECT idempotency.subscribe('s', '{t}', 'ship(idempotency.event)', max_attempts => 3, retry_delay => '0', max_lag => '1 day', start_at => 'beginning', owner => 'regress_delivery_owner') AS is_new;
 SELECT idempotency.subscribe('s', '{t,u}') AS is_new, idempotency.alter_subscription('s', max_attempts => 4, max_lag => '-1 s');
-SELECT owner = current_user AS mine, topics, handler, partitions, max_attempts, retry_delay, max_lag FROM idempotency.subscriptions;
+SELECT owner, topics, handler, partitions, max_attempts, retry_delay, max_lag FROM idempotency.subscriptions;
 -- Patterns
 SELECT p AS pattern, (SELECT array_agg(t) FROM unnest(ARRAY['a', 'a.b', 'a_b', 'a%b', 'a*b', E'a\\b', 'axb']) AS t WHERE t LIKE ANY (idempotency_internal.patterns_of(ARRAY[p]))) AS topics
 	FROM unnest(ARRAY['*', 'a*', 'a_b', 'a%b', 'a\*b', 'a\\b', 'a\xb', '*.*', 'a\_b']) AS p;
@@ -340,7 +345,7 @@ RESET ROLE;
 --
 
 CREATE ROLE regress_delivery_client;
-CREATE ROLE regress_delivery_consumer;
+CREATE ROLE regress_delivery_consumer LOGIN;
 CREATE ROLE regress_delivery_other;
 CREATE ROLE regress_delivery_operator;
 SELECT idempotency.grant_client('regress_delivery_client'), idempotency.grant_consumer('regress_delivery_consumer'),
@@ -364,8 +369,8 @@ RESET ROLE;
 SELECT idempotency.alter_subscription('mine', handler => 'ship(idempotency.event)');
 CALL idempotency.deliver('mine');
 SELECT idempotency.unsubscribe('mine'), idempotency.unsubscribe('s');
-DROP OWNED BY regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
-DROP ROLE regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
+DROP OWNED BY regress_delivery_owner, regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
+DROP ROLE regress_delivery_owner, regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
 DROP TABLE parcel, carrier;
 DROP FUNCTION ship(idempotency.event);
 TRUNCATE idempotency.outbox;

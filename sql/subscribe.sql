@@ -332,8 +332,19 @@ REVOKE EXECUTE ON FUNCTION public.handle_forbidden FROM PUBLIC;
 SELECT handler, pg_temp.try(format('SELECT idempotency.subscribe(''handled'', ''{*}'', %L, owner => ''regress_subscribe_owner'')', handler)) AS outcome
 	FROM unnest(ARRAY['public.handle(idempotency.event)', 'regress_subscribe."Handle ""it"".(x)"(idempotency.event)', 'public.handle_json(json)',
 		'public.handle_two(idempotency.event, integer)', 'public.handle_out(idempotency.event)', 'public.handle_set(idempotency.event)',
-		'public.handle_procedure(idempotency.event)', 'public.handle_forbidden(idempotency.event)', 'public.nothing(idempotency.event)', 'pg_catalog.count("any")']) AS handler;
+		'public.handle_procedure(idempotency.event)', 'public.nothing(idempotency.event)', 'pg_catalog.count("any")']) AS handler;
 SELECT pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', 4294967295::oid::regprocedure, owner => ''regress_subscribe_owner'')');
+-- extension only: workers run the handler as the owner
+SELECT rolname AS superuser FROM pg_roles WHERE rolname = current_user \gset
+SELECT replace(pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'')'), :'superuser', 'superuser');
+SELECT CASE WHEN current_setting('server_version_num')::int < 170000 THEN result LIKE '42501:%cannot own a subscription%' ELSE result = 'accepted' END AS as_the_server_can
+	FROM pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'', owner => ''regress_subscribe_group'')') AS result;
+BEGIN;
+SELECT idempotency.subscribe('handled', '{*}', 'public.handle(idempotency.event)', owner => 'regress_subscribe_owner'),
+	replace(pg_temp.try('SELECT idempotency.alter_subscription(''handled'', owner => current_user::regrole)'), :'superuser', 'superuser') AS owner,
+	pg_temp.try('SELECT idempotency.alter_subscription(''handled'', handler => ''public.handle_forbidden(idempotency.event)'')') AS handler;
+ROLLBACK;
+-- both editions
 SET ROLE regress_subscribe_owner;
 SELECT pg_temp.try('SELECT idempotency.subscribe(''handled'', ''{*}'', ''public.handle(idempotency.event)'')');
 RESET ROLE;

@@ -55,9 +55,12 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/guc.h"
+#include "base/name.h"
 #include "base/subtransaction.h"
 #include "keys/transaction.h"
 #include "relay/relay.h"
+
+PG_FUNCTION_INFO_V1(idempotency_check_handler);
 
 /* How long a handler that was cancelled can continue, in milliseconds. */
 #define GRACE_MS 5000
@@ -163,6 +166,74 @@ EventHandlerFind(const char *handler, Oid owner, EventHandler *found)
 	InvokeFunctionExecuteHook(function);
 	fmgr_info(function, &found->function);
 	found->owner = owner;
+}
+
+/*
+ * MayConnect tells whether background workers can connect as a role.
+ */
+static bool
+MayConnect(Oid role)
+{
+#ifdef SERVER_CONNECTS_WITHOUT_LOGIN
+	return true;
+#else
+	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
+	bool may = HeapTupleIsValid(tuple) && ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	return may;
+#endif
+}
+
+/*
+ * CheckStaysInPrefix throws 42501 if the login role has a scope prefix and the handler of
+ * the subscription would run as another role, whose worker has the settings of its own login.
+ */
+static void
+CheckStaysInPrefix(Oid owner)
+{
+	const char *prefix = ScopePrefix();
+
+	if (prefix[0] == '\0' || owner == GetAuthenticatedUserId())
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("role \"%s\" cannot own the handler's subscription",
+					GetUserNameFromId(owner, false)),
+			 errdetail("The handler would run without the scope prefix \"%s\" of role \"%s\".",
+					   prefix, GetUserNameFromId(GetAuthenticatedUserId(), false)),
+			 errhint("Subscribe as the login role and leave out the owner, or let a role without a "
+					 "scope prefix subscribe.")));
+}
+
+/*
+ * check_handler(handler, owner): workers can call the handler for a subscription of the owner, and
+ * the caller may let them.  Throws 42501, and what EventHandlerFind() throws.
+ */
+Datum
+idempotency_check_handler(PG_FUNCTION_ARGS)
+{
+	char *name = NameStr(*PG_GETARG_NAME(1));
+	Oid owner = get_role_oid(name, false);
+	EventHandler handler;
+
+	CheckStaysInPrefix(owner);
+	if (superuser_arg(owner))
+		ereport(
+			ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("a subscription with a handler must not be owned by a superuser"),
+			 errdetail("A background worker would run the handler as \"%s\".", name),
+			 errhint("Pass an owner that has the rights that the handler needs, and no more.")));
+	if (!MayConnect(owner))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("role \"%s\" cannot own a subscription with a handler", name),
+				 errdetail("The role cannot log in, and this server lets no worker connect as it."),
+				 errhint("Use ALTER ROLE ... LOGIN, without a password.")));
+	EventHandlerFind(text_to_cstring(PG_GETARG_TEXT_PP(0)), owner, &handler);
+	PG_RETURN_VOID();
 }
 
 /*

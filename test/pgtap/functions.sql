@@ -145,6 +145,7 @@ SELECT set_eq(
 		('count_events(kind text, events bigint)', 'void', 'c', 'volatile', 'unsafe', true),
 		('subscriptions_changed()', 'trigger', 'c', 'volatile', 'unsafe', false),
 		('wake_relay(subscription text)', 'void', 'c', 'volatile', 'unsafe', true),
+		('check_handler(handler text, owner name)', 'void', 'c', 'volatile', 'unsafe', true),
 		('is_worker_batch(batch bigint)', 'boolean', 'c', 'volatile', 'unsafe', true),
 		('is_worker_fetch()', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('relay_problem(subscription text)', 'text', 'c', 'volatile', 'safe', true),
