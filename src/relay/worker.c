@@ -165,14 +165,13 @@ static volatile sig_atomic_t terminated = false; /* by SIGTERM */
  */
 
 /*
- * CommitLocally makes the commit of this transaction wait for this server's disk, and for
- * no standby.
+ * SetLocally sets a setting until the end of the transaction.
  */
 static void
-CommitLocally(void)
+SetLocally(const char *setting, const char *value)
 {
-	(void) set_config_option("synchronous_commit", "local", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_LOCAL, true, 0, false);
+	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0,
+							 false);
 }
 
 static void
@@ -398,8 +397,21 @@ Keep(uint64 rows)
 }
 
 /*
- * FetchStep fetches a batch, waiting for as many milliseconds as the argument says.  This
- * server's disk must have the batch before the handler is called, which might end the server.
+ * CommitFetch makes the commit of a batch wait for no standby.  The handler might end the server:
+ * then this server's disk must have the batch, so that it has failed.  That of a worker's first
+ * batch suffices, because those before the batch that ends the server are acknowledged: the next
+ * worker begins with it.
+ */
+static void
+CommitFetch(void)
+{
+	bool follows = hadBatch && synchronous_commit > SYNCHRONOUS_COMMIT_OFF;
+
+	SetLocally("synchronous_commit", follows ? "off" : "local");
+}
+
+/*
+ * FetchStep fetches a batch, waiting for as many milliseconds as the argument says.
  */
 static bool
 FetchStep(void *argument)
@@ -430,7 +442,7 @@ FetchStep(void *argument)
 		nextDue = never ? 0 : DatumGetTimestampTz(due);
 		ExtensionQueryEnd();
 	}
-	CommitLocally();
+	CommitFetch();
 	return true;
 }
 
@@ -619,7 +631,7 @@ GiveBackStep(void *argument)
 {
 	Datum values[2] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
 
-	CommitLocally();
+	SetLocally("synchronous_commit", "local");
 	(void) ExtensionQueryDo(&giveBackQuery, values, NULL);
 	return true;
 }
@@ -778,8 +790,7 @@ GiveBackAtExit(int code, Datum arg)
 		ExtensionRelationLock("partition", RowShareLock, true) &&
 		ExtensionRelationLock("position", RowExclusiveLock, true))
 	{
-		(void) set_config_option("idempotency.wait", "500ms", PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_LOCAL, true, 0, false);
+		SetLocally("idempotency.wait", "500ms");
 		(void) GiveBackStep(NULL);
 	}
 	Commit();
