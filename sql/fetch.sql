@@ -410,6 +410,9 @@ $$;
 SELECT bool_and(batch BETWEEN 1 AND 9007199254740991) AS exact, count(DISTINCT batch), max(batch) > 4294967296 AS large FROM batches;
 DROP TABLE batches;
 
+-- Each transaction that fetched leaves its own id to the next call.
+SELECT pg_temp.fetch('fetch');
+SELECT pg_temp.fetch('fetch');
 -- Cancelling a statement ends a wait.
 SET statement_timeout = '50 ms';
 SELECT idempotency.fetch('fetch', wait => '1 hour');

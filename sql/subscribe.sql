@@ -84,7 +84,6 @@ SELECT idempotency.nack('subscribe', :batch, :'id', 'no', '0') <= clock_timestam
 SELECT idempotency.subscribe('subscribe', '{other}') AS is_new, pg_temp.publish('{5}', 'other'), pg_temp.fetch('subscribe');
 SELECT idempotency.ack('subscribe', :batch);
 SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
-SELECT pg_temp.fetch('subscribe'), pg_temp.ack('subscribe');
 -- A batch that was built is redelivered as it was.
 SELECT idempotency.subscribe('subscribe', '{subscribe,other}'), pg_temp.publish('{6}'), pg_temp.publish('{7}', 'other');
 SELECT pg_temp.fetch('subscribe');
