@@ -1533,7 +1533,10 @@ BEGIN
 			seqs := idempotency_internal.park_blocked(p, seqs);
 			has_parked := true;
 		END IF;
-		IF seqs IS NOT NULL THEN
+		-- The log alone is listed by number, as batch_events() returns it: nack() takes out what is behind
+		IF seqs[1] < p.events[cardinality(p.events)] AND NOT p.retried THEN
+			p.events := ARRAY(SELECT e FROM unnest(p.events || seqs) AS e ORDER BY e);
+		ELSIF seqs IS NOT NULL THEN
 			p.events := p.events || seqs;
 		END IF;
 		IF p.late IS NULL AND p.reached >= p.top THEN
