@@ -8,16 +8,17 @@ const { Client } = require("pg");
 
 // The same request can succeed later: lost connections, serialization failures and
 // deadlocks, no resources, lock timeouts, shutdown and failover; IK409, the first request
-// is in progress; IK410, another owner took the lease over, whose result a retry returns.
-const transient = /^(08|40|53|55P03|57P|25006|IK409|IK410)/;
+// is in progress; IK410, another owner took the lease over, whose result a retry returns;
+// IK408, another consumer has the events of the batch.
+const transient = /^(08|40|53|55P03|57P|25006|IK408|IK409|IK410)/;
 
 // The provider neither did nor refused what it was asked for.
 class Unavailable extends Error {}
 
 // retrying calls work(client) until it succeeds, with growing pauses, each time on a new
 // connection. Throws what is not transient, and after RETRY_SECONDS the last error. work
-// must begin with a claim of the same key: an attempt whose answer was lost might have
-// committed.
+// must begin with a claim of the same key, or with a fetch: an attempt whose answer was lost
+// might have committed.
 async function retrying(work) {
 	const end = Date.now() + 1000 * (process.env.RETRY_SECONDS ?? 30);
 	for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
@@ -134,7 +135,42 @@ async function consume(messages) {
 	return JSON.stringify({ acknowledged: messages.length });
 }
 
+// events charges orders at the provider, one for each event of a subscription. As many of
+// these consumers as the subscription has partitions work at the same time.
+async function events(subscription) {
+	// Longer than the provider needs for a batch: afterwards, another consumer gets its events.
+	const lease = process.env.LEASE ?? "3 minutes";
+	for (;;)
+		await retrying(async (client) => {
+			// Committed at once, so that the delivery counts even if this program dies.
+			const { rows: batch } = await client.query(`SELECT batch, id, aggregateid, payload
+				FROM idempotency.fetch($1, max_events => 10, wait => '10 seconds', lease => $2)`, [subscription, lease]);
+			const left = new Set(); // aggregates whose events have left the batch
+			for (const { batch: number, id, aggregateid, payload } of batch) {
+				if (left.has(aggregateid))
+					continue;
+				let error, dead = false;
+				try {
+					// The provider recognizes a redelivered event by its id.
+					if (await askProvider(id, payload.amount) === null)
+						[error, dead] = ["card_declined", true];
+				} catch ({ message }) {
+					error = message;
+				}
+				if (error) {
+					await client.query("SELECT idempotency.nack($1, $2, $3, $4, dead => $5)", [subscription, number, id, error, dead]);
+					if (aggregateid)
+						left.add(aggregateid);
+				}
+			}
+			if (batch.length)
+				await client.query("SELECT idempotency.ack($1, $2)", [subscription, batch[0].batch]);
+		});
+}
+
 async function main([command, key, name, amount]) {
+	if (command === "events")
+		return events(key);
 	if (command !== "consume")
 		return { charge, order }[command](key, name, Number(amount));
 	const lines = require("fs").readFileSync(0, "utf8").trim().split("\n");

@@ -13,8 +13,9 @@ import urllib.request
 import psycopg
 
 # The same request can succeed later: lost connections, serialization failures and deadlocks, no resources, lock timeouts, shutdown and
-# failover; IK409, the first request is in progress; IK410, another owner took the lease over, whose result a retry returns.
-TRANSIENT = re.compile(r"08|40|53|55P03|57P|25006|IK409|IK410")
+# failover; IK409, the first request is in progress; IK410, another owner took the lease over, whose result a retry returns; IK408, another
+# consumer has the events of the batch.
+TRANSIENT = re.compile(r"08|40|53|55P03|57P|25006|IK408|IK409|IK410")
 
 
 class Unavailable(Exception):
@@ -23,8 +24,8 @@ class Unavailable(Exception):
 
 def retrying(work):
     """Calls work(connection) until it succeeds, with growing pauses, each time on a new connection. Raises what is not transient, and
-    after RETRY_SECONDS the last error. work must begin with a claim of the same key: an attempt whose answer was lost might have
-    committed."""
+    after RETRY_SECONDS the last error. work must begin with a claim of the same key, or with a fetch: an attempt whose answer was lost
+    might have committed."""
     end = time.monotonic() + float(os.environ.get("RETRY_SECONDS", 30))
     pause = 0.05
     while True:
@@ -127,7 +128,41 @@ def consume(messages):
     return json.dumps({"acknowledged": len(messages)})
 
 
+def events(subscription):
+    """Charges orders at the provider, one for each event of a subscription. As many of these consumers as the subscription has partitions
+    work at the same time."""
+    # Longer than the provider needs for a batch: afterwards, another consumer gets its events.
+    lease = os.environ.get("LEASE", "3 minutes")
+
+    def work(connection):
+        # Committed at once, so that the delivery counts even if this program dies.
+        batch = connection.execute("SELECT batch, id, aggregateid, payload FROM idempotency.fetch(%s, max_events => 10, "
+                                   "wait => '10 seconds', lease => %s)", (subscription, lease)).fetchall()
+        left = set()  # aggregates whose events have left the batch
+        for number, event, aggregate, payload in batch:
+            if aggregate in left:
+                continue
+            error, dead = None, False
+            try:
+                # The provider recognizes a redelivered event by its id.
+                if ask_provider(event, payload["amount"]) is None:
+                    error, dead = "card_declined", True
+            except Unavailable as unavailable:
+                error = str(unavailable)
+            if error:
+                connection.execute("SELECT idempotency.nack(%s, %s, %s, %s, dead => %s)", (subscription, number, event, error, dead))
+                if aggregate:
+                    left.add(aggregate)
+        if batch:
+            connection.execute("SELECT idempotency.ack(%s, %s)", (subscription, batch[0][0]))
+
+    while True:
+        retrying(work)
+
+
 def main(command, *arguments):
+    if command == "events":
+        return events(*arguments)
     if command == "consume":
         return consume([json.loads(line) for line in sys.stdin])
     key, name, amount = arguments

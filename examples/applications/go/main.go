@@ -17,13 +17,14 @@ import (
 
 // The same request can succeed later: lost connections, serialization failures and
 // deadlocks, no resources, lock timeouts, shutdown and failover; IK409, the first request
-// is in progress; IK410, another owner took the lease over, whose result a retry returns.
-var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|25006|IK409|IK410)`)
+// is in progress; IK410, another owner took the lease over, whose result a retry returns;
+// IK408, another consumer has the events of the batch.
+var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|25006|IK408|IK409|IK410)`)
 
 var ctx = context.Background()
 
 // retrying calls work until it succeeds, each time on a new connection, with growing pauses. It returns errors that are not transient,
-// and after RETRY_SECONDS the last one. work must begin with a claim: an attempt whose answer was lost might have committed.
+// and after RETRY_SECONDS the last one. work must begin with a claim, or with a fetch: an attempt whose answer was lost might have committed.
 func retrying(work func(*pgx.Conn) error) error {
 	began, limit := time.Now(), 30.0
 	fmt.Sscan(os.Getenv("RETRY_SECONDS"), &limit)
@@ -134,12 +135,59 @@ func consume(input *json.Decoder) (string, error) {
 	return fmt.Sprintf(`{"acknowledged": %d}`, len(ids)), err // after the commit: a batch that is lost before is delivered again
 }
 
+// event is what a consumer needs of an event.
+type event struct {
+	Batch         int64
+	ID, Aggregate string
+	Amount        int64
+}
+
+// events charges orders at the provider, one for each event of a subscription. As many of these consumers as the subscription has
+// partitions work at the same time.
+func events(subscription string) (string, error) {
+	lease := os.Getenv("LEASE")
+	if lease == "" {
+		lease = "3 minutes" // longer than the provider needs for a batch: afterwards, another consumer gets its events
+	}
+	work := func(connection *pgx.Conn) error {
+		// Committed at once, so that the delivery counts even if this program dies.
+		rows, _ := connection.Query(ctx, `SELECT batch, id::text, coalesce(aggregateid, ''), (payload ->> 'amount')::bigint
+			FROM idempotency.fetch($1, max_events => 10, wait => '10 seconds', lease => $2::text::interval)`, subscription, lease)
+		batch, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+		if err != nil || len(batch) == 0 {
+			return err
+		}
+		left := map[string]bool{} // aggregates whose events have left the batch
+		for _, each := range batch {
+			if left[each.Aggregate] {
+				continue
+			}
+			// The provider recognizes a redelivered event by its id.
+			if _, fault := askProvider(each.ID, each.Amount); fault != nil {
+				if _, err := connection.Exec(ctx, "SELECT idempotency.nack($1, $2, $3, $4, dead => $5)",
+					subscription, each.Batch, each.ID, fault.Error(), fault == errRefused); err != nil {
+					return err
+				}
+				left[each.Aggregate] = each.Aggregate != ""
+			}
+		}
+		_, err = connection.Exec(ctx, "SELECT idempotency.ack($1, $2)", subscription, batch[0].Batch)
+		return err
+	}
+	for {
+		if err := retrying(work); err != nil {
+			return "", err
+		}
+	}
+}
+
 func main() {
 	amount, _ := strconv.ParseInt(os.Args[len(os.Args)-1], 10, 64)
 	commands := map[string]func() (string, error){
 		"charge":  func() (string, error) { return charge(os.Args[2], os.Args[3], amount) },
 		"order":   func() (string, error) { return order(os.Args[2], os.Args[3], amount) },
 		"consume": func() (string, error) { return consume(json.NewDecoder(os.Stdin)) },
+		"events":  func() (string, error) { return events(os.Args[2]) },
 	}
 	response, err := commands[os.Args[1]]()
 	if err != nil {
