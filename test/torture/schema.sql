@@ -72,7 +72,7 @@ END $$;
 -- Two subscriptions that are fetched, and one with a handler. No event ever becomes a
 -- dead letter.
 SELECT idempotency.subscribe(name, ARRAY[topics], handler::regprocedure,
-	max_attempts => 2147483647, retry_delay => '20 ms', max_retry_delay => '200 ms')
-FROM (VALUES ('once', '*', NULL),
-	('together', 'torture', NULL),
-	('relayed', 'tor*', 'torture.handle(idempotency.event)')) AS s (name, topics, handler);
+	max_attempts => 2147483647, retry_delay => '20 ms', max_retry_delay => '200 ms', partitions => partitions)
+FROM (VALUES ('once', '*', NULL, 2),
+	('together', 'torture', NULL, 1),
+	('relayed', 'tor*', 'torture.handle(idempotency.event)', 2)) AS s (name, topics, handler, partitions);
