@@ -1290,8 +1290,6 @@ BEGIN
 		SELECT c.system_identifier INTO cluster FROM pg_control_system() AS c;
 		IF p.system_identifier <> cluster OR p.relation <> 'idempotency.outbox'::regclass::oid THEN
 			p := idempotency_internal.begin_here(p);
-			p.system_identifier := cluster;
-			p.relation := 'idempotency.outbox'::regclass::oid;
 			RETURN;
 		END IF;
 		p.upto_mark := coalesce(drawn, pg_sequence_last_value('idempotency.outbox_seq'), 0);
@@ -1350,6 +1348,8 @@ BEGIN
 	p.upto := p.base;
 	p.upto_born := p.born;
 	p.upto_mark := last;
+	p.system_identifier := (SELECT c.system_identifier FROM pg_control_system() AS c);
+	p.relation := 'idempotency.outbox'::regclass::oid;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.begin_here(idempotency.position) IS
@@ -1709,6 +1709,10 @@ DECLARE
 	next integer;
 	first integer;
 BEGIN
+	IF partitions NOT BETWEEN 1 AND 256 THEN
+		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
+			'Pass how many consumers can have a batch at a time.');
+	END IF;
 	SELECT coalesce(max(a.generation), 0) + 1,
 		CASE WHEN coalesce(min(a.partition), partitions) >= partitions THEN 0 ELSE max(a.partition) + 1 END
 	INTO next, first
@@ -1730,18 +1734,35 @@ COMMENT ON FUNCTION idempotency_internal.create_partitions(text, integer, pg_sna
 	'create partitions and their positions';
 
 -- The same from now on: what is visible now is left out, and what is in progress is not.  Any
--- position of this cluster knows numbers below those of transactions in progress.
+-- position of this cluster knows numbers below those of transactions in progress.  A current partition
+-- of another cluster cannot end at a snapshot of this one, and begins to read here before.
 CREATE FUNCTION idempotency_internal.create_partitions_now(name text, partitions integer)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	drawn bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
-	born xid8 := idempotency_internal.next_id();
-	base pg_snapshot := idempotency_internal.snapshot();
-	top bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	p idempotency.position;
+	drawn bigint;
+	born xid8;
+	base pg_snapshot;
+	top bigint;
 	model idempotency.position;
 BEGIN
+	FOR p IN
+		SELECT n.* FROM idempotency.partition AS a JOIN idempotency.position AS n USING (subscription, partition), pg_control_system() AS c
+		WHERE a.subscription = name AND a.stop IS NULL
+			AND (n.system_identifier <> c.system_identifier OR n.relation <> 'idempotency.outbox'::regclass::oid)
+	LOOP
+		IF p.upto IS NOT NULL THEN
+			PERFORM idempotency_internal.raise('55000', format('subscription "%s" has not read the events of its restore', name), NULL,
+				'Call idempotency.fetch() and idempotency.ack() first.');
+		END IF;
+		PERFORM idempotency_internal.put_position(idempotency_internal.begin_here(p));
+	END LOOP;
+	drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	born := idempotency_internal.next_id();
+	base := idempotency_internal.snapshot();
+	top := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 	SELECT n.* INTO model
 	FROM idempotency.position AS n, pg_control_system() AS c
 	WHERE n.system_identifier = c.system_identifier AND n.relation = 'idempotency.outbox'::regclass::oid
@@ -1799,9 +1820,6 @@ BEGIN
 	IF new_max_attempts < 1 THEN
 		PERFORM idempotency_internal.raise('22023', 'max_attempts must be positive', NULL,
 			'Pass after how many failures an event is a dead letter.');
-	ELSIF new_partitions NOT BETWEEN 1 AND 256 THEN
-		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
-			'Pass how many consumers can have a batch at a time.');
 	END IF;
 	PERFORM idempotency_internal.raise('22023', format('%s must not be negative', d.what), NULL, 'Pass an interval such as ''1 second'', or leave it out.')
 	FROM (VALUES ('retry_delay', new_retry_delay), ('max_retry_delay', new_max_retry_delay), ('max_lag', nullif(new_max_lag, never)),
@@ -2149,7 +2167,9 @@ BEGIN
 	SELECT * INTO p FROM idempotency.position AS o
 	WHERE o.subscription = s.subscription AND o.partition = number_of_partition
 	ORDER BY o.version DESC LIMIT 1;
-	IF p.version IS NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+	-- as it is under the lock
+	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = part.subscription;
+	IF p.version IS NULL OR s.paused_at IS NOT NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
 		RETURN NULL;
 	END IF;
 
@@ -2369,7 +2389,7 @@ BEGIN
 			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
 
 			-- In one statement, a full batch that does not end a window, if nothing keeps one of its events
-			-- back and the position is still the one that was read before the lock.
+			-- back, and subscription and position are still those that were read before the lock.
 			IF is_full THEN
 				RETURN QUERY
 					WITH event AS MATERIALIZED (
@@ -2384,13 +2404,15 @@ BEGIN
 						SELECT array_agg(e.seq) AS events, max(e.seq) AS reached
 						FROM event AS e
 						HAVING count(*) FILTER (WHERE e.deliver_at IS NULL AND (e.aggregateid = ANY (queues)) IS NOT TRUE) = max_events
-							AND sum(e.bytes) <= max_bytes AND max(e.seq) < p.top),
+							AND sum(e.bytes) <= max_bytes AND max(e.seq) < p.top
+							AND EXISTS (SELECT FROM idempotency.subscription AS c
+								WHERE c.subscription = s.subscription AND c.paused_at IS NULL AND c.patterns = s.patterns)),
 					written AS (
 						UPDATE idempotency.position AS n SET
 							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,
 							alone = false, batch = number, leased_at = now, leased_until = lease_end, holder = pg_backend_pid()
 						FROM batch AS b
-						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version
+						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version AND n.changed_at = p.changed_at
 						RETURNING n.version)
 					SELECT number, e.seq, e.id, e.aggregatetype::text, e.aggregateid::text, e.type::text, e.payload, e.headers, 1, e.published_at
 					FROM event AS e
@@ -2410,7 +2432,7 @@ BEGIN
 			moved := moved OR p.version IS NOT NULL;
 		END LOOP;
 		IF is_ending THEN
-			moved := idempotency_internal.end_generation(s.subscription, oldest) OR moved;
+			CONTINUE WHEN idempotency_internal.end_generation(s.subscription, oldest);
 		END IF;
 		-- the commit must keep the progress, and unlock
 		EXIT WHEN moved OR (clock_timestamp() < deadline) IS NOT TRUE;
@@ -2658,6 +2680,9 @@ BEGIN
 	UPDATE idempotency.parked AS k SET partition = a.partition
 	FROM idempotency.partition AS a
 	WHERE k.subscription = name AND a.subscription = name AND a.remainder = k.bucket % a.modulus AND k.partition <> a.partition;
+	-- those whose first event was deleted
+	PERFORM idempotency_internal.schedule_queue(name, q.queue, NULL, NULL)
+	FROM (SELECT DISTINCT k.queue FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL AND k.queue IS NOT NULL) AS q;
 	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
 		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
 END
@@ -2760,20 +2785,26 @@ CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
 AS $$
 DECLARE
 	target bigint := idempotency_internal.number_before(clock_timestamp() - s.max_lag);
+	part idempotency.partition;
 	p idempotency.position;
-	part integer;
+	dropped bigint;
 BEGIN
 	FOR part IN
-		SELECT a.partition FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
+		SELECT a.* FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
 	LOOP
 		SELECT * INTO p FROM idempotency.position AS n
-		WHERE n.subscription = s.subscription AND n.partition = part
+		WHERE n.subscription = s.subscription AND n.partition = part.partition
 		ORDER BY n.version DESC LIMIT 1;
-		IF p.skip < target AND EXISTS (SELECT FROM idempotency.outbox AS o
-			WHERE o.seq > p.skip AND o.seq <= target AND NOT pg_visible_in_snapshot(o.txid, p.base)
-				AND o.aggregatetype LIKE ANY (s.patterns)) THEN
+		-- those that it has not read
+		SELECT count(*) INTO dropped FROM idempotency.outbox AS o
+		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.late, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
+			AND NOT pg_visible_in_snapshot(o.txid, p.base)
+			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= CASE WHEN o.seq <= p.mark THEN coalesce(p.late, p.mark) ELSE p.reached END) IS NOT TRUE
+			AND (part.stop IS NULL OR pg_visible_in_snapshot(o.txid, part.stop))
+			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (s.patterns);
+		IF dropped > 0 THEN
 			RAISE LOG 'idempotency subscription "%" dropped events older than its max_lag, up to number %', s.subscription, target;
-			PERFORM idempotency_internal.count_events('events_dropped', target - greatest(p.skip, p.mark));
+			PERFORM idempotency_internal.count_events('events_dropped', dropped);
 			p.skip := target;
 			PERFORM idempotency_internal.put_position(p);
 		END IF;

@@ -215,7 +215,9 @@ BEGIN
 	SELECT * INTO p FROM idempotency.position AS o
 	WHERE o.subscription = s.subscription AND o.partition = number_of_partition
 	ORDER BY o.version DESC LIMIT 1;
-	IF p.version IS NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+	-- as it is under the lock
+	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = part.subscription;
+	IF p.version IS NULL OR s.paused_at IS NOT NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
 		RETURN NULL;
 	END IF;
 
@@ -443,7 +445,7 @@ BEGIN
 			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
 
 			-- In one statement, a full batch that does not end a window, if nothing keeps one of its events
-			-- back and the position is still the one that was read before the lock.
+			-- back, and subscription and position are still those that were read before the lock.
 			IF is_full THEN
 				RETURN QUERY
 					WITH event AS MATERIALIZED (
@@ -458,13 +460,15 @@ BEGIN
 						SELECT array_agg(e.seq) AS events, max(e.seq) AS reached
 						FROM event AS e
 						HAVING count(*) FILTER (WHERE e.deliver_at IS NULL AND (e.aggregateid = ANY (queues)) IS NOT TRUE) = max_events
-							AND sum(e.bytes) <= max_bytes AND max(e.seq) < p.top),
+							AND sum(e.bytes) <= max_bytes AND max(e.seq) < p.top
+							AND EXISTS (SELECT FROM idempotency.subscription AS c
+								WHERE c.subscription = s.subscription AND c.paused_at IS NULL AND c.patterns = s.patterns)),
 					written AS (
 						UPDATE idempotency.position AS n SET
 							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,
 							alone = false, batch = number, leased_at = now, leased_until = lease_end, holder = pg_backend_pid()
 						FROM batch AS b
-						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version
+						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version AND n.changed_at = p.changed_at
 						RETURNING n.version)
 					SELECT number, e.seq, e.id, e.aggregatetype::text, e.aggregateid::text, e.type::text, e.payload, e.headers, 1, e.published_at
 					FROM event AS e
@@ -488,7 +492,7 @@ BEGIN
 			moved := moved OR p.version IS NOT NULL;
 		END LOOP;
 		IF is_ending THEN
-			moved := idempotency_internal.end_generation(s.subscription, oldest) OR moved;
+			CONTINUE WHEN idempotency_internal.end_generation(s.subscription, oldest);
 		END IF;
 		-- the commit must keep the progress, and unlock
 		EXIT WHEN moved OR (clock_timestamp() < deadline) IS NOT TRUE;

@@ -73,6 +73,9 @@ BEGIN
 	UPDATE idempotency.parked AS k SET partition = a.partition
 	FROM idempotency.partition AS a
 	WHERE k.subscription = name AND a.subscription = name AND a.remainder = k.bucket % a.modulus AND k.partition <> a.partition;
+	-- those whose first event was deleted
+	PERFORM idempotency_internal.schedule_queue(name, q.queue, NULL, NULL)
+	FROM (SELECT DISTINCT k.queue FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL AND k.queue IS NOT NULL) AS q;
 	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
 		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
 END
@@ -177,21 +180,27 @@ CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
 AS $$
 DECLARE
 	target bigint := idempotency_internal.number_before(clock_timestamp() - s.max_lag);
+	part idempotency.partition;
 	p idempotency.position;
-	part integer;
+	dropped bigint;
 BEGIN
 	FOR part IN
-		SELECT a.partition FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
+		SELECT a.* FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
 	LOOP
 		SELECT * INTO p FROM idempotency.position AS n
-		WHERE n.subscription = s.subscription AND n.partition = part
+		WHERE n.subscription = s.subscription AND n.partition = part.partition
 		ORDER BY n.version DESC LIMIT 1;
-		IF p.skip < target AND EXISTS (SELECT FROM idempotency.outbox AS o
-			WHERE o.seq > p.skip AND o.seq <= target AND NOT pg_visible_in_snapshot(o.txid, p.base)
-				AND o.aggregatetype LIKE ANY (s.patterns)) THEN
+		-- those that it has not read
+		SELECT count(*) INTO dropped FROM idempotency.outbox AS o
+		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.late, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
+			AND NOT pg_visible_in_snapshot(o.txid, p.base)
+			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= CASE WHEN o.seq <= p.mark THEN coalesce(p.late, p.mark) ELSE p.reached END) IS NOT TRUE
+			AND (part.stop IS NULL OR pg_visible_in_snapshot(o.txid, part.stop))
+			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (s.patterns);
+		IF dropped > 0 THEN
 			RAISE LOG 'idempotency subscription "%" dropped events older than its max_lag, up to number %', s.subscription, target;
 			-- extension only
-			PERFORM idempotency_internal.count_events('events_dropped', target - greatest(p.skip, p.mark));
+			PERFORM idempotency_internal.count_events('events_dropped', dropped);
 			-- both editions
 			p.skip := target;
 			PERFORM idempotency_internal.put_position(p);

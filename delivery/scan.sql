@@ -122,8 +122,6 @@ BEGIN
 		SELECT c.system_identifier INTO cluster FROM pg_control_system() AS c;
 		IF p.system_identifier <> cluster OR p.relation <> 'idempotency.outbox'::regclass::oid THEN
 			p := idempotency_internal.begin_here(p);
-			p.system_identifier := cluster;
-			p.relation := 'idempotency.outbox'::regclass::oid;
 			RETURN;
 		END IF;
 		p.upto_mark := coalesce(drawn, pg_sequence_last_value('idempotency.outbox_seq'), 0);
@@ -182,6 +180,8 @@ BEGIN
 	p.upto := p.base;
 	p.upto_born := p.born;
 	p.upto_mark := last;
+	p.system_identifier := (SELECT c.system_identifier FROM pg_control_system() AS c);
+	p.relation := 'idempotency.outbox'::regclass::oid;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.begin_here(idempotency.position) IS

@@ -159,6 +159,10 @@ DECLARE
 	next integer;
 	first integer;
 BEGIN
+	IF partitions NOT BETWEEN 1 AND 256 THEN
+		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
+			'Pass how many consumers can have a batch at a time.');
+	END IF;
 	SELECT coalesce(max(a.generation), 0) + 1,
 		CASE WHEN coalesce(min(a.partition), partitions) >= partitions THEN 0 ELSE max(a.partition) + 1 END
 	INTO next, first
@@ -180,18 +184,35 @@ COMMENT ON FUNCTION idempotency_internal.create_partitions(text, integer, pg_sna
 	'create partitions and their positions';
 
 -- The same from now on: what is visible now is left out, and what is in progress is not.  Any
--- position of this cluster knows numbers below those of transactions in progress.
+-- position of this cluster knows numbers below those of transactions in progress.  A current partition
+-- of another cluster cannot end at a snapshot of this one, and begins to read here before.
 CREATE FUNCTION idempotency_internal.create_partitions_now(name text, partitions integer)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	drawn bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
-	born xid8 := idempotency_internal.next_id();
-	base pg_snapshot := idempotency_internal.snapshot();
-	top bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	p idempotency.position;
+	drawn bigint;
+	born xid8;
+	base pg_snapshot;
+	top bigint;
 	model idempotency.position;
 BEGIN
+	FOR p IN
+		SELECT n.* FROM idempotency.partition AS a JOIN idempotency.position AS n USING (subscription, partition), pg_control_system() AS c
+		WHERE a.subscription = name AND a.stop IS NULL
+			AND (n.system_identifier <> c.system_identifier OR n.relation <> 'idempotency.outbox'::regclass::oid)
+	LOOP
+		IF p.upto IS NOT NULL THEN
+			PERFORM idempotency_internal.raise('55000', format('subscription "%s" has not read the events of its restore', name), NULL,
+				'Call idempotency.fetch() and idempotency.ack() first.');
+		END IF;
+		PERFORM idempotency_internal.put_position(idempotency_internal.begin_here(p));
+	END LOOP;
+	drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	born := idempotency_internal.next_id();
+	base := idempotency_internal.snapshot();
+	top := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 	SELECT n.* INTO model
 	FROM idempotency.position AS n, pg_control_system() AS c
 	WHERE n.system_identifier = c.system_identifier AND n.relation = 'idempotency.outbox'::regclass::oid
@@ -249,9 +270,6 @@ BEGIN
 	IF new_max_attempts < 1 THEN
 		PERFORM idempotency_internal.raise('22023', 'max_attempts must be positive', NULL,
 			'Pass after how many failures an event is a dead letter.');
-	ELSIF new_partitions NOT BETWEEN 1 AND 256 THEN
-		PERFORM idempotency_internal.raise('22023', 'partitions must be from 1 to 256', NULL,
-			'Pass how many consumers can have a batch at a time.');
 	END IF;
 	PERFORM idempotency_internal.raise('22023', format('%s must not be negative', d.what), NULL, 'Pass an interval such as ''1 second'', or leave it out.')
 	FROM (VALUES ('retry_delay', new_retry_delay), ('max_retry_delay', new_max_retry_delay), ('max_lag', nullif(new_max_lag, never)),

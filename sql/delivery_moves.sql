@@ -1,0 +1,87 @@
+--
+-- Partitions, positions and parked events that move: several partitions, restores, seek, max_lag.
+--
+\set SHOW_CONTEXT never
+
+CREATE FUNCTION pg_temp.publish(numbers int[], aggregate text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL) RETURNS bigint LANGUAGE sql AS $$
+	SELECT count(idempotency.publish('t', to_json(n), aggregate, event_id => lpad(n::text, 32, '0')::uuid, deliver_at => deliver_at)) FROM unnest(numbers) AS n
+$$;
+-- One fetch, acknowledged.
+CREATE FUNCTION pg_temp.take(subscription text, max_events int DEFAULT 100) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	got text;
+	number bigint;
+BEGIN
+	SELECT string_agg(payload::text, ', '), min(batch) INTO got, number FROM idempotency.fetch(subscription, max_events);
+	PERFORM idempotency.ack(subscription, number) WHERE number IS NOT NULL;
+	RETURN got;
+END
+$$;
+CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE || ': ' || SQLERRM;
+END
+$$;
+
+-- A fetch returns nothing only if there is nothing: it begins the next window, and the next partitions.
+SELECT idempotency.subscribe('m', '{t}', partitions => 2);
+SELECT pg_temp.publish('{1,2,3}', 'a');
+SELECT pg_temp.take('m', 1);
+SELECT pg_temp.publish('{4}', 'a');
+SELECT pg_temp.take('m', 1), pg_temp.take('m', 1), pg_temp.take('m', 1);
+SELECT idempotency.alter_subscription('m', partitions => 1), idempotency.alter_subscription('m', partitions => 3);
+SELECT pg_temp.publish('{5}', 'a');
+SELECT pg_temp.take('m');
+SELECT pg_temp.error_of(format('SELECT idempotency.alter_subscription(''m'', partitions => %s)', n)),
+	pg_temp.error_of(format('SELECT idempotency.subscribe(''n'', ''{t}'', partitions => %s)', n))
+FROM unnest('{0,257,2147483647}'::int[]) AS n;
+
+-- Events that are not due do not hold back partitions after a change, and come when they are due.
+SELECT pg_temp.publish('{6}', 'a', clock_timestamp() + interval '1 year');
+SELECT pg_temp.take('m');
+SELECT idempotency.alter_subscription('m', partitions => 2), pg_temp.publish('{7}', 'a', '-infinity'), pg_temp.publish('{8}', 'a');
+SELECT pg_temp.take('m');
+UPDATE idempotency.parked SET retry_at = clock_timestamp();
+SELECT pg_temp.take('m');
+
+-- Partitions of another cluster cannot end at a snapshot of this one: they read what the dump has before.
+SELECT pg_temp.publish('{1,2}');
+ALTER TABLE idempotency.outbox DISABLE TRIGGER refuse_update;
+UPDATE idempotency.outbox SET txid = (txid::text::bigint + 1000000000)::text::xid8;
+ALTER TABLE idempotency.outbox ENABLE TRIGGER refuse_update;
+UPDATE idempotency.position SET system_identifier = 1, xids = '{}', froms = '{}', born = (born::text::bigint + 1000000000)::text::xid8,
+	base = format('%s:%s:', pg_snapshot_xmin(base)::text::bigint + 1000000000, pg_snapshot_xmax(base)::text::bigint + 1000000000)::pg_snapshot;
+SELECT idempotency.alter_subscription('m', partitions => 1);
+SELECT pg_temp.publish('{3}');
+SELECT array_agg(n ORDER BY n) FROM (SELECT unnest(string_to_array(concat_ws(', ', pg_temp.take('m'), pg_temp.take('m'), pg_temp.take('m')), ', ')) AS n) AS taken;
+SELECT pg_temp.take('m');
+
+-- seek() deletes parked events that the log has. Of an aggregate whose first one it deletes, the next one comes.
+SELECT clock_timestamp() AS earlier \gset
+SELECT pg_temp.publish('{1,2}', 'b');
+SELECT batch, id FROM idempotency.fetch('m', 1) \gset
+SELECT idempotency.nack('m', :batch, :'id', 'no', '1 day') IS NOT NULL AS parked, idempotency.ack('m', :batch);
+SELECT pg_temp.take('m');
+DELETE FROM idempotency.outbox WHERE payload::text = '2';
+SELECT idempotency.seek('m', :'earlier');
+SELECT pg_temp.take('m'), pg_temp.take('m');
+SELECT count(*) FROM idempotency.parked;
+
+-- max_lag drops nothing in a partition that has read all of its events.
+SELECT idempotency.alter_subscription('m', partitions => 2);
+SELECT pg_temp.take('m');
+SELECT pg_temp.publish('{1}', 'a');
+SELECT pg_temp.take('m');
+SELECT idempotency.alter_subscription('m', max_lag => '0');
+SELECT FROM idempotency.reap();
+SELECT count(*) FROM idempotency.position WHERE skip > 0;
+SELECT pg_temp.publish('{2}', 'a');
+SELECT FROM idempotency.reap();
+SELECT count(*) FROM idempotency.position WHERE skip > 0;
+SELECT pg_temp.take('m');
+
+SELECT idempotency.unsubscribe('m');
+TRUNCATE idempotency.outbox;
