@@ -10,7 +10,7 @@
  * stream at least once, in order, and a consumer of the stream calls idempotency.once()
  * with the event's id.
  *
- * Several relays can serve one subscription: one works, the others are standbys.
+ * Several relays can serve one subscription, each another partition.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,8 +25,8 @@ static const char *const help =
 	"\n"
 	"Usage: relay-redis --subscription=NAME [option ...]\n"
 	"\n"
-	"  -s, --subscription=NAME   the subscription; it must exist, have no handler, and belong to\n"
-	"                            the role that connects\n" COMMON_HELP
+	"  -s, --subscription=NAME   the subscription; it must exist, and belong to the role that\n"
+	"                            connects\n" COMMON_HELP
 	"  -o, --stream=NAME         the target stream; %t is replaced by the topic (default\n"
 	"                            events:%t)\n"
 	"  -m, --maxlen=N            let Redis trim each stream to about N entries, read or not\n"
@@ -122,16 +122,21 @@ ReadArguments(Relay *relay, int argc, char **argv)
 static void
 Serve(Relay *relay)
 {
+	bool empty = false;
+
 	while (!ExitRequested() && RedisReady(&relay->redis) && PostgresReady(&relay->postgres))
 	{
 		if (!FetchBatch(relay))
 			continue;
 		if (relay->count == 0)
 		{
-			if (relay->common.drain)
+			/* The first fetch without events can have passed those of other topics. */
+			if (relay->common.drain && empty)
 				break;
+			empty = true;
 			continue;
 		}
+		empty = false;
 		if (AddBatch(relay) && AcknowledgeBatch(relay))
 			relay->delivered += relay->count;
 		else

@@ -48,4 +48,4 @@ BEGIN
 END $$;
 
 SELECT idempotency.grant_consumer('relay');
-SELECT idempotency.subscribe('redis', '{account.*}', owner => 'relay');
+SELECT idempotency.subscribe('redis', '{account.*}', owner => 'relay', partitions => 4);
