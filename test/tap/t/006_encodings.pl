@@ -249,10 +249,12 @@ $node->safe_psql('latin1', q{
 	SELECT now(), 'infinity', 200, s, k::idempotency.keytext, '1'
 	FROM (VALUES ('plain', 'k'), ('plain', '0190163d-8694-739b-aea5-966c26f8ad91'), (E'a\x85', 'k'), ('s', E'\x85'), ('s', E'a\x80b\x9f'),
 		('s', E'tab\t'), ('s', ''), ('s', repeat(E'\xe9', 255)), ('s', repeat('x', 300))) AS v (s, k);
-	INSERT INTO idempotency.subscription SELECT E's\x85', number + 1, owner, ARRAY[E't\x85*'], handler, max_attempts, retry_delay, max_retry_delay, max_lag, created_at
-		FROM idempotency.subscription;
-	INSERT INTO idempotency.outbox (seq, txid, published_at, id, aggregatetype, aggregateid, type) VALUES (1, '1', now(), gen_random_uuid(), E't\x85', E'\x85', E'\x85');
-	INSERT INTO idempotency.parked (subscription, seq, published_at, id, aggregatetype, attempts) VALUES (E's\x85', 1, now(), gen_random_uuid(), E't\x85', 1)});
+	INSERT INTO idempotency.subscription (subscription, owner, topics, patterns, start_at, max_attempts, retry_delay, max_retry_delay, created_at)
+		SELECT E's\x85', owner, ARRAY[E't\x85*'], ARRAY[E't\x85%'], start_at, max_attempts, retry_delay, max_retry_delay, created_at FROM idempotency.subscription;
+	INSERT INTO idempotency.outbox (seq, txid, published_at, id, bucket, bytes, aggregatetype, aggregateid, type)
+		VALUES (1, '1', now(), gen_random_uuid(), 1, 0, E't\x85', E'\x85', E'\x85');
+	INSERT INTO idempotency.parked (subscription, partition, seq, published_at, id, bucket, bytes, aggregatetype, attempts, alone)
+		VALUES (E's\x85', 0, 1, now(), gen_random_uuid(), 1, 0, E't\x85', 1, false)});
 my $stored = q{SELECT count(*), encode(sha256(convert_to(string_agg(r, E'\n' ORDER BY r COLLATE "C"), 'UTF8')), 'hex') FROM (
 	SELECT format('%s %s %s', scope, key, expires_at) FROM idempotency.key UNION ALL SELECT format('%s %s', subscription, topics) FROM idempotency.subscription
 	UNION ALL SELECT format('%s %s', aggregatetype, aggregateid) FROM idempotency.outbox UNION ALL SELECT format('%s %s', subscription, seq) FROM idempotency.parked) AS v (r)};

@@ -81,9 +81,11 @@ foreach my $mistake (
 my ($outbox) = $script =~ /^(-- -+\n-- The outbox: .*?)^-- -+\n-- Counters: /ms or die 'the script has no section about the outbox';
 my $before = $script =~ s/\Q$outbox\E//r;
 my $way = $outbox;
-my %new = map { $_ => 1 } $outbox =~ /^CREATE \w+ idempotency(?:_internal)?\.(\w+)/mg;
-$before =~ s/^(GRANT SELECT ON .*), idempotency\.subscriptions(?= )/$1/m or die 'nothing grants idempotency.subscriptions';
-$way .= only_owner(sort keys %new) . "GRANT SELECT ON idempotency.subscriptions TO pg_monitor;\n";
+my %new = map { $_ => 1 } $outbox =~ /^CREATE (?:UNLOGGED )?\w+ idempotency(?:_internal)?\.(\w+)/mg;
+$before =~ s/^(GRANT SELECT ON .*), idempotency\.subscriptions, idempotency\.partitions(?= )/$1/m or die 'nothing grants idempotency.subscriptions';
+$before =~ s/^(GRANT EXECUTE ON .*), idempotency_internal\.relay_problem\(text\)(?= )/$1/m or die 'nothing grants relay_problem()';
+$way .= only_owner(sort keys %new) . "GRANT SELECT ON idempotency.subscriptions, idempotency.partitions TO pg_monitor;\n"
+	. "GRANT EXECUTE ON FUNCTION idempotency_internal.relay_problem(text) TO pg_monitor;\n";
 
 # only_owner returns the script's own statement that revokes default privileges,
 # restricted to new objects: existing grants stay.
