@@ -1698,7 +1698,8 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.patterns_of(text[]) IS 'patterns of topics as patterns of LIKE';
 
 -- Makes a generation of partitions that begins at a snapshot; "model" is a position that has read
--- less, or NULL.
+-- less, or NULL.  From the beginning, rows of another cluster can have ids that are not used here
+-- yet, and are read as after a restore.
 CREATE FUNCTION idempotency_internal.create_partitions(
 	name text, partitions integer, base pg_snapshot, born xid8, mark bigint, top bigint, model idempotency.position)
 	RETURNS void
@@ -1706,6 +1707,8 @@ CREATE FUNCTION idempotency_internal.create_partitions(
 AS $$
 DECLARE
 	started record := idempotency_internal.in_progress(model, base);
+	is_foreign boolean := mark = 0 AND EXISTS (SELECT FROM idempotency.outbox AS o
+		WHERE o.txid >= pg_snapshot_xmax(pg_current_snapshot()) AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned());
 	next integer;
 	first integer;
 BEGIN
@@ -1725,9 +1728,12 @@ BEGIN
 	SELECT name, first + r, next, r, partitions FROM generate_series(0, partitions - 1) AS r;
 	INSERT INTO idempotency.position (subscription, partition, version, changed_at, system_identifier, relation, base, born, mark, top,
 		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
-	SELECT name, first + r, 1, clock_timestamp(), c.system_identifier, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
+	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
 		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
 	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise_altered('position');
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.create_partitions(text, integer, pg_snapshot, xid8, bigint, bigint, idempotency.position) IS
@@ -1958,6 +1964,16 @@ COMMENT ON FUNCTION idempotency.unsubscribe(text) IS
 -- Batches
 -- ---------------------------------------------------------------------------
 
+-- Nothing may discard a write silently: events would be lost.
+CREATE FUNCTION idempotency_internal.raise_altered(relation text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55000', format('table "idempotency.%s" has been altered', $1),
+		'A trigger, a rule or a policy has discarded a row.', 'Drop it.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_altered(text) IS '55000: a row was not written';
+
 -- Writes a changed position, in place of the version that was read under the partition's lock; without
 -- a batch, without its lease.
 CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
@@ -1976,6 +1992,9 @@ BEGIN
 		p.holder := NULL;
 	END IF;
 	INSERT INTO idempotency.position VALUES (p.*);
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise_altered('position');
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.put_position(idempotency.position) IS 'write a position';
@@ -2036,6 +2055,10 @@ BEGIN
 	FROM idempotency.outbox AS o
 	WHERE o.seq = ANY (leaving)
 	ON CONFLICT (subscription, seq) DO NOTHING;
+	IF EXISTS (SELECT FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (leaving) AND NOT EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = o.seq)) THEN
+		PERFORM idempotency_internal.raise_altered('parked');
+	END IF;
 
 	-- The event that failed
 	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;
@@ -2815,8 +2838,8 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 
 -- Deletes dead letters after their retention, and events of the log that every position has
 -- passed and that are older than idempotency.outbox_retention.  A position has passed what its
--- "base" shows up to "top", and all numbers that it can never read again; events in its list are
--- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
+-- "base" shows up to "top", what it has read of "upto", and all numbers that it can never read
+-- again; events in its list are kept.  While a subscription is being created or moved, whose position is invisible, it deletes
 -- none, and so it does under an old snapshot.
 CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
@@ -2857,19 +2880,23 @@ BEGIN
 		RETURN reaped;
 	END IF;
 
-	-- No position has passed a greater number
-	SELECT min(greatest(n.top, n.skip)) INTO highest FROM idempotency.position AS n;
+	-- No position has passed a greater number.  A restore loads events before positions, and sets the
+	-- sequence after both.
+	SELECT least(min(greatest(n.top, n.skip)), coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)) INTO highest
+	FROM idempotency.position AS n;
 	DELETE FROM idempotency.outbox AS o
 	WHERE o.ctid = ANY (ARRAY(
 		SELECT e.ctid FROM idempotency.outbox AS e
-		WHERE (e.seq <= highest OR highest IS NULL) AND e.published_at <= clock_timestamp() - retention
+		WHERE e.seq <= highest AND e.published_at <= clock_timestamp() - retention
 			AND NOT EXISTS (SELECT FROM idempotency.position AS n
 				WHERE e.seq = ANY (n.events)
 					OR e.seq > n.skip
 						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN coalesce(n.late, n.mark)
 							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
 						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
-							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
+							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base))
+						AND (pg_visible_in_snapshot(e.txid, n.upto)
+							AND e.seq <= CASE WHEN e.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE)
 		ORDER BY e.seq
 		LIMIT greatest(max_rows - reaped, 0)
 		FOR UPDATE SKIP LOCKED));

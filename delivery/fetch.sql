@@ -2,6 +2,16 @@
 -- Batches
 -- ---------------------------------------------------------------------------
 
+-- Nothing may discard a write silently: events would be lost.
+CREATE FUNCTION idempotency_internal.raise_altered(relation text)
+	RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT idempotency_internal.raise('55000', format('table "idempotency.%s" has been altered', $1),
+		'A trigger, a rule or a policy has discarded a row.', 'Drop it.')
+$$;
+COMMENT ON FUNCTION idempotency_internal.raise_altered(text) IS '55000: a row was not written';
+
 -- Writes a changed position, in place of the version that was read under the partition's lock; without
 -- a batch, without its lease.
 CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
@@ -20,6 +30,9 @@ BEGIN
 		p.holder := NULL;
 	END IF;
 	INSERT INTO idempotency.position VALUES (p.*);
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise_altered('position');
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.put_position(idempotency.position) IS 'write a position';
@@ -80,6 +93,10 @@ BEGIN
 	FROM idempotency.outbox AS o
 	WHERE o.seq = ANY (leaving)
 	ON CONFLICT (subscription, seq) DO NOTHING;
+	IF EXISTS (SELECT FROM idempotency.outbox AS o
+		WHERE o.seq = ANY (leaving) AND NOT EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = o.seq)) THEN
+		PERFORM idempotency_internal.raise_altered('parked');
+	END IF;
 
 	-- The event that failed
 	SELECT * INTO event FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = p_seq;

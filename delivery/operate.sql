@@ -212,8 +212,8 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 
 -- Deletes dead letters after their retention, and events of the log that every position has
 -- passed and that are older than idempotency.outbox_retention.  A position has passed what its
--- "base" shows up to "top", and all numbers that it can never read again; events in its list are
--- kept.  While a subscription is being created or moved, whose position is invisible, it deletes
+-- "base" shows up to "top", what it has read of "upto", and all numbers that it can never read
+-- again; events in its list are kept.  While a subscription is being created or moved, whose position is invisible, it deletes
 -- none, and so it does under an old snapshot.
 CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
@@ -254,19 +254,23 @@ BEGIN
 		RETURN reaped;
 	END IF;
 
-	-- No position has passed a greater number
-	SELECT min(greatest(n.top, n.skip)) INTO highest FROM idempotency.position AS n;
+	-- No position has passed a greater number.  A restore loads events before positions, and sets the
+	-- sequence after both.
+	SELECT least(min(greatest(n.top, n.skip)), coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)) INTO highest
+	FROM idempotency.position AS n;
 	DELETE FROM idempotency.outbox AS o
 	WHERE o.ctid = ANY (ARRAY(
 		SELECT e.ctid FROM idempotency.outbox AS e
-		WHERE (e.seq <= highest OR highest IS NULL) AND e.published_at <= clock_timestamp() - retention
+		WHERE e.seq <= highest AND e.published_at <= clock_timestamp() - retention
 			AND NOT EXISTS (SELECT FROM idempotency.position AS n
 				WHERE e.seq = ANY (n.events)
 					OR e.seq > n.skip
 						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN coalesce(n.late, n.mark)
 							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
 						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
-							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base)))
+							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base))
+						AND (pg_visible_in_snapshot(e.txid, n.upto)
+							AND e.seq <= CASE WHEN e.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE)
 		ORDER BY e.seq
 		LIMIT greatest(max_rows - reaped, 0)
 		FOR UPDATE SKIP LOCKED));

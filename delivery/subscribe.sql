@@ -148,7 +148,8 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.patterns_of(text[]) IS 'patterns of topics as patterns of LIKE';
 
 -- Makes a generation of partitions that begins at a snapshot; "model" is a position that has read
--- less, or NULL.
+-- less, or NULL.  From the beginning, rows of another cluster can have ids that are not used here
+-- yet, and are read as after a restore.
 CREATE FUNCTION idempotency_internal.create_partitions(
 	name text, partitions integer, base pg_snapshot, born xid8, mark bigint, top bigint, model idempotency.position)
 	RETURNS void
@@ -156,6 +157,8 @@ CREATE FUNCTION idempotency_internal.create_partitions(
 AS $$
 DECLARE
 	started record := idempotency_internal.in_progress(model, base);
+	is_foreign boolean := mark = 0 AND EXISTS (SELECT FROM idempotency.outbox AS o
+		WHERE o.txid >= pg_snapshot_xmax(pg_current_snapshot()) AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned());
 	next integer;
 	first integer;
 BEGIN
@@ -175,9 +178,12 @@ BEGIN
 	SELECT name, first + r, next, r, partitions FROM generate_series(0, partitions - 1) AS r;
 	INSERT INTO idempotency.position (subscription, partition, version, changed_at, system_identifier, relation, base, born, mark, top,
 		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
-	SELECT name, first + r, 1, clock_timestamp(), c.system_identifier, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
+	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
 		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
 	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
+	IF NOT FOUND THEN
+		PERFORM idempotency_internal.raise_altered('position');
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.create_partitions(text, integer, pg_snapshot, xid8, bigint, bigint, idempotency.position) IS

@@ -341,6 +341,24 @@ RESET client_min_messages;
 RESET ROLE;
 
 --
+-- Tables that their owner has altered: a write that is discarded is an error, and no event is lost
+--
+
+SELECT idempotency.subscribe('altered', '{altered}', max_attempts => 1);
+SELECT pg_temp.publish('{1,2}', 'a', 'altered');
+CREATE FUNCTION discard_row() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER x BEFORE INSERT OR UPDATE OR DELETE ON idempotency.position FOR EACH ROW EXECUTE FUNCTION discard_row();
+SELECT pg_temp.error_of('SELECT * FROM idempotency.fetch(''altered'')'), pg_temp.error_of('SELECT idempotency.subscribe(''new'', ''{altered}'')');
+DROP TRIGGER x ON idempotency.position;
+SELECT pg_temp.fetch('altered');
+CREATE TRIGGER x BEFORE INSERT ON idempotency.parked FOR EACH ROW EXECUTE FUNCTION discard_row();
+SELECT pg_temp.error_of('SELECT idempotency.nack(''altered'', pg_temp.batch(''altered''), pg_temp.id(1))');
+DROP TRIGGER x ON idempotency.parked;
+SELECT idempotency.nack('altered', pg_temp.batch('altered'), pg_temp.id(1)), idempotency.ack('altered', pg_temp.batch('altered'));
+SELECT pg_temp.fetch('altered'), (SELECT count(*) FROM idempotency.dead_letters WHERE subscription = 'altered') AS dead, idempotency.unsubscribe('altered');
+DROP FUNCTION discard_row;
+
+--
 -- Privileges
 --
 
