@@ -85,10 +85,10 @@ CREATE VIEW shard.unread AS
         SELECT o.seq, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers
         FROM idempotency.outbox AS o
         WHERE EXISTS (
-            SELECT FROM (SELECT DISTINCT ON (subscription) passed, inflight
-                FROM idempotency.position ORDER BY subscription, version DESC) AS p
-            WHERE o.seq > p.passed OR EXISTS (SELECT FROM generate_subscripts(p.inflight, 1) AS i
-                WHERE i % 3 = 1 AND o.seq BETWEEN p.inflight[i + 1] AND p.inflight[i + 2]))
+            SELECT FROM (SELECT DISTINCT ON (subscription, partition) base, former_base, events
+                FROM idempotency.position ORDER BY subscription, partition, version DESC) AS p
+            WHERE o.seq = ANY (p.events) OR NOT pg_visible_in_snapshot(o.txid, p.base)
+                OR p.former_base IS NOT NULL) -- after a restore, more than needed
         UNION ALL
         SELECT k.seq, k.id, k.aggregatetype, k.aggregateid, k.type, k.payload, k.headers
         FROM idempotency.parked AS k

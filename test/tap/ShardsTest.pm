@@ -205,8 +205,8 @@ sub consume_all
 	foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	{
 		1 while consume($shard, $ledger) > 0;
-		return if $shard->safe_psql('postgres', q{SELECT lag_events = 0 AND batch_leased_at IS NULL
-			FROM idempotency.subscriptions WHERE subscription = 'ledger'}) eq 't';
+		return if $shard->safe_psql('postgres', q{SELECT bool_and(lag_events = 0)
+			FROM idempotency.partitions WHERE subscription = 'ledger'}) eq 't';
 		usleep(100_000);
 	}
 	die 'the shard still has events';

@@ -313,7 +313,7 @@ $snapshot->query_safe('ROLLBACK');
 
 # The handler has not received the last charge, and must not skip it; all other
 # subscriptions have received it.
-$old->poll_query_until('postgres', q{SELECT lag_events = 0 FROM idempotency.subscriptions WHERE subscription = 'counter'})
+$old->poll_query_until('postgres', q{SELECT bool_and(lag_events = 0) FROM idempotency.partitions WHERE subscription = 'counter'})
   or die 'no worker starts';
 consume_all($old, $router);
 moves('given up', 'globex', 'shard1', 'shard4', 'give up');
