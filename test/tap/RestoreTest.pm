@@ -130,7 +130,7 @@ sub rows_of
 {
 	my ($node, $dbname) = @_;
 	my $sql = join ' UNION ALL ', map { "SELECT '$_', encode(convert_to(t::text, 'UTF8'), 'hex') FROM $_ AS t" }
-	  (map { "idempotency.$_" } qw(key outbox subscription position parked reaper)), 'charge', 'handled';
+	  (map { "idempotency.$_" } qw(key outbox subscription partition position parked reaper)), 'charge', 'handled';
 
 	$sql .= join '', map { " UNION ALL SELECT '$_', last_value || ' ' || is_called FROM idempotency.$_" }
 	  qw(token outbox_seq);

@@ -56,7 +56,7 @@ my $made = $node->safe_psql('shadows', q{
 	FROM pg_class WHERE relkind IN ('r', 'v') AND relnamespace = 'pg_catalog'::regnamespace
 	UNION ALL
 	SELECT 'relation', pg_temp.try(format('CREATE TABLE public.%I (captured bool NOT NULL CHECK (false))', name))
-	FROM unnest('{key,keys,outbox,subscription,subscriptions,position,parked,reaper,stats,zombies,dead_letters,token,outbox_seq,subscription_number}'::text[]) AS name
+	FROM unnest('{key,keys,outbox,subscription,subscriptions,partition,partitions,position,parked,reaper,stats,zombies,dead_letters,token,outbox_seq}'::text[]) AS name
 	UNION ALL
 	SELECT 'collation', pg_temp.try(format('CREATE COLLATION public.%I FROM "POSIX"', name)) FROM unnest('{C,default}'::text[]) AS name;
 	INSERT INTO shadow
@@ -118,6 +118,13 @@ SELECT idempotency.publish('t', '{"n": 1}', 'a', 'made', '{"h": 1}', '00000000-0
 SELECT idempotency.extend('sub', batch, '1 h'), idempotency.nack('sub', batch, id, 'no') FROM idempotency.fetch('sub', 1, '0', '1 min')
 SELECT idempotency.redrive('sub'), idempotency.redrive('sub', '00000000-0000-7000-8000-000000000001')
 SELECT idempotency.ack('sub', batch) FROM idempotency.fetch('sub', 1)
+SELECT idempotency.alter_subscription('sub', handler => 'app.handle(idempotency.event)', partitions => 2)
+SELECT idempotency.pause('sub'), idempotency.resume('sub'), idempotency.handler_of('sub'), idempotency.discard('sub')
+SELECT idempotency.seek('sub', '2000-01-01'::pg_catalog.timestamptz), idempotency.seek('sub', 'beginning')
+SELECT idempotency.alter_subscription('sub', handler => '-')
+COMMIT
+CALL idempotency.deliver('sub', 'app.handle(idempotency.event)')
+BEGIN
 SELECT idempotency.canonical('{"b": 1, "a": 1.0}'), idempotency.fingerprint('{}'), idempotency.fingerprint('GET', '/', '{}'),
 	'{}'::pg_catalog.jsonb::idempotency.document
 SELECT idempotency.derive_key('s', 'k', 'p'), idempotency.natural_key('a', 'b'), idempotency.stable_text(pg_catalog.now()), idempotency.uuidv7(), idempotency.parse_header('"k"')
@@ -127,6 +134,7 @@ SELECT * FROM idempotency.zombies
 SELECT * FROM idempotency.stats
 SELECT idempotency.stats_reset() FROM idempotency.stats
 SELECT * FROM idempotency.subscriptions
+SELECT * FROM idempotency.partitions
 SELECT * FROM idempotency.dead_letters
 SELECT idempotency.forget('s', 'k'), idempotency.reap(10)
 SELECT idempotency.unsubscribe('sub')
@@ -161,7 +169,8 @@ sub all_works
 		like($out, qr/^claimed$/m, 'a claim works among shadows');
 		fails_with($node, join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'UPDATE idempotency.outbox SET seq = NULL'), '0A000',
 			'UPDATE of events is refused', dbname => $dbname);
-		$node->safe_psql($dbname, 'DELETE FROM idempotency.key; DELETE FROM idempotency.outbox');
+		is($node->safe_psql($dbname, 'SELECT pg_catalog.count(*) FROM app.done'), '2', 'events are delivered');
+		$node->safe_psql($dbname, 'DELETE FROM idempotency.key; DELETE FROM idempotency.outbox; DELETE FROM app.done');
 	}
 	return;
 }
@@ -208,10 +217,12 @@ $node->command_ok([ 'psql', '--no-psqlrc', '--quiet', '--dbname', $node->connstr
 $node->safe_psql('portable', q{CREATE SCHEMA app; CREATE TABLE app.guarded (i pg_catalog.int4);
 	CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT $1';
 	CREATE TRIGGER guard BEFORE INSERT ON app.guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('s');
-	GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded TO "user"; GRANT TEMPORARY ON DATABASE portable TO "user";
-	SELECT idempotency.grant_client('user'), idempotency.grant_operator('user')});
+	CREATE TABLE app.done (n pg_catalog.text);
+	CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog AS 'INSERT INTO app.done VALUES ((e).payload::text)';
+	GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded, app.done TO "user"; GRANT TEMPORARY ON DATABASE portable TO "user";
+	SELECT idempotency.grant_client('user'), idempotency.grant_consumer('user'), idempotency.grant_operator('user')});
 my @portable = map { s/,\s*'[{][}]'::pg_catalog.jsonb::idempotency.document//r }
-  grep { !/idempotency\.(?:subscri|unsubscri|publish|fetch|redrive|stats|dead_letters|keytext|.?ack)|'::idempotency\.keytext/ } @use;
+  grep { !/idempotency\.(?:stats|keytext)|'::idempotency\.keytext/ } @use;
 push @portable, split /\n/, <<'SQL';
 COMMIT
 BEGIN
@@ -240,13 +251,14 @@ foreach my $layout ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public
 		$node->safe_psql('portable', q{SET search_path = pg_catalog, pg_temp;
 			SELECT idempotency_internal.add_tenant('text', 'pg_catalog."default"', '0'); SELECT idempotency_internal.make_again()});
 		$path = 'public, pg_catalog';
+		@portable = grep { !/idempotency\.(?:subscri|alter_s|unsubscri|partitions|publish|fetch|pause|seek|deliver|redrive|dead_letters|.?ack)/ } @portable;
 	}
 	my ($rc, $out, $err) = $node->psql('portable', join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @portable, 'COMMIT;'),
 		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=terse', '--username', 'user' ]);
 	like($err, qr/\A\S*\s*ERROR:  cannot commit a transaction with an open idempotency claim$/m, "no shadow captures the portable edition under $path");
 	is(() = $err =~ /ERROR/g, 1, 'no other statement fails');
 	like($out, qr/^claimed\n.*^\{"b": 2\}$/ms, 'operations succeed among shadows');
-	$node->safe_psql('portable', 'DELETE FROM idempotency.key');
+	$node->safe_psql('portable', 'DELETE FROM idempotency.key' . ($layout eq 'distributed' ? '' : '; DELETE FROM idempotency.outbox'));
 }
 $node->append_conf('postgresql.conf', "shared_preload_libraries = 'idempotency'");
 $node->restart;
