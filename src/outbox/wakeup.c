@@ -38,7 +38,6 @@
 #include "base/shmem.h"
 #include "outbox/topic.h"
 #include "outbox/wakeup.h"
-#include "relay/relay.h"
 
 PG_FUNCTION_INFO_V1(idempotency_listen);
 PG_FUNCTION_INFO_V1(idempotency_wait_for_event);
@@ -73,6 +72,8 @@ typedef struct Places
 } Places;
 
 /* NULL unless the library is preloaded. */
+void (*EventPublishedHook)(const TopicSet *topics) = NULL;
+
 static Places *shared = NULL;
 
 static Place *mine = NULL;
@@ -206,7 +207,8 @@ TransactionCallback(XactEvent event, void *arg)
 	{
 		InjectionPoint("commit-request");
 		WakeConsumers();
-		RelayWake(&topics);
+		if (EventPublishedHook != NULL)
+			EventPublishedHook(&topics);
 	}
 	published = false;
 	if (mine != NULL)

@@ -30,6 +30,7 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/shmem.h"
+#include "outbox/wakeup.h"
 #include "relay/relay.h"
 
 PG_FUNCTION_INFO_V1(idempotency_wake_relay);
@@ -856,4 +857,5 @@ RelayInit(void)
 {
 	SharedMemoryRegister(&(SharedPart){(void **) &shared, sizeof(Slots), InitializeSlots});
 	RegisterXactCallback(TransactionCallback, NULL);
+	EventPublishedHook = RelayWake;
 }
