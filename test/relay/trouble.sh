@@ -91,15 +91,14 @@ logged() {
 	grep -q -e "$2" "$here/$1.log"
 }
 
-# batches prints the numbers of the batches of a relay.
-batches() {
-	sed -n 's/.*batch \([0-9]*\): [0-9]* events/\1/p' "$here/$1.log" | sort
+# one_partition lets one batch have all events.
+one_partition() {
+	sql bank "SELECT idempotency.alter_subscription('redis', partitions => 1)" >/dev/null
 }
 
-# scenario_lease starts a second relay while the first one works on its batch: it gets other
-# partitions.
 scenario_lease() {
 	databases
+	one_partition
 	publish 500
 	published
 	redis CLIENT PAUSE 6000 WRITE >/dev/null
@@ -113,7 +112,7 @@ scenario_lease() {
 	terminate second
 	check extended "extensions of a lease of 2 s, while Redis was paused for 6 s" -ge 3 \
 		"$(grep -c extended "$here/relay.log")"
-	check lease "batches that both relays had" -eq 0 "$(comm -12 <(batches relay) <(batches second) | wc -l)"
+	check lease "batches of the second relay" -eq 0 "$(grep -c 'batch' "$here/second.log")"
 	check copies "entries in the stream" -eq 500 "$(redis XLEN events:account.booked)"
 }
 
@@ -136,7 +135,7 @@ stop_idle() {
 }
 
 stop_in_batch() {
-	sql bank "SELECT idempotency.alter_subscription('redis', partitions => 1)" >/dev/null
+	one_partition
 	publish 300
 	published
 	redis CLIENT PAUSE 1500 WRITE >/dev/null
