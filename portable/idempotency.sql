@@ -2359,8 +2359,10 @@ BEGIN
 			PERFORM idempotency_internal.own(function, p_scope, p_key, p_token);
 			IF omit_large AND bytes > idempotency_internal.max_response_size() THEN
 				stored_response := NULL;
-				stored_headers := CASE WHEN octet_length(p_headers) <= idempotency_internal.max_response_size() THEN p_headers::jsonb ELSE '{}' END
-					|| '{"Idempotency-Response": "omitted"}';
+				-- appended as text: jsonb refuses values that json takes
+				p_headers := CASE WHEN octet_length(p_headers) <= idempotency_internal.max_response_size() THEN p_headers ELSE '{}' END;
+				stored_headers := regexp_replace(p_headers, '}\s*$',
+					CASE WHEN p_headers LIKE '%"%' THEN ', ' ELSE '' END || '"Idempotency-Response": "omitted"}');
 			ELSE
 				PERFORM idempotency_internal.check_size(p_scope, p_key, 'response', bytes);
 			END IF;
