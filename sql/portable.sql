@@ -76,6 +76,15 @@ SET ROLE regress_idempotency_operator;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 RESET ROLE;
 
+-- A scope prefix prevents mistakes, and separates no roles: each can change it.
+SET ROLE regress_idempotency_client;
+SET idempotency.scope_prefix = 'tenant1/';
+SELECT pg_temp.try('SELECT idempotency.once(''tenant2/mail'', ''k'')');
+SET idempotency.scope_prefix = 'tenant2/';
+SELECT pg_temp.try('SELECT idempotency.once(''tenant2/mail'', ''k'')');
+RESET idempotency.scope_prefix;
+RESET ROLE;
+
 --
 -- Code of a client never runs with the rights of the owner
 --
