@@ -62,7 +62,8 @@ static ExtensionQuery setErrorQuery = {
 	.table = "subscription",
 	.text = "UPDATE idempotency.subscription SET last_error = $2,"
 			" last_error_at = pg_catalog.clock_timestamp()"
-			" WHERE subscription OPERATOR(pg_catalog.=) $1",
+			" WHERE subscription OPERATOR(pg_catalog.=) $1"
+			" AND pg_catalog.starts_with(last_error, $2) IS NOT TRUE",
 	.parameters = 2,
 	.types = {TEXTOID, TEXTOID},
 };
@@ -162,15 +163,16 @@ SubscriptionForCaller(text *name)
 }
 
 /*
- * SubscriptionSetError writes the last error of a subscription.
+ * SubscriptionSetError writes the last error of a subscription, or the beginning of it.  Returns
+ * false if the subscription shows it: another session may just have written it.
  */
-void
+bool
 SubscriptionSetError(const text *name, const text *error)
 {
 	Datum values[] = {PointerGetDatum(name), PointerGetDatum(error)};
 	bool isnull[] = {false, error == NULL};
 
-	(void) ExtensionQueryDo(&setErrorQuery, values, isnull);
+	return ExtensionQueryDo(&setErrorQuery, values, isnull) > 0;
 }
 
 /* ----------------------------------------------------------------

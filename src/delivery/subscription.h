@@ -29,7 +29,7 @@ typedef struct Subscription
 extern Subscription *SubscriptionFind(const text *name);
 extern Subscription *SubscriptionFindNumber(int64 number);
 extern Subscription *SubscriptionForCaller(text *name);
-extern void SubscriptionSetError(const text *name, const text *error);
+extern bool SubscriptionSetError(const text *name, const text *error);
 
 extern bool SubscriptionLock(const text *name, int waitMs);
 extern void SubscriptionLockOrThrow(const text *name);

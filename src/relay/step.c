@@ -90,7 +90,7 @@ LeaveUnfit(const RelayJob *job, const Subscription *subscription, const char *pr
 	if (RegistrySetProblem(job, problem) && SubscriptionLock(subscription->name, 0))
 	{
 		LogRelayProblem(subscription->name, problem);
-		SubscriptionSetError(subscription->name, cstring_to_text(problem));
+		(void) SubscriptionSetError(subscription->name, cstring_to_text(problem));
 	}
 	return Leave(RELAY_UNFIT);
 }

@@ -179,9 +179,9 @@ WriteProblem(uint64 row, const RelayFound *found)
 	subscription = SubscriptionFindNumber(found->number);
 	if (subscription == NULL || !SubscriptionLock(subscription->name, 0))
 		return;
-	if (found->hasSlot || !OidIsValid(found->owner))
+	if (SubscriptionSetError(subscription->name, cstring_to_text(problem)) &&
+		(found->hasSlot || !OidIsValid(found->owner)))
 		LogRelayProblem(subscription->name, problem);
-	SubscriptionSetError(subscription->name, cstring_to_text(problem));
 }
 
 /*
