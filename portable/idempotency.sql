@@ -2330,44 +2330,53 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.own(text, text, text, bigint) IS 'check that the caller owns an operation';
 
--- Stores the outcome of an operation, for complete() and fail().  Without a token it is one
--- statement, whose condition is the test of ownership.
+-- Stores the outcome of an operation, for complete() and fail().  Without a token and leases it is
+-- one statement, whose condition is the test of ownership.  Response and headers are text until
+-- own() has noted the call: text that is no JSON fails a call whose lease must be proven again.
 CREATE FUNCTION idempotency_internal.finish(
-	function text, p_scope text, p_key text, p_response json, p_status integer, p_headers json,
+	function text, p_scope text, p_key text, p_response text, p_status integer, p_headers text,
 	p_token bigint, p_retention interval, omit_large boolean)
 	RETURNS json
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	now timestamptz;
-	answer json := p_response;
+	answer json;
+	stored_response json;
+	stored_headers json;
 	bytes bigint;
 	failed boolean := function = 'fail';
 	finished_by bigint;
 BEGIN
-	IF p_token IS NOT NULL OR current_setting('transaction_read_only') = 'on'
+	IF p_token IS NOT NULL OR coalesce(current_setting('idempotency_internal.call', true), '') <> ''
+		OR current_setting('transaction_read_only') = 'on'
 		OR NOT idempotency_internal.names_are_valid(p_scope, p_key)
 		OR (p_status BETWEEN 100 AND 599) IS NOT TRUE OR p_headers IS NOT NULL OR p_retention IS NOT NULL THEN
 		PERFORM idempotency_internal.own(function, p_scope, p_key, p_token);
 	END IF;
+	answer := p_response;
+	stored_response := answer;
+	stored_headers := p_headers;
 	IF p_retention IS NOT NULL THEN
 		PERFORM idempotency_internal.check_retention(p_retention);
 	END IF;
 	IF (p_status BETWEEN 100 AND 599) IS NOT TRUE THEN
 		PERFORM idempotency_internal.raise('22023', 'status must be between 100 and 599',
 			idempotency_internal.detail(p_scope, p_key), 'Pass an HTTP status code.');
-	ELSIF left(ltrim(p_headers::text, E' \t\r\n'), 1) <> '{' THEN
+	ELSIF left(ltrim(p_headers, E' \t\r\n'), 1) <> '{' THEN
 		PERFORM idempotency_internal.raise('22023', 'headers must be a JSON object',
 			idempotency_internal.detail(p_scope, p_key), 'Pass an object of header names and values.');
 	ELSIF p_response IS NOT NULL OR p_headers IS NOT NULL THEN
 		-- below the least possible limit, the setting need not be read
-		bytes := coalesce(octet_length(p_response::text), 0) + coalesce(octet_length(p_headers::text), 0);
+		bytes := coalesce(octet_length(p_response), 0) + coalesce(octet_length(p_headers), 0);
 		IF bytes > 1024 THEN
 			PERFORM idempotency_internal.own(function, p_scope, p_key, p_token);
 			IF omit_large AND bytes > idempotency_internal.max_response_size() THEN
-				p_response := NULL;
-				p_headers := CASE WHEN octet_length(p_headers::text) <= idempotency_internal.max_response_size() THEN p_headers::jsonb ELSE '{}' END
-					|| '{"Idempotency-Response": "omitted"}';
+				stored_response := NULL;
+				-- appended as text: jsonb refuses values that json takes
+				p_headers := CASE WHEN octet_length(p_headers) <= idempotency_internal.max_response_size() THEN p_headers ELSE '{}' END;
+				stored_headers := regexp_replace(p_headers, '}\s*$',
+					CASE WHEN p_headers LIKE '%"%' THEN ', ' ELSE '' END || '"Idempotency-Response": "omitted"}');
 			ELSE
 				PERFORM idempotency_internal.check_size(p_scope, p_key, 'response', bytes);
 			END IF;
@@ -2381,8 +2390,8 @@ BEGIN
 			coalesce(p_retention, k.claim_retention, k.retention, interval '-1 s'), now),
 		status = CASE WHEN failed THEN -p_status ELSE p_status END,
 		fingerprint = coalesce(k.claim_fingerprint, k.fingerprint),
-		response = p_response,
-		headers = p_headers,
+		response = stored_response,
+		headers = stored_headers,
 		token = NULL,
 		attempt = NULL,
 		leased_at = NULL,
@@ -2414,7 +2423,7 @@ BEGIN
 	RETURN answer;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, json, integer, json, bigint, interval, boolean) IS
+COMMENT ON FUNCTION idempotency_internal.finish(text, text, text, text, integer, text, bigint, interval, boolean) IS
 	'store the outcome of an operation that the caller owns';
 
 CREATE FUNCTION idempotency.complete(
@@ -2429,13 +2438,15 @@ DECLARE
 	document json;
 	now timestamptz;
 BEGIN
-	-- The claim of a key that had no row, and a response below the least possible limit.  The
-	-- condition of the UPDATE is the test of ownership: an open claim is never committed, so the
-	-- transaction that sees one has written it, and needs no is_written_here().
+	-- The claim of a key that had no row, and a response below the least possible limit, in a
+	-- transaction without leases: text that is no JSON then leaves a claim that cannot commit.
+	-- The condition of the UPDATE is the test of ownership: an open claim is never committed, so
+	-- the transaction that sees one has written it, and needs no is_written_here().
 	IF token IS NULL AND retention IS NULL AND headers IS NULL
 		AND (octet_length(response) > 1024) IS NOT TRUE
 		AND coalesce(status, 200) >= 100 AND coalesce(status, 200) <= 599
 		AND current_setting('transaction_read_only') = 'off'
+		AND coalesce(current_setting('idempotency_internal.call', true), '') = ''
 	THEN
 		document := response;
 		now := clock_timestamp();
@@ -2456,8 +2467,8 @@ BEGIN
 		-- both layouts
 		-- distributed: IF idempotency_internal.complete_first(scope, key, coalesce(status, 200), document) THEN RETURN document; END IF;
 	END IF;
-	RETURN idempotency_internal.finish('complete', scope, key, response::json,
-		coalesce(status, 200), headers::json, token, retention, omit_large);
+	RETURN idempotency_internal.finish('complete', scope, key, response,
+		coalesce(status, 200), headers, token, retention, omit_large);
 END
 $$;
 COMMENT ON FUNCTION idempotency.complete(text, text, text, integer, text, bigint, interval, boolean) IS
@@ -2472,8 +2483,8 @@ CREATE FUNCTION idempotency.fail(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-	RETURN idempotency_internal.finish('fail', scope, key, response::json,
-		status, headers::json, token, retention, omit_large);
+	RETURN idempotency_internal.finish('fail', scope, key, response,
+		status, headers, token, retention, omit_large);
 END
 $$;
 COMMENT ON FUNCTION idempotency.fail(text, text, text, integer, text, bigint, interval, boolean) IS

@@ -170,16 +170,18 @@ SELECT idempotency.fail('size', 'too large', '"the answer is too large"', 500);
 COMMIT;
 SELECT key, abs(status) AS status, octet_length(response::text) AS bytes FROM idempotency.key WHERE scope = 'size' ORDER BY key;
 
--- With omit_large, such an outcome is stored without its response, and its headers say so.
--- The call returns the response all the same.
+-- With omit_large, such an outcome is stored without its response, and its headers say so,
+-- also those that jsonb would refuse. The call returns the response all the same.
 BEGIN;
 SET LOCAL idempotency.max_response_size = '1kB';
-SELECT (idempotency.claim('omit', k)).outcome FROM unnest('{fits,response,headers,no headers,failure}'::text[]) AS k;
+SELECT (idempotency.claim('omit', k)).outcome FROM unnest('{fits,response,headers,no headers,failure,no jsonb,empty}'::text[]) AS k;
 SELECT octet_length(idempotency.complete('omit', 'fits', to_json(repeat('x', 1010)), 201, '{"X": "1"}  ', omit_large => true)::text);
 SELECT octet_length(idempotency.complete('omit', 'response', to_json(repeat('x', 1011)), 201, '{"Location":  "/1"}', omit_large => true)::text);
 SELECT idempotency.complete('omit', 'headers', '1', 201, json_build_object('X', repeat('x', 1020)), omit_large => true);
 SELECT octet_length(idempotency.complete('omit', 'no headers', to_json(repeat('x', 1023)), omit_large => true)::text);
 SELECT octet_length(idempotency.fail('omit', 'failure', to_json(repeat('x', 1023)), 402, omit_large => true)::text);
+SELECT octet_length(idempotency.complete('omit', 'no jsonb', to_json(repeat('x', 1023)), 200, '{"X": {"\u0000": 1e999999}} ', omit_large => true)::text);
+SELECT octet_length(idempotency.complete('omit', 'empty', to_json(repeat('x', 1023)), 200, '{ }', omit_large => true)::text);
 COMMIT;
 SELECT token AS own FROM idempotency.claim('omit', 'leased', lease => '1 min') \gset
 SELECT octet_length(idempotency.complete('omit', 'leased', to_json(repeat('x', 1048576)), token => :own, omit_large => true)::text);

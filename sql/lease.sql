@@ -1075,7 +1075,7 @@ SELECT idempotency.complete('lease', 'running', token => :running);
 -- An error that the server raises before the call has no effect, because the function
 -- did not run.
 BEGIN;
-SELECT left(pg_temp.error_of('SELECT idempotency.complete(''lease'', ''running'', ''{bad'', token => 0)'), 5) AS error;
+SELECT left(pg_temp.error_of('SELECT idempotency.complete(''lease'', ''running'', ''{bad''::json, token => 0)'), 5) AS error;
 COMMIT;
 \echo :SQLSTATE
 

@@ -76,6 +76,15 @@ SET ROLE regress_idempotency_operator;
 SELECT statement, pg_temp.try(statement) FROM door ORDER BY n;
 RESET ROLE;
 
+-- A scope prefix prevents mistakes, and separates no roles: each can change it.
+SET ROLE regress_idempotency_client;
+SET idempotency.scope_prefix = 'tenant1/';
+SELECT pg_temp.try('SELECT idempotency.once(''tenant2/mail'', ''k'')');
+SET idempotency.scope_prefix = 'tenant2/';
+SELECT pg_temp.try('SELECT idempotency.once(''tenant2/mail'', ''k'')');
+RESET idempotency.scope_prefix;
+RESET ROLE;
+
 --
 -- Code of a client never runs with the rights of the owner
 --
@@ -175,6 +184,38 @@ RESET idempotency.max_response_size;
 RESET idempotency.retention;
 RESET idempotency.wait;
 SELECT count(set_config(name, reset_val, false)) AS reset FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
+
+-- not distributed: a guard of leases
+--
+-- Text that is no JSON fails a call that was noted: an earlier proof does not suffice
+--
+
+CREATE FUNCTION pg_temp.caught(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE;
+END
+$$;
+SELECT token AS own FROM idempotency.claim('portable', 'malformed', lease => '1 min') \gset
+BEGIN;
+SELECT n, idempotency.renew('portable', 'malformed', :own, '1 min') > now() AS renewed, pg_temp.caught('SELECT idempotency.' || replace(call, 'OWN', :'own')) AS error,
+		pg_temp.caught('SELECT idempotency.check_commit()') AS commit
+	FROM unnest(ARRAY['complete(''portable'', ''malformed'', ''{'', token => OWN)', 'complete(''portable'', ''malformed'', headers => ''{'', token => OWN)',
+		'fail(''portable'', ''malformed'', ''{'', 500, token => OWN)', 'fail(''portable'', ''malformed'', NULL, 500, ''{'', token => OWN)',
+		'checkpoint(''portable'', ''malformed'', OWN, ''sent'', ''{'')']) WITH ORDINALITY AS c (call, n);
+\set VERBOSITY terse
+COMMIT;
+-- In the transaction that claimed, each call about the key counts; a call about another key does not.
+BEGIN;
+SELECT outcome FROM idempotency.claim('portable', 'malformed here', lease => '1 min');
+SELECT outcome FROM idempotency.claim('portable', 'other');
+SELECT idempotency.complete('portable', 'other', '1');
+SELECT pg_temp.caught($$SELECT idempotency.complete('portable', 'malformed here', '{')$$) AS error;
+COMMIT;
+\set VERBOSITY default
+-- both layouts
 
 --
 -- Conditions that exclude a row are tested before a call, and rows of once_many() are not cached

@@ -4,8 +4,8 @@
  *	  Elapsed time, and the intervals that callers pass: wait, retention and lease.
  *
  * A negative length is 22023, and so is one that is a mistake: a driver sent nanoseconds or
- * milliseconds as a bare number, which is seconds.  A length beyond the last timestamp is
- * 22008.
+ * milliseconds as a bare number, which is seconds.  Only one that ends before the first
+ * timestamp is 22008: the limits keep any other from the last.
  *
  *-------------------------------------------------------------------------
  */
