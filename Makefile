@@ -127,7 +127,7 @@ test: ## run every test, random ones once (6 minutes); ONLY="regress portable di
 	@tools/build
 	@test/run
 
-soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm fuzz payments tap relay clients applications model", SEED=
+soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm delivery fuzz payments tap relay clients applications model", SEED=
 	@LANGUAGES=all ONLY="$(KINDS)" tools/prerequisites test
 	@tools/build
 	@test/soak/run

@@ -2142,9 +2142,10 @@ DECLARE
 BEGIN
 	IF locked = '{}' OR EXISTS (
 			SELECT FROM idempotency.partition AS a
-			CROSS JOIN LATERAL (SELECT n.ended, n.events FROM idempotency.position AS n
+			CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
 				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}')) THEN
+			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
+				OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
 		RETURN false;
 	END IF;
 	UPDATE idempotency.parked AS k SET partition = a.partition
@@ -2801,7 +2802,8 @@ COMMENT ON FUNCTION idempotency.discard(text, uuid) IS
 	'delete one dead letter, or all of them; returns their number';
 
 -- Moves the positions of a subscription past events that are older than its max_lag.  Partitions
--- that are in use are left for the next call.  Batches that are out stay.
+-- that are in use are left for the next call, and only those are locked that are moved.  Batches
+-- that are out stay.
 CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -2813,7 +2815,7 @@ DECLARE
 	dropped bigint;
 BEGIN
 	FOR part IN
-		SELECT a.* FROM idempotency.partition AS a WHERE a.subscription = s.subscription FOR UPDATE SKIP LOCKED
+		SELECT a.* FROM idempotency.partition AS a WHERE a.subscription = s.subscription
 	LOOP
 		SELECT * INTO p FROM idempotency.position AS n
 		WHERE n.subscription = s.subscription AND n.partition = part.partition
@@ -2825,7 +2827,12 @@ BEGIN
 			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= CASE WHEN o.seq <= p.mark THEN coalesce(p.late, p.mark) ELSE p.reached END) IS NOT TRUE
 			AND (part.stop IS NULL OR pg_visible_in_snapshot(o.txid, part.stop))
 			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (s.patterns);
-		IF dropped > 0 THEN
+		CONTINUE WHEN dropped = 0;
+		PERFORM FROM idempotency.partition AS a
+		WHERE a.subscription = s.subscription AND a.partition = part.partition
+		FOR UPDATE SKIP LOCKED;
+		IF FOUND AND p.version = (SELECT max(n.version) FROM idempotency.position AS n
+			WHERE n.subscription = s.subscription AND n.partition = part.partition) THEN
 			RAISE LOG 'idempotency subscription "%" dropped events older than its max_lag, up to number %', s.subscription, target;
 			PERFORM idempotency_internal.count_events('events_dropped', dropped);
 			p.skip := target;

@@ -182,9 +182,10 @@ DECLARE
 BEGIN
 	IF locked = '{}' OR EXISTS (
 			SELECT FROM idempotency.partition AS a
-			CROSS JOIN LATERAL (SELECT n.ended, n.events FROM idempotency.position AS n
+			CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
 				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}')) THEN
+			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
+				OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
 		RETURN false;
 	END IF;
 	UPDATE idempotency.parked AS k SET partition = a.partition

@@ -191,10 +191,11 @@ SELECT pg_temp.age(1, 5, '61 min'), pg_temp.age(6, 10, '59 min');
 -- The server log reports it.
 SELECT idempotency.reap();
 SELECT subscription, lag_events, date_trunc('minute', lag) AS lag FROM idempotency.partitions ORDER BY subscription;
--- No other event is too old, so nothing is written.
-SELECT version FROM idempotency.position WHERE subscription = 'limited' \gset
+-- No other event is too old, so nothing is written or locked.
+SELECT n.version, a.xmax AS locked_by FROM idempotency.position AS n JOIN idempotency.partition AS a USING (subscription) WHERE subscription = 'limited' \gset
 SELECT idempotency.reap();
-SELECT version = :version AS unchanged FROM idempotency.position WHERE subscription = 'limited';
+SELECT n.version = :version AND a.xmax = :'locked_by' AS unchanged
+FROM idempotency.position AS n JOIN idempotency.partition AS a USING (subscription) WHERE subscription = 'limited';
 SELECT pg_temp.fetched('limited', 2);
 -- A batch in flight stays with its consumer even if its events become too old.
 SELECT pg_temp.age(6, 9, '61 min');

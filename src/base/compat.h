@@ -105,8 +105,7 @@ typedef bool TU_UpdateIndexes;
 
 /*
  * 17: on a server with injection points, tests can stop a session before the named step
- * (test/tap/t/030_injection_keys.pl, 031_injection_outbox.pl,
- * 034_injection_subscriptions.pl).
+ * (test/tap/t/030_injection_keys.pl, 031_injection_outbox.pl).
  */
 #ifndef USE_INJECTION_POINTS
 #define InjectionPoint(name) ((void) 0)

@@ -55,7 +55,7 @@ static bool
 LockTables(bool dontWait)
 {
 	return ExtensionRelationLock("outbox", RowExclusiveLock, dontWait) &&
-		   ExtensionRelationLock("outbox_seq", AccessShareLock, dontWait) &&
+		   ExtensionRelationLock("outbox_seq", RowExclusiveLock, dontWait) &&
 		   ExtensionRelationLock("position", RowExclusiveLock, dontWait) &&
 		   ExtensionRelationLock("partition", RowShareLock, dontWait) &&
 		   ExtensionRelationLock("subscription", AccessShareLock, dontWait) &&

@@ -12,13 +12,11 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use IdempotencyTest;
-use OutboxTest qw(outbox_tools);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node consumer_tools begin_events result_of stop_at stops_at is_at wake interrupt answer_of
-  last_statement check_race faults late_faults worker_faults late_worker_faults);
+our @EXPORT = qw(injection_node begin_events result_of stop_at wake answer_of faults late_faults);
 
 # injection_node creates a server as new_node() does, or skips the whole script.
 sub injection_node
@@ -36,42 +34,13 @@ sub injection_node
 	return $node;
 }
 
-# consumer_tools creates a consumer that writes its effects in the transaction that
-# acknowledges the batch. take() fetches a batch, stores its number and returns the
-# events; a redelivered event has its attempt appended, as in "2x2".
-sub consumer_tools
-{
-	my ($node) = @_;
-	outbox_tools($node);
-	$node->safe_psql('postgres', q{
-		CREATE TABLE effect (place int8 GENERATED ALWAYS AS IDENTITY, n int);
-		CREATE TABLE batch (number int8);
-		CREATE FUNCTION take(lease interval DEFAULT '1 hour') RETURNS text LANGUAGE sql AS $$
-			WITH event AS MATERIALIZED (SELECT * FROM idempotency.fetch('s', lease => lease)),
-				noted AS (INSERT INTO batch SELECT batch FROM event)
-			SELECT coalesce(string_agg(payload->>'n' || CASE WHEN attempt > 1 THEN 'x' || attempt ELSE '' END, ' ' ORDER BY seq), 'nothing')
-			FROM event $$;
-		CREATE FUNCTION acknowledge() RETURNS text LANGUAGE plpgsql AS $$
-		BEGIN
-			INSERT INTO effect (n) SELECT n FROM generate_series(1, 3) AS n;
-			PERFORM idempotency.ack('s', (SELECT number FROM batch LIMIT 1));
-			RETURN 'acknowledged';
-		END $$;
-		CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS
-			$$INSERT INTO public.effect (n) SELECT (e.payload->>'n')::int$$;
-		CREATE ROLE app LOGIN;
-		SELECT idempotency.grant_client('app');
-		GRANT ALL ON effect TO app});
-	return;
-}
-
 # begin_events recreates the subscription s without events, then runs SQL. The DELETE is
 # needed because reap() skips the events if another process locks the tables.
 sub begin_events
 {
 	my ($node, @sql) = @_;
 	$node->safe_psql('postgres', join ';', q{SELECT idempotency.unsubscribe(subscription) FROM idempotency.subscription},
-		q{SELECT idempotency.reap(); DELETE FROM idempotency.outbox; TRUNCATE effect, batch; SELECT idempotency.subscribe('s', ARRAY['t'])}, @sql);
+		q{SELECT idempotency.reap(); DELETE FROM idempotency.outbox; SELECT idempotency.subscribe('s', ARRAY['t'])}, @sql);
 	return;
 }
 
@@ -174,22 +143,6 @@ sub last_statement
 	};
 }
 
-# check_race stops a session at a point, runs the SQL of another session, and lets the
-# first one continue. $meanwhile is [ SQL, result ] of the other session, without the ID
-# of an event; $expected is the result of the stopped session.
-sub check_race
-{
-	my ($node, $name, $sql, $point, $meanwhile, $result) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my ($session) = stop_at($node, $point, $sql);
-
-	is(result_of($node, $meanwhile->[0]) =~ s/^\S{36}\n//r, $meanwhile->[1], "$name: meanwhile");
-	wake($node, $point);
-	is(answer_of($session), $result, "$name: the stopped session");
-	$session->quit;
-	return;
-}
-
 # is_cancelled cancels a session at a point. It checks that the session reports the
 # cancel and has released all locks. Excluded are the locks that the server keeps to the
 # end of the transaction: the transaction ID and the sequences in use.
@@ -279,36 +232,6 @@ sub late_faults
 			wait_for_end($session);
 			return $another;
 		});
-}
-
-# worker_faults returns the faults of a worker by name, as functions of its process ID
-# and the point where it is stopped.
-sub worker_faults
-{
-	my ($node) = @_;
-
-	return (
-		'a cancel' => sub { cancel($node, @_) },
-		'kill -9 of the worker' => sub { kill9($node, $_[0]) },
-		'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
-		'the end of the worker' => sub {
-			my ($pid, $point) = @_;
-			$node->safe_psql('postgres', "SELECT injection_points_detach('idempotency-$point'), pg_terminate_backend($pid)");
-		},
-		'nothing' => sub { wake($node, $_[1]) });
-}
-
-# late_worker_faults returns the faults of a worker at a point that holds off
-# interrupts.
-sub late_worker_faults
-{
-	my ($node) = @_;
-
-	return (
-		worker_faults($node),
-		'a cancel' => sub { interrupt($node, @_, 'cancel') },
-		'kill -9 of the postmaster' => sub { restart_after_kill9($node, $_[0]) },
-		'the end of the worker' => sub { interrupt($node, @_, 'terminate') });
 }
 
 1;

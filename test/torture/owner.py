@@ -174,9 +174,11 @@ def held(client, _keys, attempt, rng):
     return True
 
 
-def reap(client, _keys, _attempt, _rng):
-    """reap calls reap()."""
+def reap(client, _keys, _attempt, rng):
+    """reap calls reap(), and changes the number of partitions of a subscription."""
     client.session.call("reap", "SELECT reap FROM idempotency.reap(100)")
+    client.session.run("SELECT idempotency.alter_subscription(%s, partitions => %s)",
+                       (rng.choice(("once", "together", "relayed")), rng.choice((1, 2, 3))))
     return True
 
 

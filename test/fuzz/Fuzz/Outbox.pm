@@ -1,14 +1,16 @@
 # Fuzz::Outbox
 #
-# Compares delivery with a model: publishers with savepoints, prepared transactions and
-# rollbacks, and a consumer of two subscriptions that acknowledges, nacks, returns, is late,
-# redrives and rolls back. It uses nothing but public functions.
+# Compares delivery with a model that predicts each call: publishers with savepoints, prepared
+# transactions and rollbacks, and consumers of two subscriptions with partitions, one after the
+# other, that acknowledge, nack, return, are late, redrive, discard, pause, change partitions and
+# roll back. test/delivery/run has concurrent sessions.
 #
 # The model knows, for each subscription, which events can be delivered, and with which
-# attempt: committed ones that its topics match, that are not done and not dead. While a batch
-# is out, no other one is. An event of an aggregate comes after all earlier ones, unless one
-# of the two was a dead letter. At the end of a round each event is done or dead, and the
-# outbox is empty.
+# attempt: committed ones that its topics match, that are not done and not dead. A partition has
+# one batch out. A batch whose lease ended, or that was returned, comes again as it was; after
+# the second lease its events come one by one. An event of an aggregate comes after all earlier
+# ones, unless one of the two was a dead letter. At the end of a round each event is done or
+# dead.
 #
 # A new call is a function in @steps that calls it and changes the model.
 
@@ -27,7 +29,7 @@ my %topics = (all => '*', some => 'x.*');
 sub begin
 {
 	my ($admin, $consumer, $sessions) = @_;
-	my %subscriptions = map { $_ => { name => $_, max => between(1, 3), batch => undef, held => [], late => [], states => {} } } sort keys %topics;
+	my %subscriptions = map { $_ => { name => $_, max => between(1, 3), lists => {}, late => [], states => {} } } sort keys %topics;
 
 	foreach my $it (map { $subscriptions{$_} } sort keys %subscriptions)
 	{
@@ -42,7 +44,7 @@ sub subscribe
 {
 	my ($consumer, $it) = @_;
 
-	$consumer->ok("SELECT idempotency.subscribe('$it->{name}', '{$topics{$it->{name}}}', max_attempts => $it->{max}, retry_delay => '0')");
+	$consumer->ok("SELECT idempotency.subscribe('$it->{name}', '{$topics{$it->{name}}}', max_attempts => $it->{max}, retry_delay => '0', partitions => @{[between(1, 3)]})");
 	return;
 }
 
@@ -64,7 +66,7 @@ sub wants
 sub state
 {
 	my ($it, $name) = @_;
-	return $it->{states}{$name} //= { attempts => 0, dead => 0, was_dead => 0, done => 0 };
+	return $it->{states}{$name} //= { attempts => 0, dead => 0, was_dead => 0, done => 0, alone => 0 };
 }
 
 # ----------------------------------------------------------------
@@ -151,6 +153,84 @@ sub finish
 # The consumer
 # ----------------------------------------------------------------
 
+# A list, by partition, is what a partition has read and not settled: "events", of which the
+# first "size" are in the batch "batch" if that is out; "failures", how often its lease has ended;
+# "alone", whether its events come one by one; and "expired", whether the lease has ended.
+
+# lists returns the lists of a subscription; with a batch that is out, if "out".
+sub lists
+{
+	my ($it, $out) = @_;
+	return grep { !$out || defined $_->{batch} } map { $it->{lists}{$_} } sort keys %{ $it->{lists} };
+}
+
+# held returns the names of the events of a batch.
+sub held
+{
+	my ($list) = @_;
+	return @{ $list->{events} }[ 0 .. $list->{size} - 1 ];
+}
+
+# over ends a batch in the model; its list stays if it has events.
+sub over
+{
+	my ($it, $list) = @_;
+
+	push @{ $it->{late} }, $list->{batch};
+	$list->{batch} = undef;
+	delete $it->{lists}{ $list->{partition} } unless @{ $list->{events} };
+	return;
+}
+
+# settle takes events out of a list.
+sub settle
+{
+	my ($list, @names) = @_;
+	my %gone = map { $_ => 1 } @names;
+
+	$list->{size} -= grep { $gone{$_} } held($list);
+	$list->{events} = [ grep { !$gone{$_} } @{ $list->{events} } ];
+	return;
+}
+
+# fail counts a failure of an event. The later events of its aggregate leave the list with it.
+# Returns whether it is dead.
+sub fail
+{
+	my ($model, $it, $list, $name, $is_final, $was_alone) = @_;
+	my $aggregate = $model->{events}{$name}{aggregate};
+	my $state = state($it, $name);
+	my ($at) = grep { $list->{events}[$_] eq $name } 0 .. $#{ $list->{events} };
+	my @leaving = ($name, grep { defined $aggregate && ($model->{events}{$_}{aggregate} // '') eq $aggregate } @{ $list->{events} }[ $at + 1 .. $#{ $list->{events} } ]);
+
+	state($it, $_)->{attempts} += $list->{failures} foreach @leaving;
+	$state->{attempts}++;
+	$state->{alone} = $was_alone;
+	$state->{dead} = $state->{was_dead} = 1 if $is_final || $state->{attempts} >= $it->{max};
+	settle($list, @leaving);
+	return $state->{dead};
+}
+
+# expire applies that the lease of a batch ended without ack or nack.
+sub expire
+{
+	my ($model, $it, $list) = @_;
+
+	if ($list->{size} > 0 && $list->{alone})
+	{
+		my ($name) = held($list);
+		note($model, "$it->{name} lost $name, alone: " . (fail($model, $it, $list, $name, 0, 1) ? 'dead' : 'again'));
+	}
+	elsif ($list->{size} > 0)
+	{
+		$list->{failures}++;
+		$list->{alone} = $list->{failures} >= 2;
+		note($model, "$it->{name} lost @{[held($list)]}");
+	}
+	over($it, $list);
+	return;
+}
+
 # check dies unless an event can be delivered now, in a batch after the events in %$before.
 sub check
 {
@@ -163,7 +243,7 @@ sub check
 	die "$name is a dead letter\n" if $state->{dead};
 	die "$name was acknowledged\n" if $state->{done};
 	die "$name is twice in a batch\n" if $before->{$name};
-	die "attempt $attempt of $name, not @{[$state->{attempts} + 1]}\n" if $attempt != $state->{attempts} + 1;
+	die "attempt $attempt of $name\n" if $attempt;
 	return if $state->{was_dead} || !defined $event->{aggregate};
 	foreach my $earlier (@{ $model->{order}{ $event->{aggregate} } })
 	{
@@ -176,71 +256,84 @@ sub check
 	return;
 }
 
-# fetch fetches a batch, and checks its events: none while a batch is out; those of the batch
-# that is out, under another number, if its lease has ended. Returns the number of events.
+# fetch fetches a batch, and checks its events: none of a partition whose batch is out; those of the
+# list that the partition has. Returns the number of events.
 sub fetch
 {
 	my ($model, $it, $wait) = @_;
-	my ($most, $lease, $out) = (pick(1, 2, 3, 5, 100), pick('1 microsecond', '1 hour', '1 hour'), $it->{batch});
-	my @rows = split /\n/,
-	  $model->{consumer}->tell("SELECT batch, payload #>> '{}', attempt, id FROM idempotency.fetch('$it->{name}', $most, '@{[$wait // 0]}', '$lease')");
+	my ($most, $lease) = (pick(1, 2, 3, 5, 100), pick('1 microsecond', '1 hour', '1 hour'));
+	my @rows = map { [ split /\|/ ] } split /\n/,
+	  $model->{consumer}->tell("SELECT batch & 1023, batch, payload #>> '{}', attempt, id, seq FROM idempotency.fetch('$it->{name}', $most, '@{[$wait // 0]}', '$lease')");
+	my %batch = map { split /\|/ } split /\n/, $model->{admin}->tell("SELECT partition, coalesce(batch, 0) FROM idempotency.position WHERE subscription = '$it->{name}'");
 	my %before;
 
-	die "two batches of $it->{name} are out\n" if defined $out && !$it->{expired} && @rows;
-	return 0 if defined $out && !$it->{expired};
+	die "$it->{name} is paused\n" if @rows && $it->{paused};
+	foreach my $list (grep { $_->{expired} && $_->{batch} != ($batch{ $_->{partition} } // 0) } lists($it, 1))
+	{
+		expire($model, $it, $list);
+	}
+	if (!@rows)
+	{
+		my @there = grep { !defined $_->{batch} || $_->{expired} } lists($it);
+		die "$it->{name} did not get @{$there[0]{events}}\n" if @there && !$it->{paused};
+		return 0;
+	}
+	my ($partition, $number) = @{ $rows[0] };
+	my @names = map { $_->[2] } @rows;
+	my $list = $it->{lists}{$partition};
+	die "two batches of a partition of $it->{name} are out\n" if $list && defined $list->{batch};
+	if (!$list)
+	{
+		my $alone = (grep { state($it, $_)->{alone} } @names) > 0;
+		die "@names came with one that comes alone\n" if $alone && @names > 1;
+		$list = $it->{lists}{$partition} = { partition => $partition, events => [@names], failures => 0, alone => $alone };
+	}
+	$list->{size} = $list->{alone} ? 1 : @{ $list->{events} };
+	@{$list}{qw(batch expired)} = ($number, $lease ne '1 hour');
+	my $held = join ' ', $list->{alone} ? held($list) : sort(held($list));
+	my $again = join ' ', $list->{alone} ? @names : sort @names;
+	die "redelivered were $again, not $held\n" if $again ne $held;
 	foreach (@rows)
 	{
-		my ($batch, $name, $attempt, $id) = split /\|/;
+		my (undef, undef, $name, $attempt, $id, $seq) = @$_;
 
-		note($model, "$it->{name} got $name (attempt $attempt)");
-		check($model, $it, $name, $attempt, \%before);
-		@{ $model->{events}{$name} }{qw(id)} = ($id);
+		note($model, "$it->{name} got $name (attempt $attempt) in partition $partition");
+		check($model, $it, $name, $attempt != state($it, $name)->{attempts} + $list->{failures} + 1 && $attempt, \%before);
+		@{ $model->{events}{$name} }{qw(id seq)} = ($id, $seq);
 		$before{$name} = 1;
-		$it->{batch} = $batch;
 	}
-	my ($held, $again) = map { join ' ', sort @$_ } $it->{held}, [ keys %before ];
-	die "redelivered were $again, not $held\n" if $held ne '' && $again ne $held;
-	push @{ $it->{late} }, $out if defined $out;
-	$it->{batch} = undef unless @rows;
-	$it->{expired} = $lease ne '1 hour';
-	$it->{held} = [ map { (split /\|/)[1] } @rows ];
 	return scalar @rows;
 }
 
-# over ends the batch in the model.
-sub over
-{
-	my ($it) = @_;
-
-	push @{ $it->{late} }, $it->{batch};
-	$it->{batch} = undef;
-	$it->{held} = [];
-	return;
-}
-
+# ack acknowledges a batch, or a part of it.
 sub ack
 {
 	my ($model, undef, $it) = @_;
+	my $list = pick(lists($it, 1)) // return;
+	my @names = held($list);
+	my $part = @names && chance(20);
 
-	return unless defined $it->{batch};
-	$model->{consumer}->ok("SELECT idempotency.ack('$it->{name}', $it->{batch})");
-	note($model, "$it->{name} ack @{$it->{held}}");
-	state($it, $_)->{done} = 1 foreach @{ $it->{held} };
-	over($it);
+	@names = grep { chance(50) } @names if $part;
+	my $seqs = $part ? ", ARRAY[@{[join ', ', map { $model->{events}{$_}{seq} } @names]}]::bigint[]" : '';
+	my $count = $model->{consumer}->tell("SELECT idempotency.ack('$it->{name}', $list->{batch}$seqs)");
+	note($model, "$it->{name} ack @names");
+	die "acknowledged were $count\n" if $count != @names;
+	state($it, $_)->{done} = 1 foreach @names;
+	settle($list, @names);
+	over($it, $list) unless $part;
 	return;
 }
 
-# nack fails an event of the batch. The later events of its aggregate leave the batch with
-# it. Sometimes that is rolled back.
+# nack fails an event of the batch. Sometimes that is rolled back.
 sub nack
 {
 	my ($model, undef, $it) = @_;
-	my @held = @{ $it->{held} } or return;
-	my $at = chance(40) ? 0 : int rand @held;
-	my $name = $held[$at];
-	my ($event, $state) = ($model->{events}{$name}, state($it, $name));
+	my $list = pick(lists($it, 1)) // return;
+	my @held = held($list) or return;
+	my $name = $held[ chance(40) ? 0 : int rand @held ];
 	my $retry = pick('NULL', q{'0'}, q{'2 ms'});
-	my $call = "SELECT idempotency.nack('$it->{name}', $it->{batch}, '$event->{id}', 'error', $retry) IS NULL";
+	my $final = chance(10);
+	my $call = "SELECT idempotency.nack('$it->{name}', $list->{batch}, '$model->{events}{$name}{id}', 'error', $retry, @{[$final ? 'true' : 'false']}) IS NULL";
 
 	if (chance(15))
 	{
@@ -249,24 +342,20 @@ sub nack
 		return;
 	}
 	my $dead = $model->{consumer}->tell($call) eq 't';
-	$state->{attempts}++;
 	note($model, "$it->{name} nack $name: " . ($dead ? 'dead' : 'again'));
-	die "$name is dead: $dead, after $state->{attempts} of $it->{max} attempts\n" if $dead != ($state->{attempts} >= $it->{max});
-	$state->{dead} = $state->{was_dead} = 1 if $dead;
-	$it->{held} = [ map { $held[$_] } grep {
-			$_ < $at || ($_ > $at && (!defined $event->{aggregate} || ($model->{events}{ $held[$_] }{aggregate} // '') ne $event->{aggregate}))
-		} 0 .. $#held ];
+	my $expected = fail($model, $it, $list, $name, $final, 0);
+	die "$name is dead: $dead, after @{[state($it, $name)->{attempts}]} of $it->{max} attempts\n" if $dead != $expected;
 	return;
 }
 
 sub give_back
 {
 	my ($model, undef, $it) = @_;
+	my $list = pick(lists($it, 1)) // return;
 
-	return unless defined $it->{batch};
-	$model->{consumer}->ok("SELECT idempotency.nack('$it->{name}', $it->{batch}, NULL)");
-	note($model, "$it->{name} give back @{$it->{held}}");
-	over($it);
+	$model->{consumer}->ok("SELECT idempotency.nack('$it->{name}', $list->{batch}, NULL)");
+	note($model, "$it->{name} give back @{[held($list)]}");
+	over($it, $list);
 	return;
 }
 
@@ -285,10 +374,10 @@ sub extend
 {
 	my ($model, undef, $it) = @_;
 
-	return unless defined $it->{batch};
+	my $list = pick(lists($it, 1)) // return;
 	my $lease = pick('1 microsecond', '1 hour');
-	$model->{consumer}->ok("SELECT idempotency.extend('$it->{name}', $it->{batch}, '$lease')");
-	$it->{expired} = $lease ne '1 hour';
+	$model->{consumer}->ok("SELECT idempotency.extend('$it->{name}', $list->{batch}, '$lease')");
+	$list->{expired} = $lease ne '1 hour';
 	return;
 }
 
@@ -300,22 +389,24 @@ sub rolled_back
 	return;
 }
 
-# redrive delivers all dead letters again, or one.
+# redrive delivers all dead letters again, or one; or it discards them.
 sub redrive
 {
 	my ($model, undef, $it) = @_;
+	my $what = chance(20) ? 'discard' : 'redrive';
 	my @dead = grep { state($it, $_)->{dead} } sort keys %{ $it->{states} };
 
 	@dead = (pick(@dead)) if @dead && chance(50);
 	my $which = @dead == 1 ? ", '$model->{events}{$dead[0]}{id}'" : '';
-	my $count = $model->{consumer}->tell("SELECT idempotency.redrive('$it->{name}'$which)");
-	note($model, "$it->{name} redrive @dead");
-	die "$count were redriven, not " . @dead . "\n" if $count != @dead;
-	@{ state($it, $_) }{qw(dead attempts)} = (0, 0) foreach @dead;
+	my $count = $model->{consumer}->tell("SELECT idempotency.$what('$it->{name}'$which)");
+	note($model, "$it->{name} $what @dead");
+	die "$count were found by $what, not " . @dead . "\n" if $count != @dead;
+	@{ state($it, $_) }{qw(dead attempts alone done)} = (0, 0, 0, $what eq 'discard') foreach @dead;
 	return;
 }
 
-# options changes the maximum number of attempts, which applies from the next failure on.
+# options changes the maximum number of attempts, which applies from the next failure on, and the
+# number of partitions.
 sub options
 {
 	my ($model, undef, $it) = @_;
@@ -323,6 +414,17 @@ sub options
 	$it->{max} = between(1, 3);
 	subscribe($model->{consumer}, $it);
 	note($model, "$it->{name} max_attempts $it->{max}");
+	return;
+}
+
+sub pause
+{
+	my ($model, undef, $it) = @_;
+
+	$it->{paused} = chance(30);
+	my $call = $it->{paused} ? 'pause' : 'resume';
+	$model->{consumer}->ok("SELECT idempotency.$call('$it->{name}')");
+	note($model, "$it->{name} $call");
 	return;
 }
 
@@ -334,7 +436,7 @@ sub options
 # often are called more often.
 my @steps = (
 	(\&publish) x 6, (sub { finish(@_[ 0, 1 ], 'COMMIT') }) x 3, sub { finish(@_[ 0, 1 ], 'ROLLBACK') }, \&savepoint,
-	(sub { fetch(@_[ 0, 2 ]) }) x 10, (\&ack) x 3, (\&nack) x 10, (\&give_back) x 4, \&late, \&extend, \&rolled_back, (\&redrive) x 4, (\&options) x 3,
+	(sub { fetch(@_[ 0, 2 ]) }) x 10, (\&ack) x 3, (\&nack) x 10, (\&give_back) x 4, \&late, \&extend, \&rolled_back, (\&redrive) x 4, (\&options) x 3, (\&pause) x 2,
 	sub { $_[0]{admin}->ok('SELECT idempotency.reap()') }, sub { $_[0]{admin}->ok('VACUUM idempotency.outbox') });
 
 # drain commits open transactions, and fetches until no event is left.
@@ -347,11 +449,12 @@ sub drain
 	{
 		my @wanted = grep { $model->{events}{$_}{fate} eq 'committed' && wants($it, $model->{events}{$_}) } sort keys %{ $model->{events} };
 
-		ack($model, undef, $it);
+		$model->{consumer}->ok("SELECT idempotency.resume('$it->{name}')");
+		$it->{paused} = 0;
 		for (my $empty = 0; $empty < 2;)
 		{
+			ack($model, undef, $it) while lists($it, 1);
 			$empty = fetch($model, $it, '5 ms') ? 0 : $empty + 1;
-			ack($model, undef, $it);
 		}
 		foreach my $name (@wanted)
 		{
@@ -360,6 +463,8 @@ sub drain
 		my $dead = $model->{admin}->tell("SELECT string_agg(payload #>> '{}', ' ' ORDER BY payload #>> '{}' COLLATE \"C\") FROM idempotency.dead_letters WHERE subscription = '$it->{name}'");
 		my $expected = join ' ', grep { state($it, $_)->{dead} } @wanted;
 		die "dead letters are $dead, not $expected\n" if $dead ne $expected;
+		# a partition without events can be 1,000 numbers behind
+		$model->{consumer}->ok("SELECT idempotency.seek('$it->{name}', 'now')");
 	}
 	$model->{admin}->ok('SELECT idempotency.reap()');
 	my $left = $model->{admin}->tell('SELECT count(*) FROM idempotency.outbox');

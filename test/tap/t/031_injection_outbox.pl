@@ -21,7 +21,7 @@ shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = '0'
 idempotency.outbox_retention = '0'
 });
-consumer_tools($node);
+outbox_tools($node);
 my %faults = faults($node);
 
 # is_given checks the events that a consumer receives after the fault.

@@ -292,9 +292,9 @@ is($node->safe_psql('postgres', q{UPDATE idempotency.parked SET retry_at = now()
 	SELECT idempotency.publish('t', '7', 'c') IS NULL;
 	SELECT string_agg(payload::text || 'x' || attempt, ' ' ORDER BY seq) FROM idempotency.fetch('kept')}),
 	"1\nf\n2x1 3x2 4x1", 'it delivers the events that failed');
-$node->safe_psql('postgres', q{SELECT idempotency.ack('kept', batch) FROM idempotency.position WHERE subscription = 'kept' AND batch IS NOT NULL;
-	SELECT idempotency.fetch('kept')});
-is($node->safe_psql('postgres', q{SELECT string_agg(payload::text || 'x' || attempt, ' ') FROM idempotency.fetch('kept')}), '7x1', 'and then new ones');
+$node->safe_psql('postgres', q{SELECT idempotency.ack('kept', batch) FROM idempotency.position WHERE subscription = 'kept' AND batch IS NOT NULL});
+# The first fetch can end the old partitions.
+is($node->safe_psql('postgres', join ';', (q{SELECT payload::text || 'x' || attempt FROM idempotency.fetch('kept')}) x 3), '7x1', 'and then new ones');
 
 # ----------------------------------------------------------------
 # Sessions that run a script with \i
