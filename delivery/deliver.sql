@@ -66,12 +66,6 @@ BEGIN
 	ELSIF NOT pg_catalog.has_function_privilege(handler::pg_catalog.oid, 'EXECUTE') THEN
 		RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = pg_catalog.format('permission denied for function %s', routine.function_name);
 	END IF;
-	SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', ') INTO deferred
-	FROM pg_catalog.pg_constraint AS c
-	JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
-	WHERE c.condeferred AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-		AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
-			WHERE o.conname OPERATOR(pg_catalog.=) c.conname AND o.connamespace OPERATOR(pg_catalog.=) c.connamespace AND NOT o.condeferrable);
 
 	WHILE pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) deadline LOOP
 		events := ARRAY(SELECT f FROM idempotency.fetch(subscription, max_events, lease => lease,
@@ -91,12 +85,27 @@ BEGIN
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
 			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind);
+			IF deferred IS NULL THEN
+				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
+				FROM pg_catalog.pg_constraint AS c
+				JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
+				WHERE c.condeferred AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND NOT pg_catalog.pg_is_other_temp_schema(n.oid)
+					AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
+						WHERE o.conname OPERATOR(pg_catalog.=) c.conname AND o.connamespace OPERATOR(pg_catalog.=) c.connamespace AND NOT o.condeferrable);
+			END IF;
 			code := NULL;
 			BEGIN
 				EXECUTE pg_catalog.format('SELECT %I.%I($1)', routine.schema_name, routine.function_name) USING event;
 				SET CONSTRAINTS ALL IMMEDIATE;
 				IF deferred OPERATOR(pg_catalog.<>) '' THEN
-					EXECUTE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) deferred OPERATOR(pg_catalog.||) ' DEFERRED';
+					BEGIN
+						EXECUTE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) deferred OPERATOR(pg_catalog.||) ' DEFERRED';
+					EXCEPTION
+						WHEN undefined_object OR wrong_object_type OR invalid_schema_name THEN
+							-- One has changed: look again, in the next transaction
+							deferred := NULL;
+							started_at := 'epoch';
+					END;
 				END IF;
 			EXCEPTION
 				WHEN OTHERS THEN

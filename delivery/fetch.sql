@@ -509,8 +509,9 @@ BEGIN
 			END IF;
 			moved := moved OR p.version IS NOT NULL;
 		END LOOP;
-		IF is_ending THEN
-			CONTINUE WHEN idempotency_internal.end_generation(s.subscription, oldest);
+		IF is_ending AND idempotency_internal.end_generation(s.subscription, oldest) THEN
+			moved := true;
+			CONTINUE;
 		END IF;
 		-- the commit must keep the progress, and unlock
 		EXIT WHEN moved OR (clock_timestamp() < deadline) IS NOT TRUE;

@@ -83,5 +83,24 @@ SELECT FROM idempotency.reap();
 SELECT count(*) FROM idempotency.position WHERE skip > 0;
 SELECT pg_temp.take('m');
 
+-- A deferred constraint that is dropped while deliver() runs fails no event.
+CREATE TABLE referenced (n int PRIMARY KEY);
+CREATE TABLE effect (n int, attempt int, CONSTRAINT later FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED);
+CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	IF e.payload::text = '1' THEN
+		ALTER TABLE effect DROP CONSTRAINT later, ADD CONSTRAINT other FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED;
+	END IF;
+	INSERT INTO effect VALUES (e.payload::text::int, e.attempt);
+	INSERT INTO referenced SELECT e.payload::text::int WHERE e.payload::text <> '3';
+END
+$$;
+SELECT idempotency.alter_subscription('m', max_lag => '-1 s', partitions => 1, max_attempts => 1), pg_temp.publish('{1,2,3,4}');
+CALL idempotency.deliver('m', 'handle(idempotency.event)');
+SELECT * FROM effect ORDER BY n;
+SELECT event_id, attempts, error FROM idempotency.dead_letters;
+DROP TABLE effect, referenced;
+DROP FUNCTION handle(idempotency.event);
+
 SELECT idempotency.unsubscribe('m');
 TRUNCATE idempotency.outbox;
