@@ -5391,7 +5391,8 @@ BEGIN
 
 	WHILE pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) deadline LOOP
 		events := ARRAY(SELECT f FROM idempotency.fetch(subscription, max_events, lease => lease,
-			wait => CASE WHEN was_empty THEN LEAST(wait, deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) END) AS f);
+			wait => CASE WHEN was_empty AND wait IS NOT NULL
+				THEN GREATEST('0', LEAST(wait, deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp())) END) AS f);
 		COMMIT;
 		-- The first call without events can have passed those of other topics
 		IF pg_catalog.cardinality(events) OPERATOR(pg_catalog.=) 0 THEN
