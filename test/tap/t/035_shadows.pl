@@ -148,7 +148,7 @@ sub make_app
 	my ($dbname) = @_;
 	$node->safe_psql($dbname, qq{CREATE SCHEMA app; CREATE TABLE app.guarded (i pg_catalog.int4); CREATE TABLE app.done (n pg_catalog.text);
 		CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT \$1';
-		CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog
+		CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog, pg_temp
 			AS 'INSERT INTO app.done VALUES ((e).payload::text)';
 		CREATE TRIGGER guard BEFORE INSERT ON app.guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('s');
 		GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded, app.done TO "user"; GRANT ALL ON ALL FUNCTIONS IN SCHEMA idempotency TO "user";
@@ -218,7 +218,7 @@ $node->safe_psql('portable', q{CREATE SCHEMA app; CREATE TABLE app.guarded (i pg
 	CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT $1';
 	CREATE TRIGGER guard BEFORE INSERT ON app.guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('s');
 	CREATE TABLE app.done (n pg_catalog.text);
-	CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog AS 'INSERT INTO app.done VALUES ((e).payload::text)';
+	CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS 'INSERT INTO app.done VALUES ((e).payload::text)';
 	GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded, app.done TO "user"; GRANT TEMPORARY ON DATABASE portable TO "user";
 	SELECT idempotency.grant_client('user'), idempotency.grant_consumer('user'), idempotency.grant_operator('user')});
 my @portable = map { s/,\s*'[{][}]'::pg_catalog.jsonb::idempotency.document//r }
