@@ -1022,7 +1022,6 @@ CREATE TABLE idempotency.position (
 	upto pg_snapshot,
 	upto_born xid8,
 	upto_mark bigint,
-	late bigint,
 	reached bigint NOT NULL,
 	former_base pg_snapshot,
 	former_top bigint,
@@ -1060,8 +1059,7 @@ COMMENT ON COLUMN idempotency.position.range_from IS 'the same for ids from the 
 COMMENT ON COLUMN idempotency.position.upto IS 'the snapshot whose events are being read; NULL: none';
 COMMENT ON COLUMN idempotency.position.upto_born IS 'born, for upto';
 COMMENT ON COLUMN idempotency.position.upto_mark IS 'mark, for upto';
-COMMENT ON COLUMN idempotency.position.late IS 'events up to mark were read up to this number; NULL: all';
-COMMENT ON COLUMN idempotency.position.reached IS 'events above mark were read up to this number';
+COMMENT ON COLUMN idempotency.position.reached IS 'the window was read up to this number';
 COMMENT ON COLUMN idempotency.position.former_base IS 'base in the cluster of a dump, whose events are being read; NULL: none';
 COMMENT ON COLUMN idempotency.position.former_top IS 'top in that cluster';
 COMMENT ON COLUMN idempotency.position.skip IS 'events up to this number are not delivered: seek(), or max_lag';
@@ -1183,8 +1181,8 @@ COMMENT ON COLUMN idempotency.event.published_at IS 'when the event was publishe
 -- have numbers above its "mark", except those of transactions that were in progress in "base"
 -- ("xids", each with a number below its first one, in "froms"), and of those with ids between the
 -- end of "base" and "born": xmax of a snapshot is the last completed id plus 1, so transactions
--- with greater ids can be running ("range_from").  Numbers up to "mark" are read first, "late",
--- and then those above it, "reached".
+-- with greater ids can be running ("range_from").  A window is read from the lowest of these numbers
+-- of transactions that have ended, or from "mark", to "top"; "reached" is how far.
 --
 -- A window is read in steps: events that were read are listed in the position until they are
 -- acknowledged, so that the position itself only moves on.
@@ -1300,14 +1298,17 @@ BEGIN
 			PERFORM idempotency_internal.raise_sequence();
 		END IF;
 	END IF;
-	p.reached := p.mark;
 	IF p.xids <> '{}' THEN
 		SELECT min(u.start) INTO lowest FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, p.upto);
 	END IF;
 	IF p.born > pg_snapshot_xmax(p.base) THEN
 		lowest := least(lowest, p.range_from);
 	END IF;
-	p.late := CASE WHEN lowest < p.mark THEN lowest END;
+	p.reached := least(lowest, p.mark);
+	-- past numbers before the first event
+	IF p.top - p.reached > 20000 THEN
+		p.reached := least(p.top, greatest(p.reached, (SELECT min(o.seq) - 1 FROM idempotency.outbox AS o)));
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.begin_window(idempotency.position, idempotency.partition, bigint, xid8) IS
@@ -1334,7 +1335,7 @@ BEGIN
 	IF EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last) THEN
 		PERFORM idempotency_internal.raise_sequence();
 	END IF;
-	p.late := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
+	p.reached := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
 	p.former_base := p.base;
 	p.former_top := p.top;
 	p.born := idempotency_internal.next_id();
@@ -1342,7 +1343,6 @@ BEGIN
 	p.mark := last;
 	p.top := last;
 	p.range_from := last;
-	p.reached := last;
 	p.xids := ARRAY(SELECT pg_snapshot_xip(p.base));
 	p.froms := array_fill(last, ARRAY[cardinality(p.xids)]);
 	p.upto := p.base;
@@ -1380,7 +1380,8 @@ COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempo
 
 -- Tells whether a partition without a window and without parked events that are due can have
 -- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
--- A thousand numbers are worth a window, so that the next call does not pass them again.
+-- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
+-- event of others after a minute, so that it can be deleted.
 CREATE FUNCTION idempotency_internal.has_news(
 	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
 	RETURNS boolean
@@ -1407,7 +1408,7 @@ BEGIN
 	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
 		WHERE o.seq > greatest(start, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
-			AND o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns));
+			AND (o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns) OR o.published_at < clock_timestamp() - interval '1 minute'));
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, boolean, integer, integer, text[]) IS
@@ -1445,7 +1446,7 @@ COMMENT ON FUNCTION idempotency_internal.park_blocked(idempotency.position, bigi
 	'park those events of the log that cannot be delivered yet, and return the others';
 
 -- Adds events of the log to the list of a position, until it has max_events or max_bytes, or
--- nothing is left in the window.  A call reads 100,000 numbers at most, in five steps.
+-- nothing is left.  It ends a window and begins another one at most, and reads 100,000 numbers at most.
 --
 -- The planner expects one row from conditions on snapshots, and would sort the whole window for
 -- each batch: fetch() turns all other plans off than the index in its order.
@@ -1456,16 +1457,22 @@ CREATE FUNCTION idempotency_internal.read_log(
 AS $$
 DECLARE
 	everything boolean := patterns = '{%}';
+	queues text[];
 	missing integer;
+	start bigint;
 	upto bigint;
 	seqs bigint[];
 	sizes integer[];
 	total bigint;
 	begun boolean := false;
-	delayed boolean;
+	held boolean;
 	is_cut boolean;
-	next bigint;
 BEGIN
+	-- aggregates whose events wait; of more than 100, any
+	IF has_parked THEN
+		queues := ARRAY(SELECT k.queue FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL AND k.queue IS NOT NULL LIMIT 101);
+	END IF;
 	FOR step IN 1 .. 5 LOOP
 		IF p.upto IS NULL THEN
 			EXIT WHEN p.ended OR begun;
@@ -1474,34 +1481,21 @@ BEGIN
 		END IF;
 		missing := max_events - cardinality(p.events);
 		EXIT WHEN missing <= 0 OR max_bytes <= 0;
-		IF p.late IS NOT NULL THEN
-			upto := least(p.mark, greatest(p.late, p.skip) + 20000);
-			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
-			INTO seqs, total, delayed
-			FROM (SELECT o.seq, o.bytes, o.deliver_at
-				FROM idempotency.outbox AS o
-				WHERE o.seq > greatest(p.late, p.skip) AND o.seq <= upto
-					AND CASE WHEN p.former_base IS NOT NULL
-						THEN (o.seq <= p.former_top AND pg_visible_in_snapshot(o.txid, p.former_base)) IS NOT TRUE
-						ELSE pg_visible_in_snapshot(o.txid, p.upto)
-							AND (o.txid = ANY (p.xids) OR o.txid >= pg_snapshot_xmax(p.base) AND o.txid < p.born)
-					END
-					AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns)
-				ORDER BY o.seq
-				LIMIT missing) AS e;
-		ELSE
-			upto := least(p.top, greatest(p.reached, p.skip) + 20000);
-			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
-			INTO seqs, total, delayed
-			FROM (SELECT o.seq, o.bytes, o.deliver_at
-				FROM idempotency.outbox AS o
-				WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= upto
-					AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
-					AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
-					AND (everything OR o.aggregatetype LIKE ANY (patterns))
-				ORDER BY o.seq
-				LIMIT missing) AS e;
-		END IF;
+		start := greatest(p.reached, p.skip);
+		upto := least(p.top, start + 20000);
+		SELECT array_agg(e.seq), sum(e.bytes), bool_or(e.held)
+		INTO seqs, total, held
+		FROM (SELECT o.seq, o.bytes, o.deliver_at IS NOT NULL OR o.aggregateid = ANY (queues) AS held
+			FROM idempotency.outbox AS o
+			WHERE o.seq > start AND o.seq <= upto
+				AND CASE WHEN p.former_base IS NULL
+					THEN pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+					ELSE (o.seq <= p.former_top AND pg_visible_in_snapshot(o.txid, p.former_base)) IS NOT TRUE
+				END
+				AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
+				AND (everything OR o.aggregatetype LIKE ANY (patterns))
+			ORDER BY o.seq
+			LIMIT missing) AS e;
 
 		-- Cut the list where it has enough bytes, but not before its first event
 		is_cut := cardinality(seqs) = missing;
@@ -1522,24 +1516,18 @@ BEGIN
 			END IF;
 		END IF;
 		max_bytes := max_bytes - coalesce(total, 0);
-		next := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
-		IF p.late IS NOT NULL THEN
-			p.late := CASE WHEN next < p.mark THEN next END;
-		ELSE
-			p.reached := next;
-		END IF;
+		p.reached := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
 
-		IF has_parked OR delayed THEN
+		IF held OR cardinality(queues) > 100 THEN
 			seqs := idempotency_internal.park_blocked(p, seqs);
-			has_parked := true;
 		END IF;
-		-- The log alone is listed by number, as batch_events() returns it: nack() takes out what is behind
+		-- The log alone is listed by number, as fetch() returns it: nack() takes out what is behind
 		IF seqs[1] < p.events[cardinality(p.events)] AND NOT p.retried THEN
 			p.events := ARRAY(SELECT e FROM unnest(p.events || seqs) AS e ORDER BY e);
 		ELSIF seqs IS NOT NULL THEN
 			p.events := p.events || seqs;
 		END IF;
-		IF p.late IS NULL AND p.reached >= p.top THEN
+		IF p.reached >= p.top THEN
 			p := idempotency_internal.end_window(p, part);
 		END IF;
 	END LOOP;
@@ -1981,17 +1969,19 @@ CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 BEGIN
-	-- first, so that an old snapshot fails here with 40001
-	DELETE FROM idempotency.position AS o WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
-	p.version := p.version + 1;
-	p.changed_at := clock_timestamp();
 	IF p.batch IS NULL THEN
 		p.size := 0;
 		p.leased_at := NULL;
 		p.leased_until := NULL;
 		p.holder := NULL;
 	END IF;
-	INSERT INTO idempotency.position VALUES (p.*);
+	UPDATE idempotency.position AS o SET
+		(version, changed_at, system_identifier, relation, base, born, mark, top, xids, froms, range_from, upto, upto_born, upto_mark, reached,
+			former_base, former_top, skip, ended, events, size, retried, failures, alone, batch, leased_at, leased_until, holder, acknowledged, failed)
+		= ROW (p.version + 1, clock_timestamp(), p.system_identifier, p.relation, p.base, p.born, p.mark, p.top, p.xids, p.froms, p.range_from,
+			p.upto, p.upto_born, p.upto_mark, p.reached, p.former_base, p.former_top, p.skip, p.ended, p.events, p.size, p.retried, p.failures,
+			p.alone, p.batch, p.leased_at, p.leased_until, p.holder, p.acknowledged, p.failed)
+	WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_altered('position');
 	END IF;
@@ -2174,29 +2164,16 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
 
 -- Takes the next batch of a partition that the transaction has locked, and returns its position; its
--- batch is another one if there are no events, and its version NULL if nothing was written.
+-- batch is another one if there are no events.
 CREATE FUNCTION idempotency_internal.next_batch(
-	s idempotency.subscription, number_of_partition integer, number bigint, max_events integer, max_bytes bigint, now timestamptz, lease_end timestamptz,
-	drawn bigint, born xid8)
-	RETURNS idempotency.position
+	s idempotency.subscription, part idempotency.partition, INOUT p idempotency.position, number bigint, max_events integer, max_bytes bigint,
+	now timestamptz, lease_end timestamptz, drawn bigint, born xid8)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	part idempotency.partition;
-	p idempotency.position;
 	has_parked boolean;
 	taken record;
 BEGIN
-	SELECT * INTO part FROM idempotency.partition AS a WHERE a.subscription = s.subscription AND a.partition = number_of_partition;
-	SELECT * INTO p FROM idempotency.position AS o
-	WHERE o.subscription = s.subscription AND o.partition = number_of_partition
-	ORDER BY o.version DESC LIMIT 1;
-	-- as it is under the lock
-	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = part.subscription;
-	IF p.version IS NULL OR s.paused_at IS NOT NULL OR idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
-		RETURN NULL;
-	END IF;
-
 	-- A batch whose lease is over has failed.  From the second time on its events are delivered
 	-- one by one, and then one fails by itself.
 	IF p.batch IS NOT NULL AND p.size > 0 THEN
@@ -2237,40 +2214,11 @@ BEGIN
 		p.holder := pg_backend_pid();
 	END IF;
 	PERFORM idempotency_internal.put_position(p);
-	RETURN p;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, integer, bigint, integer, bigint, timestamptz, timestamptz, bigint, xid8) IS
+COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, idempotency.partition, idempotency.position, bigint, integer, bigint,
+	timestamptz, timestamptz, bigint, xid8) IS
 	'take the next batch of a locked partition';
-
--- The events of a batch.  Numbers in the log alone ascend.
-CREATE FUNCTION idempotency_internal.batch_events(p idempotency.position)
-	RETURNS SETOF idempotency.event
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-AS $$
-DECLARE
-	numbers bigint[] := p.events[1 : p.size];
-BEGIN
-	IF p.retried THEN
-		RETURN QUERY
-			SELECT p.batch, l.seq, coalesce(k.id, o.id), coalesce(k.aggregatetype, o.aggregatetype)::text, coalesce(k.aggregateid, o.aggregateid)::text,
-				coalesce(k.type, o.type)::text, CASE WHEN k.id IS NULL THEN o.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN o.headers ELSE k.headers END,
-				coalesce(k.attempts, 0) + p.failures + 1, coalesce(k.published_at, o.published_at)
-			FROM unnest(numbers) WITH ORDINALITY AS l (seq, n)
-			LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
-			LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
-			WHERE k.id IS NOT NULL OR o.id IS NOT NULL
-			ORDER BY l.n;
-	ELSE
-		RETURN QUERY
-			SELECT p.batch, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
-			FROM idempotency.outbox AS o
-			WHERE o.seq = ANY (numbers)
-			ORDER BY o.seq;
-	END IF;
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.batch_events(idempotency.position) IS 'the events of a batch';
 
 -- When the next parked event is due.  One that is due is in a partition whose batch is out.
 CREATE FUNCTION idempotency_internal.next_retry(name text)
@@ -2331,15 +2279,17 @@ DECLARE
 	now timestamptz;
 	lease_end timestamptz;
 	next record;
+	part idempotency.partition;
 	p idempotency.position;
 	drawn bigint;
 	born xid8;
+	start bigint;
 	number bigint;
+	numbers bigint[];
 	oldest integer;
-	queues text[];
 	is_ending boolean;
 	is_due boolean;
-	is_full boolean;
+	changed boolean;
 	moved boolean := false;
 BEGIN
 	-- Check the arguments
@@ -2374,6 +2324,7 @@ BEGIN
 		END IF;
 		oldest := NULL;
 		is_ending := false;
+		changed := false;
 		FOR next IN
 			SELECT a.generation, a.modulus, a.remainder, a.stop IS NOT NULL AS is_ending, n.position,
 				EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = a.subscription AND k.retry_at IS NOT NULL) AS has_parked
@@ -2389,16 +2340,8 @@ BEGIN
 			is_ending := next.is_ending;
 			p := next.position;
 			CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
-			is_full := p.upto IS NOT NULL AND p.late IS NULL AND p.batch IS NULL AND p.events = '{}';
-			is_due := false;
-			queues := NULL;
-			IF next.has_parked THEN
-				is_due := EXISTS (SELECT FROM idempotency.parked AS k
-					WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
-				queues := ARRAY(SELECT k.queue FROM idempotency.parked AS k
-					WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL AND k.queue IS NOT NULL LIMIT 100);
-				is_full := is_full AND NOT is_due AND cardinality(queues) < 100;
-			END IF;
+			is_due := next.has_parked AND EXISTS (SELECT FROM idempotency.parked AS k
+				WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
 			CONTINUE WHEN p.upto IS NULL AND p.batch IS NULL AND NOT is_due AND p.events = '{}'
 				AND NOT idempotency_internal.has_news(p, is_ending, next.modulus, next.remainder, s.patterns);
 			-- before the lock, which gives the transaction its id
@@ -2406,56 +2349,94 @@ BEGIN
 				drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 				born := idempotency_internal.next_id();
 			END IF;
-			PERFORM FROM idempotency.partition AS a
+			SELECT * INTO part FROM idempotency.partition AS a
 			WHERE a.subscription = p.subscription AND a.partition = p.partition
 			FOR UPDATE SKIP LOCKED;
 			CONTINUE WHEN NOT FOUND;
 			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
 
-			-- In one statement, a full batch that does not end a window, if nothing keeps one of its events
-			-- back, and subscription and position are still those that were read before the lock.
-			IF is_full THEN
+			-- In one statement, a full batch without gaps from the middle of a window, if nothing is parked, and
+			-- subscription and position are still those that were read before the lock.
+			IF p.upto IS NOT NULL AND p.former_base IS NULL AND p.batch IS NULL AND p.events = '{}' AND NOT next.has_parked THEN
+				start := greatest(p.reached, p.skip);
 				RETURN QUERY
-					WITH event AS MATERIALIZED (
-						SELECT o.seq, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, o.published_at, o.bytes, o.deliver_at
-						FROM idempotency.outbox AS o
-						WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= least(p.top, greatest(p.reached, p.skip) + 20000)
-							AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
-							AND o.bucket % next.modulus = next.remainder AND o.aggregatetype LIKE ANY (s.patterns)
-						ORDER BY o.seq
-						LIMIT max_events),
-					batch AS MATERIALIZED (
-						SELECT array_agg(e.seq) AS events, max(e.seq) AS reached
-						FROM event AS e
-						HAVING count(*) FILTER (WHERE e.deliver_at IS NULL AND (e.aggregateid = ANY (queues)) IS NOT TRUE) = max_events
-							AND sum(e.bytes) <= max_bytes AND max(e.seq) < p.top
+					WITH batch AS MATERIALIZED (
+						SELECT array_agg(e.seq) AS events, min(e.seq) AS first, max(e.seq) AS last
+						FROM (SELECT o.seq, o.bytes, o.deliver_at
+							FROM idempotency.outbox AS o
+							WHERE o.seq > start AND o.seq <= least(p.top - 1, start + 20000)
+								AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+								AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder) AND o.aggregatetype LIKE ANY (s.patterns)
+							ORDER BY o.seq
+							LIMIT max_events) AS e
+						HAVING count(*) = max_events AND max(e.seq) - min(e.seq) = max_events - 1 AND count(e.deliver_at) = 0
+							AND sum(e.bytes) <= max_bytes
 							AND EXISTS (SELECT FROM idempotency.subscription AS c
-								WHERE c.subscription = s.subscription AND c.paused_at IS NULL AND c.patterns = s.patterns)),
-					written AS (
+								WHERE c.subscription = s.subscription AND c.paused_at IS NULL AND c.patterns = s.patterns)
+							AND NOT EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = s.subscription AND k.retry_at IS NOT NULL)),
+					written AS MATERIALIZED (
 						UPDATE idempotency.position AS n SET
-							version = n.version + 1, changed_at = now, reached = b.reached, events = b.events, size = max_events, retried = false, failures = 0,
+							version = n.version + 1, changed_at = now, reached = b.last, events = b.events, size = max_events, retried = false, failures = 0,
 							alone = false, batch = number, leased_at = now, leased_until = lease_end, holder = pg_backend_pid()
 						FROM batch AS b
 						WHERE n.subscription = p.subscription AND n.partition = p.partition AND n.version = p.version AND n.changed_at = p.changed_at
-						RETURNING n.version)
-					SELECT number, e.seq, e.id, e.aggregatetype::text, e.aggregateid::text, e.type::text, e.payload, e.headers, 1, e.published_at
-					FROM event AS e
-					WHERE EXISTS (SELECT FROM written);
+						RETURNING b.first, b.last)
+					SELECT number, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, 1, o.published_at
+					FROM idempotency.outbox AS o
+					WHERE o.seq >= (SELECT w.first FROM written AS w) AND o.seq <= (SELECT w.last FROM written AS w)
+					ORDER BY o.seq;
 				IF FOUND THEN
 					PERFORM idempotency_internal.count_events('delivered', max_events);
 					RETURN;
 				END IF;
 			END IF;
 
-			p := idempotency_internal.next_batch(s, p.partition, number, max_events, max_bytes, now, lease_end, drawn, born);
-			IF p.batch = number THEN
-				PERFORM idempotency_internal.count_events('delivered', p.size);
-				RETURN QUERY SELECT * FROM idempotency_internal.batch_events(p);
-				RETURN;
+			-- as they are under the lock
+			SELECT * INTO s FROM idempotency.subscription AS e
+			WHERE e.subscription = part.subscription AND e.paused_at IS NULL AND (p.version, p.changed_at) = (
+				SELECT o.version, o.changed_at FROM idempotency.position AS o
+				WHERE o.subscription = part.subscription AND o.partition = part.partition
+				ORDER BY o.version DESC LIMIT 1);
+			changed := NOT FOUND;
+			EXIT WHEN changed;
+			p := idempotency_internal.next_batch(s, part, p, number, max_events, max_bytes, now, lease_end, drawn, born);
+			IF p.batch IS NULL THEN
+				moved := true;
+				CONTINUE;
 			END IF;
-			moved := moved OR p.version IS NOT NULL;
+			PERFORM idempotency_internal.count_events('delivered', p.size);
+			numbers := p.events[1 : p.size];
+			IF p.retried THEN
+				RETURN QUERY
+					SELECT number, l.seq, coalesce(k.id, o.id), coalesce(k.aggregatetype, o.aggregatetype)::text, coalesce(k.aggregateid, o.aggregateid)::text,
+						coalesce(k.type, o.type)::text, CASE WHEN k.id IS NULL THEN o.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN o.headers ELSE k.headers END,
+						coalesce(k.attempts, 0) + p.failures + 1, coalesce(k.published_at, o.published_at)
+					FROM unnest(numbers) WITH ORDINALITY AS l (seq, n)
+					LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
+					LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
+					WHERE k.id IS NOT NULL OR o.id IS NOT NULL
+					ORDER BY l.n;
+			ELSIF numbers[p.size] - numbers[1] = p.size - 1 THEN
+				-- without gaps, reading the range is faster
+				RETURN QUERY
+					SELECT number, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
+					FROM idempotency.outbox AS o
+					WHERE o.seq >= numbers[1] AND o.seq <= numbers[p.size]
+					ORDER BY o.seq;
+			ELSE
+				RETURN QUERY
+					SELECT number, o.seq, o.id, o.aggregatetype::text, o.aggregateid::text, o.type::text, o.payload, o.headers, p.failures + 1, o.published_at
+					FROM idempotency.outbox AS o
+					WHERE o.seq = ANY (numbers)
+					ORDER BY o.seq;
+			END IF;
+			RETURN;
 		END LOOP;
-		IF is_ending AND idempotency_internal.end_generation(s.subscription, oldest) THEN
+		IF changed THEN
+			moved := true;
+			s := idempotency_internal.subscription_of(subscription);
+			CONTINUE;
+		ELSIF is_ending AND idempotency_internal.end_generation(s.subscription, oldest) THEN
 			moved := true;
 			CONTINUE;
 		END IF;
@@ -2516,32 +2497,29 @@ CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[]
 	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
-	owner name;
+	state record;
 	p idempotency.position;
 	done bigint[];
 	queue text;
-	acknowledged bigint;
 BEGIN
 	-- In two statements, a batch that is all of the list and has no parked events
 	IF ack.events IS NULL AND current_setting('transaction_read_only') = 'off' THEN
-		SELECT s.owner INTO owner
+		SELECT s.owner, n.version, n.size INTO state
 		FROM idempotency.subscription AS s
 		JOIN idempotency.partition AS a ON a.subscription = s.subscription AND a.partition = (ack.batch & 1023)
-		WHERE s.subscription = ack.subscription COLLATE "C"
+		CROSS JOIN LATERAL (SELECT o.version, o.size, o.batch, o.alone, o.retried FROM idempotency.position AS o
+			WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
+		WHERE s.subscription = ack.subscription COLLATE "C" AND n.batch = ack.batch AND NOT n.alone AND NOT n.retried
 		FOR UPDATE OF a SKIP LOCKED;
-		IF owner = idempotency_internal.caller() THEN
+		IF state.owner = idempotency_internal.caller() THEN
 			UPDATE idempotency.position AS n SET
 				version = n.version + 1, changed_at = clock_timestamp(), events = '{}', size = 0, batch = NULL, leased_at = NULL,
 				leased_until = NULL, holder = NULL, acknowledged = n.acknowledged + n.size
 			WHERE n.subscription = ack.subscription COLLATE "C" AND n.partition = (ack.batch & 1023)
-				AND n.version = (SELECT max(o.version) FROM idempotency.position AS o
-					WHERE o.subscription = ack.subscription COLLATE "C" AND o.partition = (ack.batch & 1023))
-				AND n.batch = ack.batch AND NOT n.alone AND NOT n.retried
-			RETURNING (SELECT o.size FROM idempotency.position AS o
-				WHERE o.subscription = n.subscription AND o.partition = n.partition AND o.version = n.version - 1) INTO acknowledged;
+				AND n.version = state.version AND n.batch = ack.batch;
 			IF FOUND THEN
-				PERFORM idempotency_internal.count_events('acknowledged', acknowledged);
-				RETURN acknowledged;
+				PERFORM idempotency_internal.count_events('acknowledged', state.size);
+				RETURN state.size;
 			END IF;
 		END IF;
 	END IF;
@@ -2823,9 +2801,9 @@ BEGIN
 		ORDER BY n.version DESC LIMIT 1;
 		-- those that it has not read
 		SELECT count(*) INTO dropped FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.late, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
+		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.reached, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
 			AND NOT pg_visible_in_snapshot(o.txid, p.base)
-			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= CASE WHEN o.seq <= p.mark THEN coalesce(p.late, p.mark) ELSE p.reached END) IS NOT TRUE
+			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= p.reached) IS NOT TRUE
 			AND (part.stop IS NULL OR pg_visible_in_snapshot(o.txid, part.stop))
 			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (s.patterns);
 		CONTINUE WHEN dropped = 0;
@@ -2895,16 +2873,14 @@ BEGIN
 	DELETE FROM idempotency.outbox AS o
 	WHERE o.ctid = ANY (ARRAY(
 		SELECT e.ctid FROM idempotency.outbox AS e
-		WHERE e.seq <= highest AND e.published_at <= clock_timestamp() - retention
+		WHERE e.seq <= highest AND (e.published_at <= clock_timestamp() - retention OR e.published_at > clock_timestamp())
 			AND NOT EXISTS (SELECT FROM idempotency.position AS n
 				WHERE e.seq = ANY (n.events)
 					OR e.seq > n.skip
-						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN coalesce(n.late, n.mark)
+						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN n.reached
 							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
-						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
-							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base))
-						AND (pg_visible_in_snapshot(e.txid, n.upto)
-							AND e.seq <= CASE WHEN e.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE)
+						AND (n.former_base IS NOT NULL OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base))
+						AND (pg_visible_in_snapshot(e.txid, n.upto) AND e.seq <= n.reached) IS NOT TRUE)
 		ORDER BY e.seq
 		LIMIT greatest(max_rows - reaped, 0)
 		FOR UPDATE SKIP LOCKED));
@@ -3126,12 +3102,12 @@ CREATE VIEW idempotency.partitions AS
 	) AS n
 	LEFT JOIN LATERAL (
 		SELECT o.seq, o.published_at FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(n.skip, least(n.mark, n.range_from, n.late, (SELECT min(f) FROM unnest(n.froms) AS f)))
+		WHERE o.seq > greatest(n.skip, least(n.mark, n.range_from, n.reached, (SELECT min(f) FROM unnest(n.froms) AS f)))
 			AND CASE
 				WHEN n.former_base IS NOT NULL AND o.seq <= n.mark
-				THEN o.seq > n.late AND (o.seq <= n.former_top AND pg_visible_in_snapshot(o.txid, n.former_base)) IS NOT TRUE
-				ELSE NOT pg_visible_in_snapshot(o.txid, n.base) AND (n.upto IS NOT NULL AND pg_visible_in_snapshot(o.txid, n.upto)
-					AND o.seq <= CASE WHEN o.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE
+				THEN o.seq > n.reached AND (o.seq <= n.former_top AND pg_visible_in_snapshot(o.txid, n.former_base)) IS NOT TRUE
+				ELSE NOT pg_visible_in_snapshot(o.txid, n.base)
+					AND (n.upto IS NOT NULL AND pg_visible_in_snapshot(o.txid, n.upto) AND o.seq <= n.reached) IS NOT TRUE
 			END
 			AND (a.stop IS NULL OR pg_visible_in_snapshot(o.txid, a.stop))
 			AND o.bucket % a.modulus = a.remainder AND o.aggregatetype LIKE ANY (s.patterns)

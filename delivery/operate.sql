@@ -193,9 +193,9 @@ BEGIN
 		ORDER BY n.version DESC LIMIT 1;
 		-- those that it has not read
 		SELECT count(*) INTO dropped FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.late, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
+		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.reached, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
 			AND NOT pg_visible_in_snapshot(o.txid, p.base)
-			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= CASE WHEN o.seq <= p.mark THEN coalesce(p.late, p.mark) ELSE p.reached END) IS NOT TRUE
+			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= p.reached) IS NOT TRUE
 			AND (part.stop IS NULL OR pg_visible_in_snapshot(o.txid, part.stop))
 			AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (s.patterns);
 		CONTINUE WHEN dropped = 0;
@@ -267,16 +267,14 @@ BEGIN
 	DELETE FROM idempotency.outbox AS o
 	WHERE o.ctid = ANY (ARRAY(
 		SELECT e.ctid FROM idempotency.outbox AS e
-		WHERE e.seq <= highest AND e.published_at <= clock_timestamp() - retention
+		WHERE e.seq <= highest AND (e.published_at <= clock_timestamp() - retention OR e.published_at > clock_timestamp())
 			AND NOT EXISTS (SELECT FROM idempotency.position AS n
 				WHERE e.seq = ANY (n.events)
 					OR e.seq > n.skip
-						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN coalesce(n.late, n.mark)
+						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN n.reached
 							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
-						AND (n.former_base IS NOT NULL AND n.late IS NOT NULL AND e.seq <= n.mark
-							OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base))
-						AND (pg_visible_in_snapshot(e.txid, n.upto)
-							AND e.seq <= CASE WHEN e.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE)
+						AND (n.former_base IS NOT NULL OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base))
+						AND (pg_visible_in_snapshot(e.txid, n.upto) AND e.seq <= n.reached) IS NOT TRUE)
 		ORDER BY e.seq
 		LIMIT greatest(max_rows - reaped, 0)
 		FOR UPDATE SKIP LOCKED));

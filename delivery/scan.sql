@@ -15,8 +15,8 @@
 -- have numbers above its "mark", except those of transactions that were in progress in "base"
 -- ("xids", each with a number below its first one, in "froms"), and of those with ids between the
 -- end of "base" and "born": xmax of a snapshot is the last completed id plus 1, so transactions
--- with greater ids can be running ("range_from").  Numbers up to "mark" are read first, "late",
--- and then those above it, "reached".
+-- with greater ids can be running ("range_from").  A window is read from the lowest of these numbers
+-- of transactions that have ended, or from "mark", to "top"; "reached" is how far.
 --
 -- A window is read in steps: events that were read are listed in the position until they are
 -- acknowledged, so that the position itself only moves on.
@@ -132,14 +132,17 @@ BEGIN
 			PERFORM idempotency_internal.raise_sequence();
 		END IF;
 	END IF;
-	p.reached := p.mark;
 	IF p.xids <> '{}' THEN
 		SELECT min(u.start) INTO lowest FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, p.upto);
 	END IF;
 	IF p.born > pg_snapshot_xmax(p.base) THEN
 		lowest := least(lowest, p.range_from);
 	END IF;
-	p.late := CASE WHEN lowest < p.mark THEN lowest END;
+	p.reached := least(lowest, p.mark);
+	-- past numbers before the first event
+	IF p.top - p.reached > 20000 THEN
+		p.reached := least(p.top, greatest(p.reached, (SELECT min(o.seq) - 1 FROM idempotency.outbox AS o)));
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.begin_window(idempotency.position, idempotency.partition, bigint, xid8) IS
@@ -166,7 +169,7 @@ BEGIN
 	IF EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last) THEN
 		PERFORM idempotency_internal.raise_sequence();
 	END IF;
-	p.late := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
+	p.reached := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
 	p.former_base := p.base;
 	p.former_top := p.top;
 	p.born := idempotency_internal.next_id();
@@ -174,7 +177,6 @@ BEGIN
 	p.mark := last;
 	p.top := last;
 	p.range_from := last;
-	p.reached := last;
 	p.xids := ARRAY(SELECT pg_snapshot_xip(p.base));
 	p.froms := array_fill(last, ARRAY[cardinality(p.xids)]);
 	p.upto := p.base;
@@ -212,7 +214,8 @@ COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempo
 
 -- Tells whether a partition without a window and without parked events that are due can have
 -- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
--- A thousand numbers are worth a window, so that the next call does not pass them again.
+-- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
+-- event of others after a minute, so that it can be deleted.
 CREATE FUNCTION idempotency_internal.has_news(
 	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
 	RETURNS boolean
@@ -239,7 +242,7 @@ BEGIN
 	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
 		WHERE o.seq > greatest(start, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
-			AND o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns));
+			AND (o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns) OR o.published_at < clock_timestamp() - interval '1 minute'));
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, boolean, integer, integer, text[]) IS
@@ -277,7 +280,7 @@ COMMENT ON FUNCTION idempotency_internal.park_blocked(idempotency.position, bigi
 	'park those events of the log that cannot be delivered yet, and return the others';
 
 -- Adds events of the log to the list of a position, until it has max_events or max_bytes, or
--- nothing is left in the window.  A call reads 100,000 numbers at most, in five steps.
+-- nothing is left.  It ends a window and begins another one at most, and reads 100,000 numbers at most.
 --
 -- The planner expects one row from conditions on snapshots, and would sort the whole window for
 -- each batch: fetch() turns all other plans off than the index in its order.
@@ -288,16 +291,22 @@ CREATE FUNCTION idempotency_internal.read_log(
 AS $$
 DECLARE
 	everything boolean := patterns = '{%}';
+	queues text[];
 	missing integer;
+	start bigint;
 	upto bigint;
 	seqs bigint[];
 	sizes integer[];
 	total bigint;
 	begun boolean := false;
-	delayed boolean;
+	held boolean;
 	is_cut boolean;
-	next bigint;
 BEGIN
+	-- aggregates whose events wait; of more than 100, any
+	IF has_parked THEN
+		queues := ARRAY(SELECT k.queue FROM idempotency.parked AS k
+			WHERE k.subscription = p.subscription AND k.retry_at IS NOT NULL AND k.queue IS NOT NULL LIMIT 101);
+	END IF;
 	FOR step IN 1 .. 5 LOOP
 		IF p.upto IS NULL THEN
 			EXIT WHEN p.ended OR begun;
@@ -306,34 +315,21 @@ BEGIN
 		END IF;
 		missing := max_events - cardinality(p.events);
 		EXIT WHEN missing <= 0 OR max_bytes <= 0;
-		IF p.late IS NOT NULL THEN
-			upto := least(p.mark, greatest(p.late, p.skip) + 20000);
-			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
-			INTO seqs, total, delayed
-			FROM (SELECT o.seq, o.bytes, o.deliver_at
-				FROM idempotency.outbox AS o
-				WHERE o.seq > greatest(p.late, p.skip) AND o.seq <= upto
-					AND CASE WHEN p.former_base IS NOT NULL
-						THEN (o.seq <= p.former_top AND pg_visible_in_snapshot(o.txid, p.former_base)) IS NOT TRUE
-						ELSE pg_visible_in_snapshot(o.txid, p.upto)
-							AND (o.txid = ANY (p.xids) OR o.txid >= pg_snapshot_xmax(p.base) AND o.txid < p.born)
-					END
-					AND o.bucket % part.modulus = part.remainder AND o.aggregatetype LIKE ANY (patterns)
-				ORDER BY o.seq
-				LIMIT missing) AS e;
-		ELSE
-			upto := least(p.top, greatest(p.reached, p.skip) + 20000);
-			SELECT array_agg(e.seq), sum(e.bytes), count(e.deliver_at) > 0
-			INTO seqs, total, delayed
-			FROM (SELECT o.seq, o.bytes, o.deliver_at
-				FROM idempotency.outbox AS o
-				WHERE o.seq > greatest(p.reached, p.skip) AND o.seq <= upto
-					AND pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
-					AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
-					AND (everything OR o.aggregatetype LIKE ANY (patterns))
-				ORDER BY o.seq
-				LIMIT missing) AS e;
-		END IF;
+		start := greatest(p.reached, p.skip);
+		upto := least(p.top, start + 20000);
+		SELECT array_agg(e.seq), sum(e.bytes), bool_or(e.held)
+		INTO seqs, total, held
+		FROM (SELECT o.seq, o.bytes, o.deliver_at IS NOT NULL OR o.aggregateid = ANY (queues) AS held
+			FROM idempotency.outbox AS o
+			WHERE o.seq > start AND o.seq <= upto
+				AND CASE WHEN p.former_base IS NULL
+					THEN pg_visible_in_snapshot(o.txid, p.upto) AND NOT pg_visible_in_snapshot(o.txid, p.base)
+					ELSE (o.seq <= p.former_top AND pg_visible_in_snapshot(o.txid, p.former_base)) IS NOT TRUE
+				END
+				AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
+				AND (everything OR o.aggregatetype LIKE ANY (patterns))
+			ORDER BY o.seq
+			LIMIT missing) AS e;
 
 		-- Cut the list where it has enough bytes, but not before its first event
 		is_cut := cardinality(seqs) = missing;
@@ -354,24 +350,18 @@ BEGIN
 			END IF;
 		END IF;
 		max_bytes := max_bytes - coalesce(total, 0);
-		next := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
-		IF p.late IS NOT NULL THEN
-			p.late := CASE WHEN next < p.mark THEN next END;
-		ELSE
-			p.reached := next;
-		END IF;
+		p.reached := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
 
-		IF has_parked OR delayed THEN
+		IF held OR cardinality(queues) > 100 THEN
 			seqs := idempotency_internal.park_blocked(p, seqs);
-			has_parked := true;
 		END IF;
-		-- The log alone is listed by number, as batch_events() returns it: nack() takes out what is behind
+		-- The log alone is listed by number, as fetch() returns it: nack() takes out what is behind
 		IF seqs[1] < p.events[cardinality(p.events)] AND NOT p.retried THEN
 			p.events := ARRAY(SELECT e FROM unnest(p.events || seqs) AS e ORDER BY e);
 		ELSIF seqs IS NOT NULL THEN
 			p.events := p.events || seqs;
 		END IF;
-		IF p.late IS NULL AND p.reached >= p.top THEN
+		IF p.reached >= p.top THEN
 			p := idempotency_internal.end_window(p, part);
 		END IF;
 	END LOOP;

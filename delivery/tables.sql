@@ -149,7 +149,6 @@ CREATE TABLE idempotency.position (
 	upto pg_snapshot,
 	upto_born xid8,
 	upto_mark bigint,
-	late bigint,
 	reached bigint NOT NULL,
 	former_base pg_snapshot,
 	former_top bigint,
@@ -187,8 +186,7 @@ COMMENT ON COLUMN idempotency.position.range_from IS 'the same for ids from the 
 COMMENT ON COLUMN idempotency.position.upto IS 'the snapshot whose events are being read; NULL: none';
 COMMENT ON COLUMN idempotency.position.upto_born IS 'born, for upto';
 COMMENT ON COLUMN idempotency.position.upto_mark IS 'mark, for upto';
-COMMENT ON COLUMN idempotency.position.late IS 'events up to mark were read up to this number; NULL: all';
-COMMENT ON COLUMN idempotency.position.reached IS 'events above mark were read up to this number';
+COMMENT ON COLUMN idempotency.position.reached IS 'the window was read up to this number';
 COMMENT ON COLUMN idempotency.position.former_base IS 'base in the cluster of a dump, whose events are being read; NULL: none';
 COMMENT ON COLUMN idempotency.position.former_top IS 'top in that cluster';
 COMMENT ON COLUMN idempotency.position.skip IS 'events up to this number are not delivered: seek(), or max_lag';

@@ -65,12 +65,12 @@ CREATE VIEW idempotency.partitions AS
 	) AS n
 	LEFT JOIN LATERAL (
 		SELECT o.seq, o.published_at FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(n.skip, least(n.mark, n.range_from, n.late, (SELECT min(f) FROM unnest(n.froms) AS f)))
+		WHERE o.seq > greatest(n.skip, least(n.mark, n.range_from, n.reached, (SELECT min(f) FROM unnest(n.froms) AS f)))
 			AND CASE
 				WHEN n.former_base IS NOT NULL AND o.seq <= n.mark
-				THEN o.seq > n.late AND (o.seq <= n.former_top AND pg_visible_in_snapshot(o.txid, n.former_base)) IS NOT TRUE
-				ELSE NOT pg_visible_in_snapshot(o.txid, n.base) AND (n.upto IS NOT NULL AND pg_visible_in_snapshot(o.txid, n.upto)
-					AND o.seq <= CASE WHEN o.seq <= n.mark THEN coalesce(n.late, n.mark) ELSE n.reached END) IS NOT TRUE
+				THEN o.seq > n.reached AND (o.seq <= n.former_top AND pg_visible_in_snapshot(o.txid, n.former_base)) IS NOT TRUE
+				ELSE NOT pg_visible_in_snapshot(o.txid, n.base)
+					AND (n.upto IS NOT NULL AND pg_visible_in_snapshot(o.txid, n.upto) AND o.seq <= n.reached) IS NOT TRUE
 			END
 			AND (a.stop IS NULL OR pg_visible_in_snapshot(o.txid, a.stop))
 			AND o.bucket % a.modulus = a.remainder AND o.aggregatetype LIKE ANY (s.patterns)
@@ -176,7 +176,7 @@ AS $$
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
-		schedule_queue,fail_event,take_parked,end_generation,next_batch,batch_events,fetch,batch_of,ack,nack,extend,pause,
+		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;
 COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';

@@ -433,3 +433,11 @@ SELECT pg_temp.error_of(format('SELECT idempotency.fetch(%s)', arguments)) AS er
 	'''fetch'', wait => ''-1 day 1 hour''']) AS arguments;
 
 SELECT idempotency.unsubscribe('fetch');
+
+-- The first call passes numbers that have no events at once.
+TRUNCATE idempotency.outbox;
+SELECT setval('idempotency.outbox_seq', nextval('idempotency.outbox_seq') + 1000000) > 0 AS raised;
+SELECT pg_temp.publish('{130}', 'high');
+SELECT idempotency.subscribe('high', '{high}', start_at => 'beginning');
+SELECT payload FROM idempotency.fetch('high');
+SELECT idempotency.unsubscribe('high');
