@@ -267,7 +267,7 @@ BEGIN
 	DELETE FROM idempotency.outbox AS o
 	WHERE o.ctid = ANY (ARRAY(
 		SELECT e.ctid FROM idempotency.outbox AS e
-		WHERE e.seq <= highest AND (e.published_at <= clock_timestamp() - retention OR e.published_at > clock_timestamp())
+		WHERE e.seq <= highest AND e.published_at NOT BETWEEN clock_timestamp() - retention AND clock_timestamp() + retention
 			AND NOT EXISTS (SELECT FROM idempotency.position AS n
 				WHERE e.seq = ANY (n.events)
 					OR e.seq > n.skip

@@ -4081,7 +4081,7 @@ CREATE FUNCTION idempotency_internal.raise_in_use(name text)
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
 	SELECT idempotency_internal.raise('55P03', format('subscription "%s" is in use', $1),
-		'Another transaction that fetched or acknowledged is still open.', 'Try again, or set idempotency.wait higher.')
+		'Another transaction that fetched, acknowledged, changed it or called reap() is still open.', 'Try again, or set idempotency.wait higher.')
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_in_use(text) IS '55P03: another transaction uses the subscription';
 
@@ -4102,6 +4102,8 @@ BEGIN
 	s := idempotency_internal.subscription_of(name);
 	BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		-- a transaction that has called reap() holds it in SHARE mode
+		LOCK TABLE idempotency.subscription IN ROW EXCLUSIVE MODE;
 		PERFORM FROM idempotency.subscription AS e WHERE e.subscription = s.subscription FOR UPDATE;
 		PERFORM FROM idempotency.partition AS a WHERE a.subscription = s.subscription ORDER BY a.partition FOR UPDATE;
 		PERFORM set_config('lock_timeout', lock_timeout, true);
@@ -4338,6 +4340,8 @@ CREATE FUNCTION idempotency.subscribe(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+	lock_timeout text := current_setting('lock_timeout');
+	bounded boolean;
 	is_new boolean;
 	stored text;
 BEGIN
@@ -4350,11 +4354,21 @@ BEGIN
 	ELSIF topics IS NULL THEN
 		PERFORM idempotency_internal.raise('22023', 'topics are missing', NULL, 'Pass patterns, such as ARRAY[''order.*''].');
 	END IF;
-	INSERT INTO idempotency.subscription AS s (subscription, owner, topics, patterns, start_at, max_attempts, retry_delay, max_retry_delay, created_at)
-	VALUES (subscribe.subscription, idempotency_internal.caller(), subscribe.topics, idempotency_internal.patterns_of(topics),
-		coalesce(subscribe.start_at, 'now'), 10, '1 second', '1 hour', clock_timestamp())
-	ON CONFLICT DO NOTHING;
-	is_new := FOUND;
+	BEGIN
+		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		INSERT INTO idempotency.subscription AS s (subscription, owner, topics, patterns, start_at, max_attempts, retry_delay, max_retry_delay, created_at)
+		VALUES (subscribe.subscription, idempotency_internal.caller(), subscribe.topics, idempotency_internal.patterns_of(topics),
+			coalesce(subscribe.start_at, 'now'), 10, '1 second', '1 hour', clock_timestamp())
+		ON CONFLICT DO NOTHING;
+		is_new := FOUND;
+		PERFORM set_config('lock_timeout', lock_timeout, true);
+	EXCEPTION
+		WHEN lock_not_available THEN
+			IF NOT bounded THEN
+				RAISE;
+			END IF;
+			PERFORM idempotency_internal.raise_in_use(subscription);
+	END;
 	IF NOT is_new THEN
 		stored := (idempotency_internal.locked_subscription('subscribe', subscription)).start_at;
 		IF start_at <> stored THEN
@@ -5279,7 +5293,7 @@ BEGIN
 	DELETE FROM idempotency.outbox AS o
 	WHERE o.ctid = ANY (ARRAY(
 		SELECT e.ctid FROM idempotency.outbox AS e
-		WHERE e.seq <= highest AND (e.published_at <= clock_timestamp() - retention OR e.published_at > clock_timestamp())
+		WHERE e.seq <= highest AND e.published_at NOT BETWEEN clock_timestamp() - retention AND clock_timestamp() + retention
 			AND NOT EXISTS (SELECT FROM idempotency.position AS n
 				WHERE e.seq = ANY (n.events)
 					OR e.seq > n.skip

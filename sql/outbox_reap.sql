@@ -70,6 +70,11 @@ SELECT pg_temp.age(8, 8, '1000 years');
 SELECT idempotency.reap();
 SET idempotency.outbox_retention = 0;
 SELECT idempotency.reap(), pg_temp.remaining();
+-- An event from the far future, after the clock went back, is not young.
+SET idempotency.outbox_retention = '1h';
+SELECT pg_temp.publish(1), pg_temp.age(11, 11, '-2 hours'), idempotency.reap(), pg_temp.remaining();
+SELECT setval('idempotency.outbox_seq', 10);
+SET idempotency.outbox_retention = 0;
 
 --
 -- Events that are still needed
