@@ -156,16 +156,37 @@ NextTick(void)
 }
 
 /*
+ * NextRandom fills 8 random bytes.  They are drawn in blocks, because a draw is a system call.
+ * Throws XX000 if the system has none.
+ */
+static void
+NextRandom(unsigned char *bytes)
+{
+	static unsigned char block[512];
+	static Size used = sizeof(block);
+
+	if (used == sizeof(block))
+	{
+		if (!pg_strong_random(block, sizeof(block)))
+			elog(ERROR, "could not generate random values");
+		used = 0;
+	}
+	memcpy(bytes, block + used, 8);
+	used += 8;
+}
+
+/*
  * NewUuidV7 returns a new UUID of version 7: 48 bits of milliseconds, 12 of
  * their fraction, 62 random ones.
  */
 pg_uuid_t *
 NewUuidV7(void)
 {
-	pg_uuid_t *uuid = DatumGetUUIDP(gen_random_uuid(NULL));
+	pg_uuid_t *uuid = palloc(sizeof(pg_uuid_t));
 	uint64 tick = NextTick();
 	uint64 milliseconds = tick >> 12;
 
+	NextRandom(uuid->data + 8);
 	for (int i = 0; i < 6; i++)
 		uuid->data[i] = (unsigned char) (milliseconds >> (40 - 8 * i));
 	uuid->data[6] = (unsigned char) ((tick >> 8) & 0x0F);
