@@ -1392,20 +1392,13 @@ DECLARE
 	now pg_snapshot := pg_current_snapshot();
 	start bigint := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
 BEGIN
-	IF p.ended THEN
-		RETURN false;
-	ELSIF is_ending OR last - start > 1000 THEN
-		RETURN true;
-	END IF;
 	IF p.xids <> '{}' THEN
-		IF EXISTS (SELECT FROM unnest(p.xids) AS x WHERE pg_visible_in_snapshot(x, now)) THEN
-			RETURN true;
-		END IF;
+		start := least(start, (SELECT min(u.start) FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, now)));
 	END IF;
-	IF last = start THEN
+	IF p.ended OR last = start AND NOT is_ending THEN
 		RETURN false;
 	END IF;
-	RETURN last < p.mark OR EXISTS (SELECT FROM idempotency.outbox AS o
+	RETURN is_ending OR last < p.mark OR last - start > 1000 OR EXISTS (SELECT FROM idempotency.outbox AS o
 		WHERE o.seq > greatest(start, p.skip) AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned()
 			AND (o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns) OR o.published_at < clock_timestamp() - interval '1 minute'));

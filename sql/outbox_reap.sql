@@ -100,6 +100,15 @@ SELECT pg_temp.fetched('fast'), pg_temp.acked('fast'), pg_temp.fetched('other');
 SELECT idempotency.reap(), pg_temp.remaining();
 SELECT idempotency.unsubscribe('slow'), idempotency.reap(), pg_temp.remaining();
 SELECT idempotency.unsubscribe('other'), idempotency.unsubscribe('fast');
+-- A position passes events that others want after a minute.
+SELECT idempotency.subscribe('other', '{other}');
+SELECT pg_temp.fetched('other');
+SELECT pg_temp.publish(3);
+SELECT pg_temp.fetched('other');
+SELECT pg_temp.age(26, 28, '2 min'), idempotency.reap();
+SELECT pg_temp.fetched('other');
+SELECT idempotency.reap(), pg_temp.remaining();
+SELECT idempotency.unsubscribe('other'), setval('idempotency.outbox_seq', 25);
 
 -- A failed event is a copy, which is redelivered after the original is deleted.
 SELECT idempotency.subscribe('failing', '{*}', max_attempts => 2, retry_delay => '0', dead_letter_retention => '1 hour');
