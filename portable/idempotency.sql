@@ -5243,11 +5243,14 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+	SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
 	setting text := idempotency_internal.setting('outbox_retention');
 	s idempotency.subscription;
 	highest bigint;
+	next record;
+	leaving tid[] := '{}';
 	reaped bigint := 0;
 	deleted bigint;
 BEGIN
@@ -5279,24 +5282,33 @@ BEGIN
 		RETURN reaped;
 	END IF;
 
-	-- No position has passed a greater number.  A restore loads events before positions, and sets the
-	-- sequence after both.
-	SELECT least(min(greatest(n.top, n.skip)), coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)) INTO highest
+	-- No position has passed a greater number, or few.  A restore loads events before positions, and sets
+	-- the sequence after both.
+	SELECT least(min(greatest(n.skip, CASE WHEN n.upto IS NULL THEN n.top ELSE n.reached END)),
+		coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0))
+	INTO highest
 	FROM idempotency.position AS n;
-	DELETE FROM idempotency.outbox AS o
-	WHERE o.ctid = ANY (ARRAY(
-		SELECT e.ctid FROM idempotency.outbox AS e
-		WHERE e.seq <= highest AND e.published_at NOT BETWEEN clock_timestamp() - retention AND clock_timestamp() + retention
-			AND NOT EXISTS (SELECT FROM idempotency.position AS n
-				WHERE e.seq = ANY (n.events)
-					OR e.seq > n.skip
-						AND e.seq > CASE WHEN n.former_base IS NOT NULL THEN n.reached
+	-- The first young event ends the search, so that it does not read all that are kept
+	FOR next IN
+		SELECT o.ctid, o.published_at BETWEEN clock_timestamp() - retention AND clock_timestamp() + retention AS is_young,
+			EXISTS (SELECT FROM idempotency.position AS n
+				WHERE o.seq = ANY (n.events)
+					OR o.seq > n.skip
+						AND o.seq > CASE WHEN n.former_base IS NOT NULL THEN n.reached
 							ELSE least(n.mark, n.range_from, (SELECT min(f) FROM unnest(n.froms) AS f)) END
-						AND (n.former_base IS NOT NULL OR e.seq > n.top OR NOT pg_visible_in_snapshot(e.txid, n.base))
-						AND (pg_visible_in_snapshot(e.txid, n.upto) AND e.seq <= n.reached) IS NOT TRUE)
-		ORDER BY e.seq
-		LIMIT greatest(max_rows - reaped, 0)
-		FOR UPDATE SKIP LOCKED));
+						AND (n.former_base IS NOT NULL OR o.seq > n.top OR NOT pg_visible_in_snapshot(o.txid, n.base))
+						AND (pg_visible_in_snapshot(o.txid, n.upto) AND o.seq <= n.reached) IS NOT TRUE) AS is_needed
+		FROM idempotency.outbox AS o
+		WHERE o.seq <= highest
+		ORDER BY o.seq
+	LOOP
+		EXIT WHEN next.is_young AND retention > interval '0' OR cardinality(leaving) >= max_rows - reaped;
+		IF NOT next.is_needed THEN
+			leaving := leaving || next.ctid;
+		END IF;
+	END LOOP;
+	DELETE FROM idempotency.outbox AS o
+	WHERE o.ctid = ANY (ARRAY(SELECT l.ctid FROM idempotency.outbox AS l WHERE l.ctid = ANY (leaving) FOR UPDATE SKIP LOCKED));
 	GET DIAGNOSTICS deleted = ROW_COUNT;
 	RETURN reaped + deleted;
 END
