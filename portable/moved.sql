@@ -44,7 +44,7 @@ BEGIN
 				stop::pg_snapshot, stop_born::xid8, stop_mark::bigint, stop_top::bigint'),
 			('position', 'subscription::text, partition::integer, version::bigint, changed_at::timestamptz, system_identifier::bigint,
 				relation::oid, base::pg_snapshot, born::xid8, mark::bigint, top::bigint, xids::xid8[], froms::bigint[], range_from::bigint,
-				upto::pg_snapshot, upto_born::xid8, upto_mark::bigint, late::bigint, reached::bigint, former_base::pg_snapshot,
+				upto::pg_snapshot, upto_born::xid8, upto_mark::bigint, reached::bigint, former_base::pg_snapshot,
 				former_top::bigint, skip::bigint, ended::boolean, events::bigint[], size::integer, retried::boolean, failures::integer,
 				alone::boolean, batch::bigint, leased_at::timestamptz, leased_until::timestamptz, holder::integer,
 				acknowledged::bigint, failed::bigint'),
