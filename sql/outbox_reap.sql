@@ -83,6 +83,7 @@ SET idempotency.outbox_retention = 0;
 -- The slowest subscription limits the deletion.
 SELECT idempotency.subscribe('fast', '{*}'), idempotency.subscribe('slow', '{*}'), idempotency.subscribe('other', '{other}');
 SELECT pg_temp.publish(10);
+SELECT pg_temp.age(11, 20, '2 min');
 SELECT idempotency.reap(), pg_temp.remaining();
 SELECT pg_temp.fetched('fast'), pg_temp.fetched('slow', 4), pg_temp.fetched('other');
 -- A batch in flight can be redelivered, even if all other subscriptions have
@@ -96,6 +97,7 @@ SELECT pg_temp.fetched('slow', 100), pg_temp.acked('slow');
 SELECT idempotency.reap(), pg_temp.remaining();
 -- A dropped subscription needs no events.
 SELECT pg_temp.publish(5);
+SELECT pg_temp.age(21, 25, '2 min');
 SELECT pg_temp.fetched('fast'), pg_temp.acked('fast'), pg_temp.fetched('other');
 SELECT idempotency.reap(), pg_temp.remaining();
 SELECT idempotency.unsubscribe('slow'), idempotency.reap(), pg_temp.remaining();
