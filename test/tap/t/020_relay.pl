@@ -149,8 +149,30 @@ idle();
 publish('changed.x', 'changed');
 becomes_true(q{SELECT count(*) = 1 FROM done WHERE what = 'changed'}, 'a changed topic list applies to the next event');
 
+# Workers start only for patterns that can match: '*.end' and 'nodot*' can match all.
+idle();
+change_settings($node, 'log_min_messages' => 'debug1');
+my $starts = sub { scalar(() = slurp_file($node->logfile, $_[0]) =~ /starting background worker process "idempotency relay for database/g) };
+my $from = -s $node->logfile;
+publish('exact', 'first');
+becomes_true(q{SELECT count(*) = 1 FROM done WHERE what = 'first'}, 'an event of a topic');
+idle();
+cmp_ok($starts->($from), '<', 8, 'an event wakes no subscription to other topics');
 as_app("SELECT idempotency.unsubscribe('p$_')") foreach 0 .. $#patterns;
 as_app($subscribe);
+
+# While a table is locked, workers start at increasing intervals.
+idle();
+$session = open_session($node);
+$session->query_safe('BEGIN; LOCK TABLE idempotency.position IN ACCESS EXCLUSIVE MODE');
+($from, my $at) = (-s $node->logfile, time);
+publish('held', 'held');
+usleep(10_000) until $starts->($from) >= 7 || time - $at > $PostgreSQL::Test::Utils::timeout_default;
+cmp_ok(time - $at, '>=', 6, 'workers for a locked table start at increasing intervals');
+$session->query_safe('ROLLBACK');
+$session->quit;
+becomes_true(q{SELECT count(*) = 1 FROM done WHERE what = 'held'}, 'the subscription is served once the table is not locked');
+change_settings($node, 'log_min_messages' => 'warning');
 
 # A retry is on time, although no event is published and no worker is connected.
 publish('retry', 'once');
@@ -418,11 +440,12 @@ $node->safe_psql('postgres', 'DELETE FROM idempotency.parked; DELETE FROM done; 
 # ----------------------------------------------------------------
 
 idle();
-as_app(q{SELECT count(idempotency.publish('memory', json_build_object('do', CASE WHEN i % 10000 = 0 THEN 'memory' WHEN i % 100 = 50 THEN 'once' ELSE 'x' END), 'M' || i))
-	FROM generate_series(1, 60000) AS i});
-becomes_true(q{SELECT count(*) = 60000 FROM done}, 'many events are handled');
+as_app(q{SELECT count(idempotency.publish('memory', json_build_object('do', CASE WHEN i % 4000 = 0 THEN 'memory' WHEN i % 100 = 50 THEN 'once' ELSE 'x' END), 'M' || i))
+	FROM generate_series(1, 20000) AS i});
+becomes_true(q{SELECT count(*) = 20000 FROM done}, 'many events are handled');
 my @memory = split /\n/, $node->safe_psql('postgres', q{SELECT note::bigint / 1024 FROM done WHERE note IS NOT NULL ORDER BY seq});
-cmp_ok($memory[-1] - $memory[0], '<', 500, "the memory of a worker does not grow: @memory kB");
+# Retries, which come late, need plans of a megabyte.
+cmp_ok($memory[-1] - $memory[0], '<', 3000, "the memory of a worker does not grow with the number of events: @memory kB");
 is($node->safe_psql('postgres', q{SELECT count(*) - count(DISTINCT seq) FROM done}), '0', 'each of many events is handled once');
 $node->safe_psql('postgres', 'DELETE FROM done');
 

@@ -155,8 +155,8 @@ my @climbs = (
 	[ 'a policy', q{CREATE TABLE app.secret (i int); ALTER TABLE app.secret ENABLE ROW LEVEL SECURITY; ALTER TABLE app.secret FORCE ROW LEVEL SECURITY;
 		CREATE POLICY p ON app.secret WITH CHECK (app.climb('policy') > 0); INSERT INTO app.secret VALUES (1)}, 2 ]);
 happen(@climbs);
-is($node->safe_psql('postgres', q{SELECT event, count(*) FROM seen GROUP BY event ORDER BY min(n)}), join("\n", map { "$_->[0]|$_->[2]" } @climbs), 'what handlers and their deferred work run');
 only_app_ran('handlers');
+is($node->safe_psql('postgres', q{SELECT event, count(*) FROM seen GROUP BY event ORDER BY min(n)}), join("\n", map { "$_->[0]|$_->[2]" } @climbs), 'what handlers and their deferred work run');
 
 # A forbidden action is an error of its event, and of no other. A subscription belongs to its
 # owner, whatever other roles do.

@@ -277,6 +277,7 @@ foreach my $kind ('await', 'deaf')
 	if ($kind eq 'await')
 	{
 		$node->safe_psql($_, q{INSERT INTO flag VALUES ('go')}) foreach 'third', 'copy';
+		as_app($subscribe =~ s/max_attempts => 3/max_attempts => 1/r, 'copy'); # a regular survey comes within a minute
 		becomes_true(q{SELECT count(*) = 1 FROM done WHERE topic = 'long' AND attempt = 1}, "$kind: the event is delivered in $_", $_) foreach 'third', 'copy';
 		$node->safe_psql('third', 'DELETE FROM flag');
 		publish('long', $kind, dbname => 'third');
