@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154
 #
-# Kills relay and consumer repeatedly during batches. Sourced by run.
+# Kills relay and consumer repeatedly during batches, while a second relay delivers other
+# partitions. Sourced by run.
 #
 #	EVENTS=10000 ROUNDS=10		number of events, number of rounds
 
@@ -80,6 +81,8 @@ scenario_crashes() {
 	local round killed=0 seen
 	declare -A killed_in_batch
 	databases
+	sql bank "SELECT idempotency.alter_subscription('redis', partitions => 4)"
+	start_relay beside --lease=1 --batch=100 --pipeline=10 --wait=5
 	restart_relay
 	restart_consumer
 	for round in $(seq "$ROUNDS"); do
@@ -92,7 +95,9 @@ scenario_crashes() {
 	done
 	settled
 	terminate relay
+	terminate beside
 	terminate consumer
+	check beside "batches of the second relay" -gt 0 "$(grep -c acknowledged "$here/beside.log")"
 	start_relay relay --drain --wait=1.5
 	exits relay 0
 	start_consumer consumer --drain --name=last ${consumer_options---sole}
