@@ -4493,6 +4493,7 @@ CREATE FUNCTION idempotency_internal.fail_event(
 AS $$
 DECLARE
 	now timestamptz := clock_timestamp();
+	behind bigint[];
 	leaving bigint[];
 	event idempotency.parked;
 	aggregate text;
@@ -4502,11 +4503,13 @@ BEGIN
 	FROM (SELECT p_seq AS seq) AS l
 	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
 	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq;
-	leaving := ARRAY(SELECT l.seq
-		FROM unnest(p.events) WITH ORDINALITY AS l (seq, n)
-		LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
-		LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
-		WHERE l.seq = p_seq OR l.n > array_position(p.events, p_seq) AND coalesce(k.aggregateid, o.aggregateid) = aggregate);
+	leaving := ARRAY[p_seq];
+	IF aggregate IS NOT NULL THEN
+		behind := p.events[array_position(p.events, p_seq) + 1 :];
+		leaving := leaving || ARRAY(SELECT o.seq FROM idempotency.outbox AS o WHERE o.seq = ANY (behind) AND o.aggregateid = aggregate)
+			|| ARRAY(SELECT k.seq FROM idempotency.parked AS k
+				WHERE k.subscription = p.subscription AND k.seq = ANY (behind) AND k.aggregateid = aggregate);
+	END IF;
 	UPDATE idempotency.parked AS k SET
 		attempts = k.attempts + p.failures,
 		retry_at = CASE WHEN k.dead_at IS NOT NULL AND k.queue IS NULL THEN now ELSE k.retry_at END,
@@ -4979,6 +4982,7 @@ AS $$
 DECLARE
 	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
 	p idempotency.position := idempotency_internal.batch_of('nack', s, batch);
+	numbers bigint[];
 	event bigint;
 	failed record;
 BEGIN
@@ -4991,11 +4995,9 @@ BEGIN
 		PERFORM idempotency_internal.put_position(p);
 		RETURN clock_timestamp();
 	END IF;
-	SELECT l.seq INTO event FROM unnest(p.events[1 : p.size]) AS l (seq)
-	LEFT JOIN idempotency.parked AS k ON k.subscription = p.subscription AND k.seq = l.seq
-	LEFT JOIN idempotency.outbox AS o ON o.seq = l.seq
-	WHERE coalesce(k.id, o.id) = event_id
-	ORDER BY l.seq LIMIT 1;
+	numbers := p.events[1 : p.size];
+	event := least((SELECT min(o.seq) FROM idempotency.outbox AS o WHERE o.seq = ANY (numbers) AND o.id = event_id),
+		(SELECT min(k.seq) FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (numbers) AND k.id = event_id));
 	IF event IS NULL THEN
 		PERFORM idempotency_internal.raise('22023', format('event %s is not in the batch', event_id),
 			format('Subscription "%s", batch %s.', subscription, batch), 'Pass the id of an event that has not left the batch.');
