@@ -3869,7 +3869,10 @@ BEGIN
 	IF p.xids <> '{}' THEN
 		start := least(start, (SELECT min(u.start) FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, now)));
 	END IF;
-	IF p.ended OR last = start AND NOT is_ending THEN
+	-- ids of another cluster tell nothing
+	IF NOT p.ended AND (p.relation <> 'idempotency.outbox'::regclass OR p.system_identifier <> (SELECT c.system_identifier FROM pg_control_system() AS c)) THEN
+		RETURN true;
+	ELSIF p.ended OR last = start AND NOT is_ending THEN
 		RETURN false;
 	END IF;
 	RETURN is_ending OR last < p.mark OR last - start > 1000 OR EXISTS (SELECT FROM idempotency.outbox AS o

@@ -124,6 +124,9 @@ is($node->safe_psql('postgres', q{SELECT string_agg(seq || ' ' || attempts || CA
 		WHEN retry_at IS NULL THEN ' waits' ELSE '' END, ', ' ORDER BY seq) FROM idempotency.parked}),
 	'23 1, 24 0 waits, 25 1, 26 2 dead, 27 0 waits', 'source: events are parked in all states');
 
+# One that has nothing to read.
+$node->safe_psql('postgres', subscribed('current'));
+
 # A sequence number that is drawn by a transaction that rolls back.
 $never->query_safe(event(28));
 is($node->safe_psql('postgres', 'SELECT max(seq), count(*) FROM idempotency.outbox; SELECT last_value FROM idempotency.outbox_seq'),
@@ -156,6 +159,7 @@ my %expected = (
 	late => "$flight $rest",
 	odd => "$flight 21",
 	unread => $all,
+	current => '',
 	fresh => $all);
 my @everyone = sort keys %expected;
 
@@ -301,7 +305,7 @@ my $segment = $node->safe_psql('postgres', 'SELECT pg_walfile_name(pg_switch_wal
 $node->poll_query_until('postgres', "SELECT last_archived_wal >= '$segment' FROM pg_stat_archiver") or die 'the WAL is not archived';
 my $here = $before;
 my $later = rows_of($node, 'postgres');
-my %later = map { $_ => "$expected{$_} 201" } @everyone;
+my %later = map { $_ => "$expected{$_} 201" =~ s/^ //r } @everyone;
 @later{qw(read flight)} = ('', '');
 $node->stop('immediate');
 wait_for_end($never);

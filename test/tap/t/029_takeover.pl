@@ -210,7 +210,7 @@ whole($third, 'third, after all retries');
 check_restored($third, $history, name => 'third');
 
 # Also if only the positions tell which sequence numbers were used.
-is($third->safe_psql('postgres', q{SELECT count(*), (SELECT min(passed) > 5000000000 FROM idempotency.position) FROM idempotency.outbox}), '0|t',
+is($third->safe_psql('postgres', q{SELECT count(*), (SELECT min(top) > 5000000000 FROM idempotency.position) FROM idempotency.outbox}), '0|t',
 	'third: no event is left');
 $third->safe_psql('postgres', q{SELECT setval('idempotency.outbox_seq', 1)});
 sets_forward($third);
