@@ -41,8 +41,11 @@
 /* How often there is a survey of all databases, in milliseconds. */
 #define SURVEY_MS 60000
 
-/* A rare database is visited every so many cycles. */
+/* A rare database is visited every so many cycles, and a quiet one after so many. */
 #define RARE_CYCLES 10
+
+/* After how many visits in a row that removed nothing a database is quiet. */
+#define QUIET_VISITS 60
 
 /* What the launcher knows of a database. */
 typedef struct Database
@@ -52,6 +55,8 @@ typedef struct Database
 	bool refused;				  /* the last visit was, and the log says so */
 	bool listed;				  /* it is in pg_database, and may be visited */
 	bool due;					  /* for a visit in this cycle */
+	int empty;					  /* visits in a row that removed nothing */
+	uint32 cycle;				  /* of its last visit */
 	uint64 visit;				  /* the number of its last visit */
 	BackgroundWorkerHandle *late; /* a worker that did not end in time, or NULL */
 } Database;
@@ -75,6 +80,7 @@ typedef struct Cycle
 	uint64 visits;	   /* how many there were */
 	uint64 firstVisit; /* those of this cycle have higher numbers */
 	Database *visited;
+	VisitJob job;
 	BackgroundWorkerHandle *worker;
 	instr_time since; /* when that was started */
 } Cycle;
@@ -98,6 +104,16 @@ static Cycle cycle;
  */
 
 /*
+ * IsQuiet tells whether a database is visited in cycles that survey only, to reap as well: the
+ * connection costs more than the visit.
+ */
+static bool
+IsQuiet(const Database *database)
+{
+	return database->empty >= QUIET_VISITS;
+}
+
+/*
  * ListDatabase records that a database is in pg_database, and whether it is due for a
  * visit; "requested" says that a session there has requested one.
  */
@@ -115,7 +131,12 @@ ListDatabase(Oid oid, bool requested)
 	database->listed = true;
 
 	/* Spread the visits of rare databases over the cycles */
-	database->due = !database->rare || requested || (cycles + oid) % RARE_CYCLES == 0;
+	if (database->rare)
+		database->due = (cycles + oid) % RARE_CYCLES == 0;
+	else
+		database->due =
+			!IsQuiet(database) || cycle.survey || cycles - database->cycle >= RARE_CYCLES;
+	database->due = database->due || requested;
 }
 
 /*
@@ -220,18 +241,21 @@ CycleReport(Oid database, VisitResult result)
 static bool
 StartVisit(Database *database)
 {
-	VisitJob job = {database->oid, cycle.reap, cycle.survey, false, database->refused};
-
+	cycle.job = (VisitJob){database->oid, cycle.reap || (IsQuiet(database) && ReaperNaptime > 0),
+						   cycle.survey, false, database->refused};
 	database->due = false;
 	if (HasLateWorker(database) || !DatabaseProbe(database->oid))
 		return false;
 
 	pg_atomic_write_u64(report, Report(database->oid, VISIT_FAILED));
-	cycle.worker = WorkerStart(&reaper, database->oid, &job, sizeof(job));
+	cycle.worker = WorkerStart(&reaper, database->oid, &cycle.job, sizeof(cycle.job));
 	cycle.visited = database;
 	database->due = cycle.worker == NULL;
 	if (cycle.worker != NULL)
+	{
 		database->visit = ++cycle.visits;
+		database->cycle = cycles;
+	}
 	INSTR_TIME_SET_CURRENT(cycle.since);
 	return true;
 }
@@ -245,12 +269,16 @@ EndVisit(void)
 {
 	Database *database = cycle.visited;
 	VisitResult result = (uint32) pg_atomic_read_u64(report);
-	bool worked = result == VISIT_UNFINISHED || result == VISIT_ENDED;
+	bool worked = result >= VISIT_UNFINISHED;
 
 	pfree(cycle.worker);
 	database->due = result == VISIT_UNFINISHED;
-	if (worked && !cycle.reap && database->refused)
+	if (worked && !cycle.job.reap && database->refused)
 		return;
+	if (result == VISIT_EMPTY)
+		database->empty++;
+	else if (cycle.job.reap)
+		database->empty = 0;
 	database->refused = result == VISIT_REFUSED;
 	database->rare = !worked;
 }

@@ -33,6 +33,7 @@ typedef enum VisitResult
 	VISIT_NOT_INSTALLED,
 	VISIT_REFUSED,	  /* the tables are not as this library knows them */
 	VISIT_UNFINISHED, /* there is more to do at once */
+	VISIT_EMPTY,	  /* there was nothing to remove */
 	VISIT_ENDED
 } VisitResult;
 

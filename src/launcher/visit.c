@@ -74,6 +74,7 @@ static VisitJob job;
 typedef struct Visit
 {
 	ReaperRun keys;
+	int64 events; /* that were removed */
 	instr_time began;
 	bool refused; /* a task was, and the log says so */
 	bool ended[TASKS];
@@ -178,7 +179,6 @@ static VisitResult
 Batch(Visit *visit, Task task, bool last)
 {
 	RunState state = RUN_ENDED;
-	int64 reaped = 0;
 
 	if (!OidIsValid(get_extension_oid("idempotency", true)))
 	{
@@ -200,7 +200,7 @@ Batch(Visit *visit, Task task, bool last)
 			ReaperRunSave(&visit->keys);
 	}
 	else
-		state = OutboxReapBatch(true, PG_INT64_MAX, &reaped);
+		state = OutboxReapBatch(true, PG_INT64_MAX, &visit->events);
 	return state == RUN_GOES_ON ? VISIT_UNFINISHED : VISIT_ENDED;
 }
 
@@ -342,6 +342,18 @@ NextTask(const Visit *visit, Task task)
 }
 
 /*
+ * ResultOf returns the result of a visit that has done all.
+ */
+static VisitResult
+ResultOf(const Visit *visit)
+{
+	if (visit->refused)
+		return VISIT_REFUSED;
+	return job.reap && visit->keys.reaped.rowsOfRun + visit->events == 0 ? VISIT_EMPTY
+																		 : VISIT_ENDED;
+}
+
+/*
  * DoVisit works until there is nothing more to do, or the time is up.
  */
 static VisitResult
@@ -364,7 +376,7 @@ DoVisit(void)
 		if (last && !visit.ended[TASK_KEYS])
 			task = TASK_KEYS;
 		if (task == TASKS)
-			return visit.refused ? VISIT_REFUSED : VISIT_ENDED;
+			return ResultOf(&visit);
 		if (ShutdownRequestPending)
 			return VISIT_UNFINISHED;
 
