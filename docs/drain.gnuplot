@@ -1,5 +1,5 @@
-# Draws how fast events are drained by batch size, and what is left of that while a
-# transaction stays open, from the figures of `make bench SUITE=outbox` that
+# Draws the CPU of draining an event by batch size, and how it grows while a transaction
+# stays open, from the figures of `make bench SUITE=outbox` that
 # docs/performance.md has: gnuplot -e "data = '...'; picture = '...'" docs/drain.gnuplot
 
 set terminal svg size 960, 420 font "sans,13" background "white"
@@ -15,21 +15,21 @@ of(measure, column) = strcol(1) eq measure ? column(column) : NaN
 
 set multiplot layout 1, 2
 
-set title "idempotency leads up to 500 events, PgQ at 5,000"
-set ylabel "events drained a second"
+set title "PgQ is cheaper in large batches only"
+set ylabel "server CPU for an event, us"
 set logscale x
 set xlabel "events in a batch"
 set xrange [80:6000]
 set xtics (100, 500, 5000)
-set format y "%.0s %c"
-set key bottom right Left reverse
+set format y "%.0f"
+set key bottom left Left reverse
 plot \
-	data every ::1 using (of("rate", 2)):3 with linespoints linewidth 2 pointtype 7 linecolor "#b0413e" title "hand-written", \
-	data every ::1 using (of("rate", 2)):4 with linespoints linewidth 2 pointtype 7 linecolor "#c98a1b" title "PgQ", \
-	data every ::1 using (of("rate", 2)):5 with linespoints linewidth 2 pointtype 7 linecolor "#2f6690" title "idempotency"
+	data every ::1 using (of("cost", 2)):3 with linespoints linewidth 2 pointtype 7 linecolor "#b0413e" title "hand-written", \
+	data every ::1 using (of("cost", 2)):4 with linespoints linewidth 2 pointtype 7 linecolor "#c98a1b" title "PgQ", \
+	data every ::1 using (of("cost", 2)):5 with linespoints linewidth 2 pointtype 7 linecolor "#2f6690" title "idempotency"
 
-set title "Only the rate of idempotency stays flat under old snapshots"
-set ylabel "rate in the last fifth, of that in the first"
+set title "Only the cost of idempotency stays flat under old snapshots"
+set ylabel "CPU in the last fifth, of that in the first"
 unset logscale x
 unset xlabel
 unset key
