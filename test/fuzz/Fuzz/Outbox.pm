@@ -480,7 +480,15 @@ sub play
 	my $dbname = $admin->{dbname};
 	my ($published, $done, $dead) = (0, 0, 0);
 
-	$admin->ok('CREATE EXTENSION idempotency', "ALTER DATABASE $dbname SET idempotency.outbox_retention = 0", q{SET idempotency.outbox_retention = 0});
+	if (($ENV{EDITION} // '') eq 'portable')
+	{
+		system('psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-d', $dbname, '-f', 'portable/idempotency.sql') == 0 or die "portable/idempotency.sql failed\n";
+	}
+	else
+	{
+		$admin->ok('CREATE EXTENSION idempotency');
+	}
+	$admin->ok("ALTER DATABASE $dbname SET idempotency.outbox_retention = 0", q{SET idempotency.outbox_retention = 0});
 	my ($consumer, @sessions) = map { Fuzz::Session->new($dbname) } 0 .. $publishers;
 	foreach my $round (1 .. $rounds)
 	{
