@@ -64,9 +64,11 @@ sub reaper_starts
 	return scalar(() = slurp_file($at->logfile, $from) =~ /starting background worker process "idempotency reaper for database $oid"/g);
 }
 
+our $keeps_awake = 0;
+
 # wait_for_reapers waits until so many reapers were started for a database from now on,
-# and the last but one has exited. Returns the offset where the log began. The calls of new
-# sessions keep the default database from being quiet, and thus visited rarely.
+# and the last but one has exited. Returns the offset where the log began. With $keeps_awake,
+# calls of new sessions keep the default database from being quiet, and thus visited rarely.
 sub wait_for_reapers
 {
 	my ($count, $at, $dbname) = @_;
@@ -82,7 +84,7 @@ sub wait_for_reapers
 		$sent += () = $new =~ /starting background worker process "idempotency reaper for database $oid"/g;
 		return $from if $sent > $count;
 		usleep(20_000);
-		$at->safe_psql('postgres', q{SELECT idempotency.peek('no', 'key')}) if !defined $dbname && $_ % 10 == 0;
+		$at->safe_psql('postgres', q{SELECT idempotency.peek('no', 'key')}) if $keeps_awake && !defined $dbname && $_ % 10 == 0;
 	}
 	die "$sent reapers instead of $count";
 }

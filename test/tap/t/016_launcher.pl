@@ -33,6 +33,7 @@ wal_level = logical
 $node->safe_psql('postgres', 'ALTER ROLE ALL SET log_min_messages = warning');
 
 watch_log($node);
+$LogTest::keeps_awake = 1;
 
 # left returns how many of them are left.
 sub left
