@@ -441,3 +441,22 @@ SELECT pg_temp.publish('{130}', 'high');
 SELECT idempotency.subscribe('high', '{high}', start_at => 'beginning');
 SELECT payload FROM idempotency.fetch('high');
 SELECT idempotency.unsubscribe('high');
+
+-- A batch of a large window reads its own events, in any state of the statistics.
+SELECT idempotency.subscribe('window', '{common}');
+SELECT pg_temp.bulk(50000);
+SELECT batch FROM idempotency.fetch('window', 1) \gset
+SELECT idempotency.ack('window', :batch);
+BEGIN;
+SELECT pg_temp.entries_read() AS before \gset
+SELECT count(*) FROM idempotency.fetch('window', 100);
+SELECT pg_temp.entries_read() - :before <= 300 AS few;
+ROLLBACK;
+ANALYZE idempotency.outbox;
+BEGIN;
+SELECT pg_temp.entries_read() AS before \gset
+SELECT count(*) FROM idempotency.fetch('window', 100);
+SELECT pg_temp.entries_read() - :before <= 300 AS few;
+ROLLBACK;
+SELECT idempotency.unsubscribe('window');
+TRUNCATE idempotency.outbox;
