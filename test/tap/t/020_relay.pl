@@ -322,6 +322,7 @@ becomes_true(q{SELECT count(*) = 2 FROM idempotency.dead_letters WHERE topic = '
 is($node->safe_psql('postgres', q{SELECT count(*), count(DISTINCT seq), max(attempt) FROM done WHERE topic = 'lost claim'}), '20|20|1', 'each other event is handled once, at its first attempt');
 is($node->safe_psql('postgres', q{SELECT string_agg(substr(error, 1, 23) || ' ' || attempts, ', ' ORDER BY seq) FROM idempotency.dead_letters WHERE topic = 'lost claim'}),
 	'IK412: this transaction 3, IK412: cannot commit af 3', 'a lost claim has its own error');
+as_app($subscribe); # a survey, after which the log has some again, comes at once
 log_comes(qr/dead letters? now/, 'the log has the dead letter, or counts it');
 log_since();
 $node->safe_psql('postgres', 'DELETE FROM idempotency.parked; DELETE FROM done');
