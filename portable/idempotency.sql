@@ -3986,7 +3986,13 @@ BEGIN
 			END IF;
 		END IF;
 		max_bytes := max_bytes - coalesce(total, 0);
-		p.reached := CASE WHEN is_cut THEN seqs[cardinality(seqs)] ELSE upto END;
+		-- a long range can have no rows: a copy that takes over is ahead of its source
+		p.reached := CASE
+			WHEN is_cut THEN seqs[cardinality(seqs)]
+			WHEN seqs IS NULL AND p.top - upto > 1000000
+			THEN least(p.top, (SELECT min(o.seq) - 1 FROM idempotency.outbox AS o WHERE o.seq > upto))
+			ELSE upto
+		END;
 
 		IF held OR cardinality(queues) > 100 THEN
 			seqs := idempotency_internal.park_blocked(p, seqs);
