@@ -640,6 +640,7 @@ DECLARE
 	p idempotency.position := idempotency_internal.batch_of('nack', s, batch);
 	numbers bigint[];
 	event bigint;
+	retry_at timestamptz;
 	failed record;
 BEGIN
 	IF retry_in < interval '0' THEN
@@ -655,6 +656,14 @@ BEGIN
 	event := least((SELECT min(o.seq) FROM idempotency.outbox AS o WHERE o.seq = ANY (numbers) AND o.id = event_id),
 		(SELECT min(k.seq) FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (numbers) AND k.id = event_id));
 	IF event IS NULL THEN
+		-- It has left the batch, by an earlier call or behind one that failed: nothing changes
+		SELECT CASE WHEN k.dead_at IS NULL THEN coalesce(k.retry_at, (SELECT h.retry_at FROM idempotency.parked AS h
+			WHERE h.subscription = k.subscription AND h.queue = k.queue AND h.retry_at IS NOT NULL)) END
+		INTO retry_at
+		FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.id = event_id;
+		IF FOUND THEN
+			RETURN retry_at;
+		END IF;
 		PERFORM idempotency_internal.raise('22023', format('event %s is not in the batch', event_id),
 			format('Subscription "%s", batch %s.', subscription, batch), 'Pass the id of an event that has not left the batch.');
 	END IF;

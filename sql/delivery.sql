@@ -156,7 +156,7 @@ SELECT pg_temp.fetch('s'), pg_temp.nack('s', 1, dead => true), pg_temp.ack('s'),
 SELECT pg_temp.drain('s'), event_id, topic, error, attempts FROM idempotency.dead_letters;
 SELECT idempotency.redrive('s', pg_temp.id(2)), idempotency.redrive('s'), pg_temp.drain('s'), pg_temp.parked('s');
 SELECT pg_temp.publish('{1}');
-SELECT pg_temp.fetch('s'), pg_temp.nack('s', 1, dead => true), pg_temp.error_of('SELECT pg_temp.nack(''s'', 1)') LIKE '22023: event % is not in the batch%' AS left_the_batch;
+SELECT pg_temp.fetch('s'), pg_temp.nack('s', 1, dead => true), pg_temp.nack('s', 1) AS again;
 SELECT idempotency.discard('s', pg_temp.id(2)), idempotency.discard('s'), pg_temp.ack('s'), pg_temp.parked('s');
 
 -- The order holds if an event is redriven while later ones are out, fail and are given back.

@@ -342,7 +342,7 @@ SELECT pg_temp.fetch('order');
 SELECT pg_temp.age_batch('order');
 SELECT pg_temp.fetch('order', 1), pg_temp.ack('order'), pg_temp.parked('order');
 SELECT pg_temp.fetch('order'), pg_temp.nack('order', 52, '1 hour'), pg_temp.parked('order');
--- The waiting event is no longer in the batch.
+-- The waiting event is no longer in the batch: nothing changes.
 SELECT pg_temp.error_of('SELECT pg_temp.nack(''order'', 53)');
 SELECT pg_temp.ack('order');
 SELECT pg_temp.age_batch('order'), pg_temp.fetch('order'), pg_temp.ack('order');
