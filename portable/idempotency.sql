@@ -3781,7 +3781,7 @@ BEGIN
 	p.reached := least(lowest, p.mark);
 	-- past numbers before the first event
 	IF p.top - p.reached > 20000 THEN
-		p.reached := least(p.top, greatest(p.reached, (SELECT min(o.seq) - 1 FROM idempotency.outbox AS o)));
+		p.reached := least(p.top, greatest(p.reached, coalesce((SELECT min(o.seq) - 1 FROM idempotency.outbox AS o), p.top)));
 	END IF;
 END
 $$;

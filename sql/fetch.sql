@@ -437,9 +437,13 @@ SELECT idempotency.unsubscribe('fetch');
 -- The first call passes numbers that have no events at once.
 TRUNCATE idempotency.outbox;
 SELECT setval('idempotency.outbox_seq', nextval('idempotency.outbox_seq') + 1000000) > 0 AS raised;
+SELECT idempotency.subscribe('empty', '{high}', start_at => 'beginning');
+SELECT pg_temp.fetch('empty');
 SELECT pg_temp.publish('{130}', 'high');
 SELECT idempotency.subscribe('high', '{high}', start_at => 'beginning');
 SELECT payload FROM idempotency.fetch('high');
+SELECT pg_temp.fetch('empty');
+SELECT idempotency.unsubscribe('empty');
 SELECT idempotency.unsubscribe('high');
 
 -- A batch of a large window reads its own events, in any state of the statistics.
