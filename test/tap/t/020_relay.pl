@@ -375,11 +375,11 @@ $node->safe_psql('postgres', 'DELETE FROM idempotency.parked; DELETE FROM done')
 as_app(q{CREATE FUNCTION flood(e idempotency.event) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '%', repeat('é', 20000); END $$;
 	SELECT idempotency.subscribe('flood', ARRAY['flood'], 'flood(idempotency.event)', max_attempts => 1);
 	SELECT count(idempotency.publish('flood', '{}')) FROM generate_series(1, 500)});
-log_comes(qr/LOG:  \d+ more events of subscription "flood" are dead letters now/, 'the log has the number of the dead letters that it does not have');
 becomes_true(q{SELECT count(*) = 500 FROM idempotency.dead_letters WHERE subscription = 'flood'}, 'all events are dead letters');
 is($node->safe_psql('postgres', q{SELECT max(octet_length(error)) BETWEEN 8000 AND 8192 FROM idempotency.dead_letters}), 't', 'a part of a long error is kept');
 idle();
 as_app(q{SELECT idempotency.alter_subscription('flood', max_attempts => 2)}); # the survey, which counts them, comes at once
+log_comes(qr/LOG:  \d+ more events of subscription "flood" are dead letters now/, 'the log has the number of the dead letters that it does not have');
 my ($flood, $counted) = ('', 0);
 for (my $looks = 0; $counted < 500 && $looks < 10 * $PostgreSQL::Test::Utils::timeout_default; $looks++)
 {
