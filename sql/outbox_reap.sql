@@ -10,6 +10,8 @@
 LOAD 'idempotency';
 -- both editions
 TRUNCATE idempotency.outbox, idempotency.subscription, idempotency.partition, idempotency.position, idempotency.parked;
+-- reap() counts keys as well
+DELETE FROM idempotency.key;
 ALTER SEQUENCE idempotency.outbox_seq RESTART;
 
 CREATE FUNCTION pg_temp.publish(events int, topic text DEFAULT 'order', aggregate text DEFAULT NULL) RETURNS bigint

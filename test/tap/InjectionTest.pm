@@ -16,7 +16,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(injection_node begin_events result_of stop_at wake answer_of faults late_faults);
+our @EXPORT = qw(injection_node begin_events result_of is_at stop_at wake cancel answer_of faults late_faults);
 
 # injection_node creates a server as new_node() does, or skips the whole script.
 sub injection_node

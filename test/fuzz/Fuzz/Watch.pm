@@ -59,9 +59,10 @@ my %broken = (
 		AND idempotency.peek(scope, key::text) IS NULL},
 	'an event without a number' => q{FROM idempotency.outbox WHERE seq > (SELECT last_value FROM idempotency.outbox_seq)},
 	'an event without a topic' => q{FROM idempotency.outbox WHERE length(aggregatetype) NOT BETWEEN 1 AND 255},
-	'a subscription that is nowhere' => q{FROM idempotency.subscription FULL JOIN idempotency.position USING (subscription) WHERE number IS NULL OR passed IS NULL},
-	'half a batch' => q{FROM idempotency.position WHERE num_nulls(batch, batch_passed, batch_inflight, batch_parked, leased_at, leased_until) NOT IN (0, 6)},
-	'a position ahead of all events' => q{FROM idempotency.position WHERE greatest(passed, batch_passed) > (SELECT last_value FROM idempotency.outbox_seq)},
+	'a subscription that is nowhere' => q{FROM idempotency.subscription FULL JOIN idempotency.partition USING (subscription)
+		FULL JOIN idempotency.position USING (subscription, partition) WHERE created_at IS NULL OR modulus IS NULL OR version IS NULL},
+	'half a batch' => q{FROM idempotency.position WHERE num_nulls(batch, leased_at, leased_until, holder) NOT IN (0, 4)},
+	'a position ahead of all events' => q{FROM idempotency.position WHERE greatest(mark, top) > (SELECT last_value FROM idempotency.outbox_seq)},
 	'a parked event without a subscription' => q{FROM idempotency.parked WHERE subscription NOT IN (SELECT subscription FROM idempotency.subscription)},
 	'a dead letter that is given again' => q{FROM idempotency.parked WHERE num_nonnulls(retry_at, dead_at) > 1});
 

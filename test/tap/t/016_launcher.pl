@@ -509,7 +509,7 @@ $node->poll_query_until('subscriber', q{SELECT bool_and(srsubstate = 'r') FROM p
 is($node->safe_psql('subscriber', q{SELECT sum(rows_reaped) FILTER (WHERE relation <> 'idempotency.key'::regclass) FROM idempotency.reaper}),
 	$node->safe_psql('publisher', 'SELECT rows_reaped FROM idempotency.reaper'), 'the subscriber has the row of the publisher beside its own');
 $node->safe_psql('subscriber', 'DROP SUBSCRIPTION replica');
-is_quiet('copies and replicas', qr/exited with exit code 1|tablesync|logical replication|out of background worker slots|pg_\d+_sync_/);
+is_quiet('copies and replicas', qr/exited with exit code 1|tablesync|logical replication|out of background worker slots|no background worker slot is free|pg_\d+_sync_/);
 
 # ----------------------------------------------------------------
 # Shutdown

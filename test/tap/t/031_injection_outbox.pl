@@ -4,7 +4,8 @@
 # published before it wakes consumers. There they are cancelled, or killed alone or with the
 # server, or another session acts in between. Each committed event is delivered once, an
 # uncommitted one never. A session that is stopped inside publish() holds back no other event,
-# and does not lose its own. Delivery itself is SQL, which has no such points.
+# and does not lose its own. A worker is stopped around its calls of a handler: each event has its
+# effect once, in order. Delivery itself is SQL, which has no such points.
 
 use strict;
 use warnings FATAL => 'all';
@@ -81,6 +82,51 @@ foreach my $point (qw(publish-number publish-insert publish-index publish-end))
 		$node->safe_psql('postgres', publish(3, 't'));
 		is_given('1 3', "$name: the retried event is delivered");
 		is($node->safe_psql('postgres', 'SELECT count(*) = count(DISTINCT seq) FROM idempotency.outbox'), 't', "$name: no sequence number is repeated");
+	}
+}
+
+# ----------------------------------------------------------------
+# A worker
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', q{
+	CREATE TABLE effect (place int8 GENERATED ALWAYS AS IDENTITY, n int);
+	CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS $$INSERT INTO public.effect (n) SELECT (e.payload->>'n')::int$$;
+	CREATE ROLE app LOGIN;
+	SELECT idempotency.grant_consumer('app');
+	GRANT ALL ON effect TO app});
+# A cancel fails the event whose handler runs; elsewhere the worker rolls back, and tries again.
+my %ends = (
+	'a cancel' => sub { cancel($node, @_) },
+	'kill -9 of the worker' => sub { kill9($node, $_[0]) },
+	'kill -9 of the postmaster' => sub { restart_after_kill9($node) },
+	'the end of the worker' => sub {
+		my ($pid, $point) = @_;
+		$node->safe_psql('postgres', "SELECT injection_points_detach('idempotency-$point'), pg_terminate_backend($pid)");
+	},
+	'nothing' => sub { wake($node, $_[1]) });
+my $no_worker = q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency relay'};
+
+foreach my $point (qw(event-call event-check event-keep relay-commit))
+{
+	foreach my $end (sort keys %ends)
+	{
+		my $name = "the relay, $end at $point";
+		$node->safe_psql('postgres', q{TRUNCATE effect;
+			SELECT idempotency.subscribe('h', ARRAY['h'], 'handle(idempotency.event)', owner => 'app', retry_delay => '0')});
+		$node->poll_query_until('postgres', $no_worker) or die 'workers do not exit';
+		$node->safe_psql('postgres', "SELECT injection_points_attach('idempotency-$point', 'wait')");
+		$node->safe_psql('postgres', join '', map { publish($_, 'h', 'A') } 1 .. 3);
+		is_at($node, $point);
+		my $pid = $node->safe_psql('postgres', "SELECT pid FROM pg_stat_activity WHERE wait_event = 'idempotency-$point'");
+
+		$node->safe_psql('postgres', publish(4, 'h', 'A'));
+		$ends{$end}->($pid, $point);
+		ok($node->poll_query_until('postgres', 'SELECT count(*) >= 4 FROM effect'), "$name: the events are handled");
+		$node->poll_query_until('postgres', $no_worker) or die 'workers do not exit';
+		is($node->safe_psql('postgres', q{SELECT string_agg(n::text, ' ' ORDER BY place) FROM effect}), '1 2 3 4', "$name: once each, in order");
+		is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.parked; SELECT count(*) FROM idempotency.position WHERE subscription = 'h' AND batch IS NOT NULL;
+				SELECT idempotency.unsubscribe('h')}), "0\n0\nt", "$name: nothing is left behind");
 	}
 }
 
