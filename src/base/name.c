@@ -189,7 +189,9 @@ NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what)
 Datum
 idempotency_check_name(PG_FUNCTION_ARGS)
 {
-	(void) NameFromArg(fcinfo, 1, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	const char *what = PG_ARGISNULL(0) ? "name" : text_to_cstring(PG_GETARG_TEXT_PP(0));
+
+	(void) NameFromArg(fcinfo, 1, what);
 	PG_RETURN_VOID();
 }
 

@@ -115,13 +115,16 @@ sub read_functions
 	foreach ($self->rows(q{SELECT p.oid::regprocedure, p.oid::regproc, p.pronargs, p.pronargdefaults, p.provariadic <> 0, p.proretset,
 			format_type(p.prorettype, NULL),
 			(SELECT string_agg(format_type(t, NULL), ';' ORDER BY n) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS a (t, n)),
-			array_to_string(p.proargnames, ';'), p.provolatile
+			array_to_string(p.proargnames, ';'), p.provolatile,
+			p.pronamespace = 'idempotency_internal'::regnamespace AND p.prolang <> (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'c')
 		FROM pg_proc AS p WHERE p.prokind = 'f' AND p.oid IN (%s)}, 'pg_proc'))
 	{
-		my ($signature, $name, $count, $defaults, $variadic, $set, $returns, $types, $names, $volatile) = @$_;
+		my ($signature, $name, $count, $defaults, $variadic, $set, $returns, $types, $names, $volatile, $part) = @$_;
 		my @types = split /;/, $types;
 		my @names = split /;/, $names;
 
+		# parts of delivery, whose callers have checked the arguments
+		next if $part eq 't' && $returns ne 'trigger';
 		if ($types =~ /\binternal\b/)
 		{
 			# Receive functions and index support functions, which SQL cannot call
