@@ -1264,9 +1264,10 @@ CREATE FUNCTION idempotency_internal.raise_sequence()
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-	SELECT idempotency_internal.raise('55000', 'sequence "idempotency.outbox_seq" is behind the table "idempotency.outbox"',
+	SELECT idempotency_internal.raise('55000', 'sequence "idempotency.outbox_seq" is behind the numbers of events',
 		'The outbox was replicated or restored without its sequence.',
-		'Call setval(''idempotency.outbox_seq'', (SELECT max(seq) FROM idempotency.outbox)).')
+		'Call setval(''idempotency.outbox_seq'', (SELECT max(n) FROM (SELECT seq FROM idempotency.outbox UNION ALL '
+		'SELECT seq FROM idempotency.parked UNION ALL SELECT greatest(top, mark, skip) FROM idempotency.position) AS numbers (n))).')
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_sequence() IS '55000: the sequence was not restored';
 
@@ -1332,7 +1333,8 @@ BEGIN
 	LOCK TABLE idempotency.outbox IN SHARE ROW EXCLUSIVE MODE;
 	PERFORM set_config('lock_timeout', lock_timeout, true);
 	last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
-	IF EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last) THEN
+	IF last < greatest(p.top, p.mark, p.skip) OR EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last)
+		OR EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq > last) THEN
 		PERFORM idempotency_internal.raise_sequence();
 	END IF;
 	p.reached := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));
@@ -1613,6 +1615,23 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_in_use(text) IS '55P03: another transaction uses the subscription';
 
+-- Raises 25006 if the transaction cannot write, and 25001 if its snapshot stays: what others have published, read
+-- or deleted since then would be lost or come twice.
+CREATE FUNCTION idempotency_internal.check_transaction(function text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		PERFORM idempotency_internal.raise('25001', format('idempotency.%s() works in READ COMMITTED only', function),
+			'A fixed snapshot does not show what was published and read after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_transaction(text) IS '25006, 25001: the transaction cannot read events';
+
 -- The subscription of that name, locked with all its partitions to the end of the transaction:
 -- no consumer uses it meanwhile.  Waits for consumers' transactions for idempotency.wait.
 CREATE FUNCTION idempotency_internal.locked_subscription(function text, name text)
@@ -1624,9 +1643,7 @@ DECLARE
 	bounded boolean;
 	s idempotency.subscription;
 BEGIN
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only(function);
-	END IF;
+	PERFORM idempotency_internal.check_transaction(function);
 	s := idempotency_internal.subscription_of(name);
 	BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
@@ -1880,9 +1897,8 @@ DECLARE
 	stored text;
 BEGIN
 	PERFORM idempotency_internal.check_name('subscription', subscription);
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('subscribe');
-	ELSIF start_at NOT IN ('now', 'beginning') THEN
+	PERFORM idempotency_internal.check_transaction('subscribe');
+	IF start_at NOT IN ('now', 'beginning') THEN
 		PERFORM idempotency_internal.raise('22023', 'start_at must be ''now'' or ''beginning''', NULL,
 			'Pass ''beginning'' for the events that the outbox still has, or omit it.');
 	ELSIF topics IS NULL THEN
@@ -2322,12 +2338,7 @@ BEGIN
 		PERFORM idempotency_internal.check_lease(coalesce(lease, '0'));
 	END IF;
 	s := idempotency_internal.subscription_of(subscription);
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('fetch');
-	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-		PERFORM idempotency_internal.raise('25001', 'events are delivered in READ COMMITTED only',
-			'A fixed snapshot does not show what was published after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
-	END IF;
+	PERFORM idempotency_internal.check_transaction('fetch');
 
 	-- Of the partitions without a batch, or with one whose lease is over, the one that changed least
 	-- recently among those that have something.  A partition is locked only if it has something,
@@ -2372,7 +2383,8 @@ BEGIN
 			WHERE a.subscription = p.subscription AND a.partition = p.partition
 			FOR UPDATE SKIP LOCKED;
 			CONTINUE WHEN NOT FOUND;
-			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
+			-- not random(), which setseed() makes repeat
+			number := (('x' || translate(left(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint & 4398046511103) + 1 << 10 | p.partition;
 
 			-- In one statement, a full batch without gaps from the middle of a window, if nothing is parked, and
 			-- subscription and position are still those that were read before the lock.
@@ -2669,15 +2681,16 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
 
--- The last number before the first event published at that time or later.
+-- The number of the last event before the first one published at that time or later.  The numbers after it, and those
+-- of an empty outbox, can be of transactions in progress.
 CREATE FUNCTION idempotency_internal.number_before(since timestamptz)
 	RETURNS bigint
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
-	SELECT coalesce((SELECT min(o.seq) - 1 FROM idempotency.outbox AS o WHERE o.published_at >= $1),
-		pg_sequence_last_value('idempotency.outbox_seq'), 0)
+	SELECT coalesce(max(o.seq), 0) FROM idempotency.outbox AS o
+	WHERE o.seq < coalesce((SELECT min(y.seq) FROM idempotency.outbox AS y WHERE y.published_at >= $1), 9223372036854775807)
 $$;
-COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the last number before a time';
+COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the number of the last event before a time';
 
 -- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
 -- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
@@ -2704,7 +2717,8 @@ BEGIN
 	DELETE FROM idempotency.parked AS k
 	WHERE k.subscription = name AND CASE
 		WHEN since = 'infinity' OR k.seq <= target THEN k.dead_at IS NULL
-		ELSE EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq = k.seq)
+		ELSE k.published_at < since AND k.dead_at IS NULL OR EXISTS (SELECT FROM idempotency.outbox AS o
+			WHERE o.seq = k.seq AND o.aggregatetype LIKE ANY (s.patterns))
 	END;
 	GET DIAGNOSTICS dropped = ROW_COUNT;
 	UPDATE idempotency.parked AS k SET partition = a.partition

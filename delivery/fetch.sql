@@ -364,12 +364,7 @@ BEGIN
 		PERFORM idempotency_internal.check_lease(coalesce(lease, '0'));
 	END IF;
 	s := idempotency_internal.subscription_of(subscription);
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('fetch');
-	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-		PERFORM idempotency_internal.raise('25001', 'events are delivered in READ COMMITTED only',
-			'A fixed snapshot does not show what was published after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
-	END IF;
+	PERFORM idempotency_internal.check_transaction('fetch');
 
 	-- Of the partitions without a batch, or with one whose lease is over, the one that changed least
 	-- recently among those that have something.  A partition is locked only if it has something,
@@ -418,7 +413,8 @@ BEGIN
 			WHERE a.subscription = p.subscription AND a.partition = p.partition
 			FOR UPDATE SKIP LOCKED;
 			CONTINUE WHEN NOT FOUND;
-			number := ((random() * 8796093022206)::bigint + 1 << 10) + p.partition;
+			-- not random(), which setseed() makes repeat
+			number := (('x' || translate(left(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint & 4398046511103) + 1 << 10 | p.partition;
 
 			-- In one statement, a full batch without gaps from the middle of a window, if nothing is parked, and
 			-- subscription and position are still those that were read before the lock.

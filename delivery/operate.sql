@@ -32,15 +32,16 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
 
--- The last number before the first event published at that time or later.
+-- The number of the last event before the first one published at that time or later.  The numbers after it, and those
+-- of an empty outbox, can be of transactions in progress.
 CREATE FUNCTION idempotency_internal.number_before(since timestamptz)
 	RETURNS bigint
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
-	SELECT coalesce((SELECT min(o.seq) - 1 FROM idempotency.outbox AS o WHERE o.published_at >= $1),
-		pg_sequence_last_value('idempotency.outbox_seq'), 0)
+	SELECT coalesce(max(o.seq), 0) FROM idempotency.outbox AS o
+	WHERE o.seq < coalesce((SELECT min(y.seq) FROM idempotency.outbox AS y WHERE y.published_at >= $1), 9223372036854775807)
 $$;
-COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the last number before a time';
+COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the number of the last event before a time';
 
 -- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
 -- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
@@ -67,7 +68,8 @@ BEGIN
 	DELETE FROM idempotency.parked AS k
 	WHERE k.subscription = name AND CASE
 		WHEN since = 'infinity' OR k.seq <= target THEN k.dead_at IS NULL
-		ELSE EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq = k.seq)
+		ELSE k.published_at < since AND k.dead_at IS NULL OR EXISTS (SELECT FROM idempotency.outbox AS o
+			WHERE o.seq = k.seq AND o.aggregatetype LIKE ANY (s.patterns))
 	END;
 	GET DIAGNOSTICS dropped = ROW_COUNT;
 	UPDATE idempotency.parked AS k SET partition = a.partition

@@ -98,9 +98,10 @@ CREATE FUNCTION idempotency_internal.raise_sequence()
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-	SELECT idempotency_internal.raise('55000', 'sequence "idempotency.outbox_seq" is behind the table "idempotency.outbox"',
+	SELECT idempotency_internal.raise('55000', 'sequence "idempotency.outbox_seq" is behind the numbers of events',
 		'The outbox was replicated or restored without its sequence.',
-		'Call setval(''idempotency.outbox_seq'', (SELECT max(seq) FROM idempotency.outbox)).')
+		'Call setval(''idempotency.outbox_seq'', (SELECT max(n) FROM (SELECT seq FROM idempotency.outbox UNION ALL '
+		'SELECT seq FROM idempotency.parked UNION ALL SELECT greatest(top, mark, skip) FROM idempotency.position) AS numbers (n))).')
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_sequence() IS '55000: the sequence was not restored';
 
@@ -166,7 +167,8 @@ BEGIN
 	LOCK TABLE idempotency.outbox IN SHARE ROW EXCLUSIVE MODE;
 	PERFORM set_config('lock_timeout', lock_timeout, true);
 	last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
-	IF EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last) THEN
+	IF last < greatest(p.top, p.mark, p.skip) OR EXISTS (SELECT FROM idempotency.outbox AS o WHERE o.seq > last)
+		OR EXISTS (SELECT FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq > last) THEN
 		PERFORM idempotency_internal.raise_sequence();
 	END IF;
 	p.reached := least(p.mark, p.range_from, (SELECT min(f) FROM unnest(p.froms) AS f));

@@ -73,6 +73,23 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_in_use(text) IS '55P03: another transaction uses the subscription';
 
+-- Raises 25006 if the transaction cannot write, and 25001 if its snapshot stays: what others have published, read
+-- or deleted since then would be lost or come twice.
+CREATE FUNCTION idempotency_internal.check_transaction(function text)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		PERFORM idempotency_internal.raise('25001', format('idempotency.%s() works in READ COMMITTED only', function),
+			'A fixed snapshot does not show what was published and read after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_transaction(text) IS '25006, 25001: the transaction cannot read events';
+
 -- The subscription of that name, locked with all its partitions to the end of the transaction:
 -- no consumer uses it meanwhile.  Waits for consumers' transactions for idempotency.wait.
 CREATE FUNCTION idempotency_internal.locked_subscription(function text, name text)
@@ -84,9 +101,7 @@ DECLARE
 	bounded boolean;
 	s idempotency.subscription;
 BEGIN
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only(function);
-	END IF;
+	PERFORM idempotency_internal.check_transaction(function);
 	s := idempotency_internal.subscription_of(name);
 	BEGIN
 		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
@@ -342,9 +357,8 @@ DECLARE
 	stored text;
 BEGIN
 	PERFORM idempotency_internal.check_name('subscription', subscription);
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('subscribe');
-	ELSIF start_at NOT IN ('now', 'beginning') THEN
+	PERFORM idempotency_internal.check_transaction('subscribe');
+	IF start_at NOT IN ('now', 'beginning') THEN
 		PERFORM idempotency_internal.raise('22023', 'start_at must be ''now'' or ''beginning''', NULL,
 			'Pass ''beginning'' for the events that the outbox still has, or omit it.');
 	ELSIF topics IS NULL THEN

@@ -59,6 +59,37 @@ SELECT pg_temp.publish('{3}');
 SELECT array_agg(n ORDER BY n) FROM (SELECT unnest(string_to_array(concat_ws(', ', pg_temp.take('m'), pg_temp.take('m'), pg_temp.take('m')), ', ')) AS n) AS taken;
 SELECT pg_temp.take('m');
 
+-- After a restore, the sequence can be behind what was read, skipped or parked, all of which the outbox has lost.
+CREATE FUNCTION pg_temp.fetch_behind(last bigint, mark bigint, top bigint, skip bigint) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	UPDATE idempotency.position AS n SET system_identifier = 1, range_from = 0, xids = '{}', froms = '{}',
+		(mark, top, skip) = ROW (fetch_behind.mark, fetch_behind.top, fetch_behind.skip);
+	PERFORM setval('idempotency.outbox_seq', last - 1);
+	PERFORM FROM idempotency.fetch('m');
+	RAISE 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLERRM;
+END
+$$;
+SELECT pg_temp.publish('{1}');
+SELECT batch, id, seq FROM idempotency.fetch('m') \gset
+SELECT idempotency.nack('m', :batch, :'id', dead => true), idempotency.ack('m', :batch);
+TRUNCATE idempotency.outbox;
+SELECT pg_temp.fetch_behind(:seq, 0, 0, 0);
+SELECT idempotency.discard('m');
+SELECT pg_temp.fetch_behind(:seq, 0, 0, 0), pg_temp.fetch_behind(:seq, :seq, 0, 0), pg_temp.fetch_behind(:seq, 0, :seq, 0), pg_temp.fetch_behind(:seq, 0, 0, :seq) \gx
+SELECT setval('idempotency.outbox_seq', :seq) = :seq AS corrected;
+UPDATE idempotency.position SET system_identifier = 1;
+SELECT pg_temp.publish('{2}');
+SELECT pg_temp.take('m');
+
+-- A batch number does not repeat, whatever the session has made of random().
+SELECT pg_temp.publish('{1}'), setseed(0.5);
+SELECT batch FROM idempotency.fetch('m') \gset
+SELECT idempotency.nack('m', :batch, NULL) IS NOT NULL AS released, setseed(0.5);
+SELECT batch <> :batch AS is_new FROM idempotency.fetch('m');
+SELECT idempotency.seek('m', 'now');
+
 -- seek() deletes parked events that the log has. Of an aggregate whose first one it deletes, the next one comes.
 SELECT clock_timestamp() AS earlier \gset
 SELECT pg_temp.publish('{1,2}', 'b');
@@ -69,6 +100,16 @@ DELETE FROM idempotency.outbox WHERE payload::text = '2';
 SELECT idempotency.seek('m', :'earlier');
 SELECT pg_temp.take('m'), pg_temp.take('m');
 SELECT count(*) FROM idempotency.parked;
+
+-- Those of a topic that is no longer subscribed stay: the log does not deliver them.
+SELECT pg_temp.publish('{1}');
+SELECT batch, id FROM idempotency.fetch('m') \gset
+SELECT idempotency.nack('m', :batch, :'id', dead => true), idempotency.ack('m', :batch), idempotency.alter_subscription('m', '{u}');
+SELECT idempotency.seek('m', 'beginning');
+SELECT count(*) FROM idempotency.parked;
+SELECT idempotency.alter_subscription('m', '{t}'), idempotency.seek('m', 'beginning');
+SELECT count(*) FROM idempotency.parked;
+SELECT idempotency.seek('m', 'now');
 
 -- max_lag drops nothing in a partition that has read all of its events.
 SELECT idempotency.alter_subscription('m', partitions => 2);

@@ -112,7 +112,7 @@ sub sets_forward
 			setval('idempotency.outbox_seq', (SELECT coalesce(max(seq), 0) + 1000000000 FROM (
 				SELECT seq FROM idempotency.outbox
 				UNION ALL SELECT seq FROM idempotency.parked
-				UNION ALL SELECT top FROM idempotency.position) AS numbers))});
+				UNION ALL SELECT greatest(top, skip) FROM idempotency.position) AS numbers))});
 	return;
 }
 
