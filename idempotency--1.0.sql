@@ -1248,6 +1248,10 @@ BEGIN
 			WHEN u.start IS NOT NULL THEN u.start
 			WHEN x >= p.born THEN p.mark
 			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
+			-- this transaction, if it has drawn none
+			WHEN x = pg_current_xact_id_if_assigned() AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid()
+				AND l.relation = 'idempotency.outbox'::regclass AND l.mode = 'RowExclusiveLock' AND l.locktype = 'relation')
+				THEN coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)
 			ELSE 0
 		END), '{}')
 		INTO xids, froms
@@ -2162,15 +2166,23 @@ CREATE FUNCTION idempotency_internal.end_generation(name text, oldest integer)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	locked integer[] := ARRAY(SELECT a.partition FROM idempotency.partition AS a
-		WHERE a.subscription = name AND a.generation = oldest AND a.stop IS NOT NULL FOR UPDATE SKIP LOCKED);
+	locked integer[];
 BEGIN
-	IF locked = '{}' OR EXISTS (
-			SELECT FROM idempotency.partition AS a
-			CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
-				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
-				OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
+	-- Before the locks, which a fetch() that waits must not have, and under them
+	FOR look IN 1 .. 2 LOOP
+		IF EXISTS (
+				SELECT FROM idempotency.partition AS a
+				CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
+					WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
+				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
+					OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
+			RETURN false;
+		ELSIF look = 1 THEN
+			locked := ARRAY(SELECT a.partition FROM idempotency.partition AS a
+				WHERE a.subscription = name AND a.generation = oldest AND a.stop IS NOT NULL FOR UPDATE SKIP LOCKED);
+		END IF;
+	END LOOP;
+	IF locked = '{}' THEN
 		RETURN false;
 	END IF;
 	UPDATE idempotency.parked AS k SET partition = a.partition
@@ -2829,9 +2841,12 @@ CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	target bigint := idempotency_internal.number_before(clock_timestamp() - s.max_lag);
+	since timestamptz := clock_timestamp() - s.max_lag;
+	target bigint;
 	part idempotency.partition;
 	p idempotency.position;
+	unread bigint;
+	is_old boolean;
 	dropped bigint;
 BEGIN
 	FOR part IN
@@ -2840,9 +2855,16 @@ BEGIN
 		SELECT * INTO p FROM idempotency.position AS n
 		WHERE n.subscription = s.subscription AND n.partition = part.partition
 		ORDER BY n.version DESC LIMIT 1;
-		-- those that it has not read
+		-- the first that it has not read is old
+		unread := greatest(p.skip, least(p.mark, p.range_from, p.reached, (SELECT min(f) FROM unnest(p.froms) AS f)));
+		SELECT o.published_at < since INTO is_old FROM idempotency.outbox AS o
+		WHERE o.seq > unread AND NOT pg_visible_in_snapshot(o.txid, p.base)
+			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= p.reached) IS NOT TRUE
+		ORDER BY o.seq LIMIT 1;
+		CONTINUE WHEN is_old IS NOT TRUE;
+		target := coalesce(target, idempotency_internal.number_before(since));
 		SELECT count(*) INTO dropped FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.reached, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
+		WHERE o.seq > unread AND o.seq <= target
 			AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= p.reached) IS NOT TRUE
 			AND (part.stop IS NULL OR pg_visible_in_snapshot(o.txid, part.stop))

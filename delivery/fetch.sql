@@ -182,15 +182,23 @@ CREATE FUNCTION idempotency_internal.end_generation(name text, oldest integer)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	locked integer[] := ARRAY(SELECT a.partition FROM idempotency.partition AS a
-		WHERE a.subscription = name AND a.generation = oldest AND a.stop IS NOT NULL FOR UPDATE SKIP LOCKED);
+	locked integer[];
 BEGIN
-	IF locked = '{}' OR EXISTS (
-			SELECT FROM idempotency.partition AS a
-			CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
-				WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-			WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
-				OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
+	-- Before the locks, which a fetch() that waits must not have, and under them
+	FOR look IN 1 .. 2 LOOP
+		IF EXISTS (
+				SELECT FROM idempotency.partition AS a
+				CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
+					WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
+				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
+					OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
+			RETURN false;
+		ELSIF look = 1 THEN
+			locked := ARRAY(SELECT a.partition FROM idempotency.partition AS a
+				WHERE a.subscription = name AND a.generation = oldest AND a.stop IS NOT NULL FOR UPDATE SKIP LOCKED);
+		END IF;
+	END LOOP;
+	IF locked = '{}' THEN
 		RETURN false;
 	END IF;
 	UPDATE idempotency.parked AS k SET partition = a.partition

@@ -182,9 +182,12 @@ CREATE FUNCTION idempotency_internal.drop_lag(s idempotency.subscription)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	target bigint := idempotency_internal.number_before(clock_timestamp() - s.max_lag);
+	since timestamptz := clock_timestamp() - s.max_lag;
+	target bigint;
 	part idempotency.partition;
 	p idempotency.position;
+	unread bigint;
+	is_old boolean;
 	dropped bigint;
 BEGIN
 	FOR part IN
@@ -193,9 +196,16 @@ BEGIN
 		SELECT * INTO p FROM idempotency.position AS n
 		WHERE n.subscription = s.subscription AND n.partition = part.partition
 		ORDER BY n.version DESC LIMIT 1;
-		-- those that it has not read
+		-- the first that it has not read is old
+		unread := greatest(p.skip, least(p.mark, p.range_from, p.reached, (SELECT min(f) FROM unnest(p.froms) AS f)));
+		SELECT o.published_at < since INTO is_old FROM idempotency.outbox AS o
+		WHERE o.seq > unread AND NOT pg_visible_in_snapshot(o.txid, p.base)
+			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= p.reached) IS NOT TRUE
+		ORDER BY o.seq LIMIT 1;
+		CONTINUE WHEN is_old IS NOT TRUE;
+		target := coalesce(target, idempotency_internal.number_before(since));
 		SELECT count(*) INTO dropped FROM idempotency.outbox AS o
-		WHERE o.seq > greatest(p.skip, least(p.mark, p.range_from, p.reached, (SELECT min(f) FROM unnest(p.froms) AS f))) AND o.seq <= target
+		WHERE o.seq > unread AND o.seq <= target
 			AND NOT pg_visible_in_snapshot(o.txid, p.base)
 			AND (pg_visible_in_snapshot(o.txid, p.upto) AND o.seq <= p.reached) IS NOT TRUE
 			AND (part.stop IS NULL OR pg_visible_in_snapshot(o.txid, part.stop))

@@ -82,6 +82,10 @@ BEGIN
 			WHEN u.start IS NOT NULL THEN u.start
 			WHEN x >= p.born THEN p.mark
 			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
+			-- this transaction, if it has drawn none
+			WHEN x = pg_current_xact_id_if_assigned() AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid()
+				AND l.relation = 'idempotency.outbox'::regclass AND l.mode = 'RowExclusiveLock' AND l.locktype = 'relation')
+				THEN coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)
 			ELSE 0
 		END), '{}')
 		INTO xids, froms
