@@ -17,6 +17,7 @@ BEGIN
 		PERFORM idempotency_internal.raise('42501', format('only role "%s" can call the stored handler of subscription "%s"', s.owner, subscription),
 			'The handler runs with the rights of the role that calls deliver().', 'Pass the handler, or call deliver() as that role.');
 	END IF;
+	PERFORM idempotency_internal.check_handler_owner(s.handler, s.owner);
 	RETURN s.handler;
 END
 $$;
@@ -41,6 +42,7 @@ DECLARE
 	event idempotency.event;
 	done pg_catalog.int8[];
 	behind pg_catalog.text[];
+	failed pg_catalog.uuid[];
 	number pg_catalog.int8;
 	started_at pg_catalog.timestamptz;
 	code pg_catalog.text;
@@ -82,10 +84,11 @@ BEGIN
 		number := events[1].batch;
 		done := '{}';
 		behind := '{}';
+		failed := '{}';
 		started_at := pg_catalog.clock_timestamp();
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
-			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind);
+			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
 			IF deferred IS NULL THEN
 				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
 				FROM pg_catalog.pg_constraint AS c
@@ -116,8 +119,12 @@ BEGIN
 			IF code IS NULL THEN
 				done := done OPERATOR(pg_catalog.||) event.seq;
 			ELSE
+				-- nack() must not find one with the same id that was handled
+				PERFORM idempotency.ack(subscription, number, done);
+				done := '{}';
 				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
 				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
+				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
 			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
 				EXIT;

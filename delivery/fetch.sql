@@ -643,6 +643,7 @@ DECLARE
 	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
 	p idempotency.position := idempotency_internal.batch_of('nack', s, batch);
 	numbers bigint[];
+	twins bigint[];
 	event bigint;
 	retry_at timestamptz;
 	failed record;
@@ -657,9 +658,9 @@ BEGIN
 		RETURN clock_timestamp();
 	END IF;
 	numbers := p.events[1 : p.size];
-	event := least((SELECT min(o.seq) FROM idempotency.outbox AS o WHERE o.seq = ANY (numbers) AND o.id = event_id),
-		(SELECT min(k.seq) FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (numbers) AND k.id = event_id));
-	IF event IS NULL THEN
+	twins := ARRAY(SELECT o.seq FROM idempotency.outbox AS o WHERE o.seq = ANY (numbers) AND o.id = event_id)
+		|| ARRAY(SELECT k.seq FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (numbers) AND k.id = event_id);
+	IF twins = '{}' THEN
 		-- It has left the batch, by an earlier call or behind one that failed: nothing changes
 		SELECT CASE WHEN k.dead_at IS NULL THEN coalesce(k.retry_at, (SELECT h.retry_at FROM idempotency.parked AS h
 			WHERE h.subscription = k.subscription AND h.queue = k.queue AND h.retry_at IS NOT NULL)) END
@@ -671,9 +672,19 @@ BEGIN
 		PERFORM idempotency_internal.raise('22023', format('event %s is not in the batch', event_id),
 			format('Subscription "%s", batch %s.', subscription, batch), 'Pass the id of an event that has not left the batch.');
 	END IF;
-	failed := idempotency_internal.fail_event(s, p, event, error, retry_in, coalesce(dead, false), false);
-	PERFORM idempotency_internal.put_position(failed.p);
-	RETURN failed.retry_at;
+	-- Of events with the same id, any can be the one that failed: none may be acknowledged with the rest
+	twins := ARRAY(SELECT l.seq FROM unnest(numbers) WITH ORDINALITY AS l (seq, n) WHERE l.seq = ANY (twins) ORDER BY l.n);
+	FOREACH event IN ARRAY twins LOOP
+		-- not behind one of its aggregate that has left
+		CONTINUE WHEN event <> ALL (p.events[1 : p.size]);
+		failed := idempotency_internal.fail_event(s, p, event, error, retry_in, coalesce(dead, false) AND event = twins[1], false);
+		p := failed.p;
+		IF event = twins[1] THEN
+			retry_at := failed.retry_at;
+		END IF;
+	END LOOP;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN retry_at;
 END
 $$;
 COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval, boolean) IS

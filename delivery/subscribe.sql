@@ -3,17 +3,32 @@
 -- ---------------------------------------------------------------------------
 
 -- The role that calls: that of the session, since the functions run with the rights of
--- their owner.
+-- their owner.  In a security-restricted operation (ANALYZE, also of autovacuum, CREATE INDEX,
+-- REFRESH MATERIALIZED VIEW, ...), the code of a table's owner runs in the session of another
+-- role: it gets 42501.
+-- extension only
 CREATE FUNCTION idempotency_internal.caller()
 	RETURNS name
-	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END$$;
+	LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_caller';
+-- portable only
+-- That is for UNLISTEN, which does nothing else.  A session that listens to another channel cannot
+-- PREPARE TRANSACTION then.
+CREATE FUNCTION idempotency_internal.caller()
+	RETURNS name
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	UNLISTEN idempotency_internal;
+	RETURN CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END;
+END
+$$;
+-- both editions
 COMMENT ON FUNCTION idempotency_internal.caller() IS 'the role that called a function of the owner';
 
 -- Logs a call that changes or deletes what others rely on.
 CREATE FUNCTION idempotency_internal.log_call(function text, what text)
 	RETURNS void
-	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 BEGIN
 	RAISE LOG 'idempotency.%() by role "%": %', function, idempotency_internal.caller(), what;
@@ -38,12 +53,13 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.clipped_error(text) IS 'how much of an error is kept';
 
 -- The subscription of that name.  Raises 42704 if there is none, and 42501 if the caller does
--- not have the privileges of its owner.
+-- not have the privileges of its owner, or is not known.
 CREATE FUNCTION idempotency_internal.subscription_of(name text)
 	RETURNS idempotency.subscription
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
+	caller name := idempotency_internal.caller();
 	s idempotency.subscription;
 BEGIN
 	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = name COLLATE "C";
@@ -51,9 +67,9 @@ BEGIN
 		PERFORM idempotency_internal.check_name('subscription', name);
 		PERFORM idempotency_internal.raise('42704', format('subscription "%s" does not exist', name), NULL,
 			'Use idempotency.subscribe() to create it; the view idempotency.subscriptions lists all.');
-	ELSIF s.owner <> idempotency_internal.caller() THEN
+	ELSIF s.owner <> caller THEN
 		IF NOT EXISTS (SELECT FROM pg_roles AS r
-			WHERE r.rolname = idempotency_internal.caller()
+			WHERE r.rolname = caller
 				AND (r.rolsuper OR EXISTS (SELECT FROM pg_roles AS o WHERE o.rolname = s.owner AND pg_has_role(r.oid, o.oid, 'USAGE')))) THEN
 			PERFORM idempotency_internal.raise('42501', format('permission denied for subscription "%s"', name),
 				format('Its owner is "%s".', s.owner), 'Call as a role that has the privileges of the owner.');
@@ -274,6 +290,33 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.handler_text(regprocedure) IS 'the stored form of a handler';
 
+-- Raises 42501 unless the owner of a handler's function, which can replace its body, can act as
+-- the owner of the subscription anyway.
+CREATE FUNCTION idempotency_internal.check_handler_owner(handler text, owner name)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+DECLARE
+	rights text := CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END;
+	function_owner name;
+BEGIN
+	SELECT r.rolname INTO function_owner
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace JOIN pg_roles AS r ON r.oid = p.proowner
+	WHERE format('%I.%I(idempotency.event)', n.nspname, p.proname) = handler
+		AND p.pronargs = 1 AND p.proargtypes[0] = 'idempotency.event'::regtype
+		AND NOT EXISTS (SELECT FROM pg_roles AS o WHERE o.rolname = owner
+			AND (pg_has_role(r.oid, o.oid, 'USAGE') OR pg_has_role(r.oid, o.oid, rights)));
+	IF FOUND THEN
+		PERFORM idempotency_internal.raise('42501',
+			format('owner "%s" of handler %s does not have the privileges of role "%s"', function_owner, handler, owner),
+			'The owner of a function can replace its body at any time, and the handler runs with the privileges of the subscription''s owner.',
+			'Use ALTER FUNCTION ... OWNER TO to make the subscription''s owner the owner of the handler.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_handler_owner(text, name) IS
+	'raise an error unless the owner of a handler can act as the owner of the subscription';
+
 -- Changes the options that are not NULL.  Logs a change as one by the function, if that is not NULL.
 CREATE FUNCTION idempotency_internal.change(
 	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
@@ -327,6 +370,10 @@ BEGIN
 			PERFORM idempotency_internal.check_handler(changed.handler, changed.owner);
 		END IF;
 		PERFORM idempotency_internal.wake_relay(name);
+	END IF;
+	-- portable only
+	IF changed.handler IS NOT NULL AND (new_handler IS NOT NULL OR new_owner IS NOT NULL) THEN
+		PERFORM idempotency_internal.check_handler_owner(changed.handler, changed.owner);
 	END IF;
 	-- both editions
 	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN

@@ -175,7 +175,7 @@ AS $$
 	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,in_progress,
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
-		handler_text,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
+		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;

@@ -4023,17 +4023,26 @@ COMMENT ON FUNCTION idempotency_internal.read_log(idempotency.position, idempote
 -- ---------------------------------------------------------------------------
 
 -- The role that calls: that of the session, since the functions run with the rights of
--- their owner.
+-- their owner.  In a security-restricted operation (ANALYZE, also of autovacuum, CREATE INDEX,
+-- REFRESH MATERIALIZED VIEW, ...), the code of a table's owner runs in the session of another
+-- role: it gets 42501.
+-- That is for UNLISTEN, which does nothing else.  A session that listens to another channel cannot
+-- PREPARE TRANSACTION then.
 CREATE FUNCTION idempotency_internal.caller()
 	RETURNS name
-	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END$$;
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	UNLISTEN idempotency_internal;
+	RETURN CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END;
+END
+$$;
 COMMENT ON FUNCTION idempotency_internal.caller() IS 'the role that called a function of the owner';
 
 -- Logs a call that changes or deletes what others rely on.
 CREATE FUNCTION idempotency_internal.log_call(function text, what text)
 	RETURNS void
-	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 BEGIN
 	RAISE LOG 'idempotency.%() by role "%": %', function, idempotency_internal.caller(), what;
@@ -4058,12 +4067,13 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.clipped_error(text) IS 'how much of an error is kept';
 
 -- The subscription of that name.  Raises 42704 if there is none, and 42501 if the caller does
--- not have the privileges of its owner.
+-- not have the privileges of its owner, or is not known.
 CREATE FUNCTION idempotency_internal.subscription_of(name text)
 	RETURNS idempotency.subscription
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
+	caller name := idempotency_internal.caller();
 	s idempotency.subscription;
 BEGIN
 	SELECT * INTO s FROM idempotency.subscription AS e WHERE e.subscription = name COLLATE "C";
@@ -4071,9 +4081,9 @@ BEGIN
 		PERFORM idempotency_internal.check_name('subscription', name);
 		PERFORM idempotency_internal.raise('42704', format('subscription "%s" does not exist', name), NULL,
 			'Use idempotency.subscribe() to create it; the view idempotency.subscriptions lists all.');
-	ELSIF s.owner <> idempotency_internal.caller() THEN
+	ELSIF s.owner <> caller THEN
 		IF NOT EXISTS (SELECT FROM pg_roles AS r
-			WHERE r.rolname = idempotency_internal.caller()
+			WHERE r.rolname = caller
 				AND (r.rolsuper OR EXISTS (SELECT FROM pg_roles AS o WHERE o.rolname = s.owner AND pg_has_role(r.oid, o.oid, 'USAGE')))) THEN
 			PERFORM idempotency_internal.raise('42501', format('permission denied for subscription "%s"', name),
 				format('Its owner is "%s".', s.owner), 'Call as a role that has the privileges of the owner.');
@@ -4294,6 +4304,33 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.handler_text(regprocedure) IS 'the stored form of a handler';
 
+-- Raises 42501 unless the owner of a handler's function, which can replace its body, can act as
+-- the owner of the subscription anyway.
+CREATE FUNCTION idempotency_internal.check_handler_owner(handler text, owner name)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+AS $$
+DECLARE
+	rights text := CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END;
+	function_owner name;
+BEGIN
+	SELECT r.rolname INTO function_owner
+	FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace JOIN pg_roles AS r ON r.oid = p.proowner
+	WHERE format('%I.%I(idempotency.event)', n.nspname, p.proname) = handler
+		AND p.pronargs = 1 AND p.proargtypes[0] = 'idempotency.event'::regtype
+		AND NOT EXISTS (SELECT FROM pg_roles AS o WHERE o.rolname = owner
+			AND (pg_has_role(r.oid, o.oid, 'USAGE') OR pg_has_role(r.oid, o.oid, rights)));
+	IF FOUND THEN
+		PERFORM idempotency_internal.raise('42501',
+			format('owner "%s" of handler %s does not have the privileges of role "%s"', function_owner, handler, owner),
+			'The owner of a function can replace its body at any time, and the handler runs with the privileges of the subscription''s owner.',
+			'Use ALTER FUNCTION ... OWNER TO to make the subscription''s owner the owner of the handler.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_handler_owner(text, name) IS
+	'raise an error unless the owner of a handler can act as the owner of the subscription';
+
 -- Changes the options that are not NULL.  Logs a change as one by the function, if that is not NULL.
 CREATE FUNCTION idempotency_internal.change(
 	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
@@ -4341,6 +4378,9 @@ BEGIN
 	WHERE s.subscription = name
 	RETURNING * INTO changed;
 	is_changed := changed IS DISTINCT FROM stored;
+	IF changed.handler IS NOT NULL AND (new_handler IS NOT NULL OR new_owner IS NOT NULL) THEN
+		PERFORM idempotency_internal.check_handler_owner(changed.handler, changed.owner);
+	END IF;
 	IF new_partitions <> (SELECT a.modulus FROM idempotency.partition AS a WHERE a.subscription = name AND a.stop IS NULL LIMIT 1) THEN
 		PERFORM idempotency_internal.create_partitions_now(name, new_partitions);
 		is_changed := true;
@@ -5016,6 +5056,7 @@ DECLARE
 	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
 	p idempotency.position := idempotency_internal.batch_of('nack', s, batch);
 	numbers bigint[];
+	twins bigint[];
 	event bigint;
 	retry_at timestamptz;
 	failed record;
@@ -5030,9 +5071,9 @@ BEGIN
 		RETURN clock_timestamp();
 	END IF;
 	numbers := p.events[1 : p.size];
-	event := least((SELECT min(o.seq) FROM idempotency.outbox AS o WHERE o.seq = ANY (numbers) AND o.id = event_id),
-		(SELECT min(k.seq) FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (numbers) AND k.id = event_id));
-	IF event IS NULL THEN
+	twins := ARRAY(SELECT o.seq FROM idempotency.outbox AS o WHERE o.seq = ANY (numbers) AND o.id = event_id)
+		|| ARRAY(SELECT k.seq FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (numbers) AND k.id = event_id);
+	IF twins = '{}' THEN
 		-- It has left the batch, by an earlier call or behind one that failed: nothing changes
 		SELECT CASE WHEN k.dead_at IS NULL THEN coalesce(k.retry_at, (SELECT h.retry_at FROM idempotency.parked AS h
 			WHERE h.subscription = k.subscription AND h.queue = k.queue AND h.retry_at IS NOT NULL)) END
@@ -5044,9 +5085,19 @@ BEGIN
 		PERFORM idempotency_internal.raise('22023', format('event %s is not in the batch', event_id),
 			format('Subscription "%s", batch %s.', subscription, batch), 'Pass the id of an event that has not left the batch.');
 	END IF;
-	failed := idempotency_internal.fail_event(s, p, event, error, retry_in, coalesce(dead, false), false);
-	PERFORM idempotency_internal.put_position(failed.p);
-	RETURN failed.retry_at;
+	-- Of events with the same id, any can be the one that failed: none may be acknowledged with the rest
+	twins := ARRAY(SELECT l.seq FROM unnest(numbers) WITH ORDINALITY AS l (seq, n) WHERE l.seq = ANY (twins) ORDER BY l.n);
+	FOREACH event IN ARRAY twins LOOP
+		-- not behind one of its aggregate that has left
+		CONTINUE WHEN event <> ALL (p.events[1 : p.size]);
+		failed := idempotency_internal.fail_event(s, p, event, error, retry_in, coalesce(dead, false) AND event = twins[1], false);
+		p := failed.p;
+		IF event = twins[1] THEN
+			retry_at := failed.retry_at;
+		END IF;
+	END LOOP;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN retry_at;
 END
 $$;
 COMMENT ON FUNCTION idempotency.nack(text, bigint, uuid, text, interval, boolean) IS
@@ -5390,6 +5441,7 @@ BEGIN
 		PERFORM idempotency_internal.raise('42501', format('only role "%s" can call the stored handler of subscription "%s"', s.owner, subscription),
 			'The handler runs with the rights of the role that calls deliver().', 'Pass the handler, or call deliver() as that role.');
 	END IF;
+	PERFORM idempotency_internal.check_handler_owner(s.handler, s.owner);
 	RETURN s.handler;
 END
 $$;
@@ -5414,6 +5466,7 @@ DECLARE
 	event idempotency.event;
 	done pg_catalog.int8[];
 	behind pg_catalog.text[];
+	failed pg_catalog.uuid[];
 	number pg_catalog.int8;
 	started_at pg_catalog.timestamptz;
 	code pg_catalog.text;
@@ -5455,10 +5508,11 @@ BEGIN
 		number := events[1].batch;
 		done := '{}';
 		behind := '{}';
+		failed := '{}';
 		started_at := pg_catalog.clock_timestamp();
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
-			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind);
+			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
 			IF deferred IS NULL THEN
 				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
 				FROM pg_catalog.pg_constraint AS c
@@ -5489,8 +5543,12 @@ BEGIN
 			IF code IS NULL THEN
 				done := done OPERATOR(pg_catalog.||) event.seq;
 			ELSE
+				-- nack() must not find one with the same id that was handled
+				PERFORM idempotency.ack(subscription, number, done);
+				done := '{}';
 				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
 				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
+				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
 			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
 				EXIT;
@@ -5681,7 +5739,7 @@ AS $$
 	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,in_progress,
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
-		handler_text,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
+		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;

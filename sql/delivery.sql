@@ -180,6 +180,10 @@ SELECT regexp_replace(error, '\d+', 'N') AS error, attempts FROM idempotency.dea
 SELECT failed, acknowledged > 10 AS acknowledged FROM idempotency.partitions;
 SELECT idempotency.discard('s');
 
+-- Events with the same id fail together, because each of them can be the one that failed.
+SELECT count(idempotency.publish('t', to_json(n), event_id => pg_temp.id(1))) FROM generate_series(1, 2) AS n;
+SELECT pg_temp.fetch('s'), pg_temp.nack('s', 1), pg_temp.ack('s'), pg_temp.drain('s');
+
 -- max_attempts 1 is one delivery that failed by itself, and the text of an error is bounded.
 SELECT idempotency.alter_subscription('s', max_attempts => 1);
 SELECT pg_temp.publish('{1}');
@@ -223,6 +227,13 @@ CALL idempotency.deliver('s');
 ROLLBACK;
 RESET ROLE;
 SELECT array_agg(n ORDER BY n), (SELECT array_agg(payload::text ORDER BY payload::text) FROM idempotency.dead_letters) AS dead FROM parcel;
+SELECT idempotency.discard('s');
+-- The event that failed, and not the one before it that has its id, is the dead letter.
+SELECT count(idempotency.publish('t', to_json(n), event_id => pg_temp.id(13))) FROM unnest('{15,13,16}'::int[]) AS n;
+CALL idempotency.deliver('s', 'ship(idempotency.event)');
+SELECT pg_temp.age('s'), pg_temp.parked('s');
+CALL idempotency.deliver('s', 'ship(idempotency.event)');
+SELECT array_agg(n ORDER BY n) FILTER (WHERE n IN (13, 15, 16)), pg_temp.parked('s') FROM parcel;
 SELECT idempotency.discard('s');
 CALL idempotency.deliver('s', 'pg_catalog.abs(int)');
 CALL idempotency.deliver('s', 0);
@@ -391,6 +402,38 @@ RESET ROLE;
 -- The stored handler of another role does not run with the caller's rights.
 SELECT idempotency.alter_subscription('mine', handler => 'ship(idempotency.event)');
 CALL idempotency.deliver('mine');
+-- Nor does one whose owner cannot act as the owner of the subscription: its body can be replaced.
+ALTER FUNCTION ship(idempotency.event) OWNER TO regress_delivery_other;
+SET ROLE regress_delivery_consumer;
+CALL idempotency.deliver('mine');
+SELECT pg_temp.error_of('SELECT idempotency.alter_subscription(''mine'', handler => ''ship(idempotency.event)'')');
+RESET ROLE;
+ALTER FUNCTION ship(idempotency.event) OWNER TO CURRENT_USER;
+-- A command that runs the code of a table's owner, such as ANALYZE, gives it nothing of the caller's.
+CREATE TABLE trap (i int);
+CREATE FUNCTION trap(i int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+	statement text;
+BEGIN
+	FOREACH statement IN ARRAY ARRAY['alter_subscription(''mine'', owner => ''regress_delivery_other'')', 'subscribe(''trapped'', ''{t}'')', 'fetch(''mine'')',
+		'ack(''mine'', 1)', 'seek(''mine'', ''now'')', 'handler_of(''mine'')', 'unsubscribe(''mine'')'] LOOP
+		BEGIN
+			EXECUTE 'SELECT idempotency.' || statement;
+			RAISE NOTICE '%: no error', statement;
+		EXCEPTION WHEN insufficient_privilege THEN
+			RAISE NOTICE '%: refused', statement;
+		END;
+	END LOOP;
+	RETURN i;
+END
+$$;
+ALTER TABLE trap OWNER TO regress_delivery_other;
+INSERT INTO trap VALUES (1);
+CREATE INDEX ON trap (trap(i));
+ANALYZE trap;
+SELECT owner FROM idempotency.subscriptions WHERE subscription = 'mine';
+DROP TABLE trap;
+DROP FUNCTION trap(int);
 SELECT idempotency.unsubscribe('mine'), idempotency.unsubscribe('s');
 DROP OWNED BY regress_delivery_owner, regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;
 DROP ROLE regress_delivery_owner, regress_delivery_logged, regress_delivery_client, regress_delivery_consumer, regress_delivery_other, regress_delivery_operator;

@@ -135,9 +135,9 @@ ExtensionQueryRun(ExtensionQuery *query, Datum *values, const bool *isnull)
 		(void) set_config_option(settings[i].name, settings[i].value, PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_SAVE, true, 0, false);
 	GetUserIdAndSecContext(&caller, &context);
-	SetUserIdAndSecContext(table->rd_rel->relowner, context | SECURITY_LOCAL_USERID_CHANGE |
-														SECURITY_RESTRICTED_OPERATION |
-														SECURITY_NOFORCE_RLS);
+	SetUserIdAndSecContext(table->rd_rel->relowner,
+						   context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_NOFORCE_RLS |
+							   (query->checksCaller ? 0 : SECURITY_RESTRICTED_OPERATION));
 
 	/* Run the query */
 	SPI_connect();

@@ -29,6 +29,7 @@ typedef struct ExtensionQuery
 	int parameters;
 	Oid types[EXTENSION_QUERY_PARAMETERS];
 	Oid results[EXTENSION_QUERY_RESULTS]; /* of the columns that are read */
+	bool checksCaller; /* it calls a function that checks the role of the session */
 	SPIPlanPtr plan;
 } ExtensionQuery;
 

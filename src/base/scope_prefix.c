@@ -1,7 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * base/scope_prefix.c
- *	  Enforcing idempotency.scope_prefix.
+ *	  Whose session this is, and enforcing idempotency.scope_prefix.
+ *
+ * In a security-restricted operation, such as ANALYZE, the server runs the code of a table's owner
+ * as that role, but in the session of another one: in autovacuum, a superuser's without a prefix.
+ * There the role of the session and its prefix do not say who calls.
  *
  * A superuser sets the prefix per login role.  If the library is not preloaded, a value
  * in the client's connection options hides the role's; the server drops it when the
@@ -23,6 +27,36 @@
 #include "base/compat.h"
 #include "base/guc.h"
 #include "base/name.h"
+
+PG_FUNCTION_INFO_V1(idempotency_caller);
+
+/*
+ * RefuseRestricted throws 42501 in a security-restricted operation.
+ */
+static void
+RefuseRestricted(void)
+{
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot check the role of the session in a security-restricted operation"),
+				 errdetail("The function was called by an index, a materialized view or a "
+						   "statistics object, during a command of another role.")));
+}
+
+/*
+ * caller(): the role of the session, or that of SET ROLE.  Throws 42501 in a security-restricted
+ * operation.
+ */
+Datum
+idempotency_caller(PG_FUNCTION_ARGS)
+{
+	Name name = palloc0(NAMEDATALEN);
+
+	RefuseRestricted();
+	(void) namestrcpy(name, GetUserNameFromId(GetOuterUserId(), false));
+	PG_RETURN_NAME(name);
+}
 
 /*
  * ApplySettingsOfLogin applies the settings of the database and of the role that logged
@@ -46,12 +80,13 @@ ApplySettingsOfLogin(void)
 
 /*
  * ScopePrefix returns the prefix of the login role, empty for none.  Throws 25000 in a
- * parallel query if the prefix would have to be applied first, and what RequireSetting()
- * throws.  Needs a transaction.
+ * parallel query if the prefix would have to be applied first, 42501 in a security-restricted
+ * operation, and what RequireSetting() throws.  Needs a transaction.
  */
 const char *
 ScopePrefix(void)
 {
+	RefuseRestricted();
 	if (PrefixSetting.hidden)
 	{
 		/* the server would not set them, and a worker's leader may have none yet */

@@ -88,6 +88,7 @@ static ExtensionQuery fetchQuery = {
 	.parameters = 3,
 	.types = {TEXTOID, INT4OID, INTERVALOID},
 	.results = {INT8OID, INT8OID, UUIDOID, TEXTOID},
+	.checksCaller = true,
 };
 static ExtensionQuery dueQuery = {
 	.table = "subscription",
@@ -102,6 +103,7 @@ static ExtensionQuery ackQuery = {
 	.parameters = 3,
 	.types = {TEXTOID, INT8OID, INT8ARRAYOID},
 	.results = {INT8OID},
+	.checksCaller = true,
 };
 static ExtensionQuery nackQuery = {
 	.table = "subscription",
@@ -109,6 +111,7 @@ static ExtensionQuery nackQuery = {
 	.parameters = 5,
 	.types = {TEXTOID, INT8OID, UUIDOID, TEXTOID, BOOLOID},
 	.results = {TIMESTAMPTZOID},
+	.checksCaller = true,
 };
 static ExtensionQuery giveBackQuery = {
 	.table = "subscription",
@@ -117,6 +120,7 @@ static ExtensionQuery giveBackQuery = {
 	.parameters = 2,
 	.types = {TEXTOID, INT8OID},
 	.results = {TIMESTAMPTZOID},
+	.checksCaller = true,
 };
 
 static const char *const tables[] = {"subscription", "partition",  "position", "parked",
@@ -484,7 +488,9 @@ Fetch(long wait)
  */
 
 /*
- * Nack reports that an event has failed.  It and those of its aggregate leave the batch.
+ * Nack reports that an event has failed.  It and later ones of its aggregate, and with its id,
+ * leave the batch.  Needs that those before it are acknowledged: nack() finds the event by its id,
+ * which another one can have.
  */
 static void
 Nack(BatchEvent *failed, const char *error, int sqlstate)
@@ -505,8 +511,9 @@ Nack(BatchEvent *failed, const char *error, int sqlstate)
 					  errhint("idempotency.redrive() gives it once more.")));
 	for (BatchEvent *event = failed; event < batch.events + batch.count; event++)
 	{
-		if (event == failed || (event->aggregate != NULL && failed->aggregate != NULL &&
-								strcmp(event->aggregate, failed->aggregate) == 0))
+		if (memcmp(&event->id, &failed->id, sizeof(pg_uuid_t)) == 0 ||
+			(event->aggregate != NULL && failed->aggregate != NULL &&
+			 strcmp(event->aggregate, failed->aggregate) == 0))
 			event->gone = true;
 	}
 }
@@ -567,6 +574,7 @@ HandleStep(void *argument)
 	instr_time start;
 	EventHandler handler;
 	bool out = false;
+	int from = batch.next; /* the first event that is not acknowledged */
 	int i;
 
 	INSTR_TIME_SET_CURRENT(start);
@@ -598,9 +606,11 @@ HandleStep(void *argument)
 			{
 				/* The next transaction calls the new one, if there is one */
 				handled->upto = i;
-				Acknowledge(batch.next, i);
+				Acknowledge(from, i);
 				return true;
 			}
+			Acknowledge(from, i);
+			from = i + 1;
 			Nack(&batch.events[i], error, sqlstate);
 		}
 		handled->leave = MustLeave();
@@ -609,7 +619,7 @@ HandleStep(void *argument)
 			break;
 	}
 	handled->upto = Min(i + 1, batch.count);
-	Acknowledge(batch.next, handled->upto);
+	Acknowledge(from, handled->upto);
 	return true;
 }
 

@@ -140,6 +140,7 @@ SELECT set_eq(
 
 		-- what delivery calls
 		('check_name(what text, name text)', 'void', 'c', 'stable', 'safe', false),
+		('caller()', 'name', 'c', 'stable', 'safe', false),
 		('listen(topics text[])', 'void', 'c', 'volatile', 'unsafe', true),
 		('wait_for_event(until timestamp with time zone, pause double precision)', 'void', 'c', 'volatile', 'unsafe', true),
 		('count_events(kind text, events bigint)', 'void', 'c', 'volatile', 'unsafe', true),

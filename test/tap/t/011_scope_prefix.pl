@@ -219,6 +219,15 @@ foreach my $preload ('', 'shared_preload_libraries', 'session_preload_libraries'
 	fails_with($node, "$load; ALTER ROLE tenant SET $guc = 't1'", '22023', "$library: a prefix without an end is rejected if the library is loaded",
 		like => qr/A scope prefix must end in/);
 
+	# A session without a prefix does not lend that to the owner of a table which it analyzes.
+	$node->safe_psql('postgres', q{CREATE TABLE trap (i int); INSERT INTO trap VALUES (1); ALTER TABLE trap OWNER TO tenant;
+		CREATE FUNCTION trap(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+			RAISE NOTICE '%', public.probe('SELECT (idempotency.peek(''t2/x'', ''k'')).response'); RETURN $1; END $$;
+		CREATE INDEX ON trap (trap(i))});
+	my (undef, undef, $analyzed) = $node->psql('postgres', 'ANALYZE trap');
+	is($analyzed, "psql:<stdin>:1: NOTICE:  42501", "$library: no scope is accessible in a security-restricted operation");
+	$node->safe_psql('postgres', 'DROP TABLE trap; DROP FUNCTION trap');
+
 	# A prefix for the whole server applies to a role without its own. If the library is
 	# loaded later, a session with another value is denied all scopes.
 	$node->append_conf('postgresql.conf', "$guc = 't1/'");

@@ -199,6 +199,12 @@ is($node->safe_psql('postgres', q{SELECT error, attempts, last_failed_at - first
 is($node->safe_psql('postgres', q{SELECT last_error FROM idempotency.subscriptions}), "P0042: no: fail\nDETAIL:  in detail", 'the subscription shows the error');
 like(log_since(), qr/LOG:  event \S+ of subscription "all" is a dead letter now\n\S.*DETAIL:  P0042: no: fail/, 'the log has the dead letter');
 
+# The event that failed is reported, not the one before it that has the same id.
+as_app(q{SELECT count(idempotency.publish('twins', json_build_object('do', what), event_id => '00000000-0000-0000-0000-000000000001')) FROM (VALUES ('one'), ('once'), ('two')) AS e (what)});
+becomes_true(q{SELECT count(DISTINCT what) = 3 FROM done WHERE topic = 'twins'}, 'events with the same id are delivered');
+becomes_true(q{SELECT count(*) = 0 FROM idempotency.parked WHERE dead_at IS NULL}, 'events with the same id fail together, and are retried');
+is(done(q{topic = 'twins'}), 'one once two', 'events with the same id are handled once each');
+
 # A redriven event is delivered again at once.
 idle();
 is(as_app(q{SELECT idempotency.redrive('all')}), '1', 'redrive');
