@@ -155,14 +155,18 @@ ForgetEnded(void)
 }
 
 /*
- * StartSurveys surveys the databases whose sessions have requested it.  Without a slot the
- * next regular survey finds what has changed.
+ * StartSurveys surveys the databases whose sessions have requested it, when the surveys that it
+ * started before have ended: requests that come meanwhile are one.  Without a slot the next
+ * regular survey finds what has changed.
  */
 static void
 StartSurveys(void)
 {
 	ListCell *cell;
 
+	foreach (cell, workers)
+		if (((const Worker *) lfirst(cell))->job.slot == -1)
+			return;
 	foreach (cell, RelayTakeSurveys())
 	{
 		VisitJob job = {.database = lfirst_oid(cell), .survey = true, .prompt = true};
