@@ -568,19 +568,56 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.batch_of(text, idempotency.subscription, bigint) IS 'the position of a current batch, locked';
 
-CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[] DEFAULT NULL)
+-- Acknowledges events of a batch; NULL: all.
+CREATE FUNCTION idempotency_internal.ack_events(subscription text, batch bigint, events bigint[])
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	p idempotency.position;
+	done bigint[];
+	queue text;
+BEGIN
+	p := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
+	done := p.events[1 : p.size];
+	IF ack_events.events IS NOT NULL THEN
+		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack_events.events));
+	END IF;
+	IF p.retried THEN
+		FOR queue IN
+			WITH gone AS (DELETE FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (done) RETURNING k.queue)
+			SELECT DISTINCT g.queue FROM gone AS g WHERE g.queue IS NOT NULL
+		LOOP
+			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
+		END LOOP;
+	END IF;
+	p.acknowledged := p.acknowledged + cardinality(done);
+	-- extension only
+	PERFORM idempotency_internal.count_events('acknowledged', cardinality(done));
+	-- both editions
+	IF ack_events.events IS NOT NULL THEN
+		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
+		p.size := p.size - cardinality(done);
+	ELSE
+		p.events := p.events[p.size + 1 :];
+		p.batch := NULL;
+	END IF;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN cardinality(done);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.ack_events(text, bigint, bigint[]) IS 'acknowledge events of a batch';
+
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
 	state record;
-	p idempotency.position;
-	done bigint[];
-	queue text;
 BEGIN
 	-- In two statements, a batch that is all of the list and has no parked events
-	IF ack.events IS NULL AND current_setting('transaction_read_only') = 'off' THEN
+	IF current_setting('transaction_read_only') = 'off' THEN
 		SELECT s.owner, n.version, n.size INTO state
 		FROM idempotency.subscription AS s
 		JOIN idempotency.partition AS a ON a.subscription = s.subscription AND a.partition = (ack.batch & 1023)
@@ -602,36 +639,27 @@ BEGIN
 			END IF;
 		END IF;
 	END IF;
-	p := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
-	done := p.events[1 : p.size];
-	IF ack.events IS NOT NULL THEN
-		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack.events));
+	RETURN idempotency_internal.ack_events(subscription, batch, NULL);
+END
+$$;
+COMMENT ON FUNCTION idempotency.ack(text, bigint) IS
+	'acknowledge what the batch still has; returns the number of events';
+
+-- A form of its own: a list without elements is NULL for array_agg(), and not all events.
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[])
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+BEGIN
+	IF events IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'events are missing', NULL, 'Pass their numbers, or leave them out to acknowledge all of the batch.');
 	END IF;
-	IF p.retried THEN
-		FOR queue IN
-			WITH gone AS (DELETE FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (done) RETURNING k.queue)
-			SELECT DISTINCT g.queue FROM gone AS g WHERE g.queue IS NOT NULL
-		LOOP
-			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
-		END LOOP;
-	END IF;
-	p.acknowledged := p.acknowledged + cardinality(done);
-	-- extension only
-	PERFORM idempotency_internal.count_events('acknowledged', cardinality(done));
-	-- both editions
-	IF ack.events IS NOT NULL THEN
-		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
-		p.size := p.size - cardinality(done);
-	ELSE
-		p.events := p.events[p.size + 1 :];
-		p.batch := NULL;
-	END IF;
-	PERFORM idempotency_internal.put_position(p);
-	RETURN cardinality(done);
+	RETURN idempotency_internal.ack_events(subscription, batch, events);
 END
 $$;
 COMMENT ON FUNCTION idempotency.ack(text, bigint, bigint[]) IS
-	'acknowledge what the batch still has, or some of its events; returns their number';
+	'acknowledge some events of the batch; returns their number';
 
 CREATE FUNCTION idempotency.nack(
 	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL, retry_in interval DEFAULT NULL, dead boolean DEFAULT false)

@@ -113,9 +113,9 @@ COMMENT ON FUNCTION idempotency.seek(text, text) IS
 	'deliver from the beginning of the outbox, from now, or from a time on';
 
 -- Dead letters go to the oldest generation of partitions, which is the one that delivers.
-CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
+CREATE FUNCTION idempotency_internal.redrive_events(subscription text, event_id uuid)
 	RETURNS bigint
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	s idempotency.subscription := idempotency_internal.locked_subscription('redrive', subscription);
@@ -150,12 +150,34 @@ BEGIN
 	RETURN redriven;
 END
 $$;
-COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
-	'deliver one dead letter again, or all of them; returns their number';
+COMMENT ON FUNCTION idempotency_internal.redrive_events(text, uuid) IS 'deliver a dead letter again; NULL: all';
 
-CREATE FUNCTION idempotency.discard(subscription text, event_id uuid DEFAULT NULL)
+CREATE FUNCTION idempotency.redrive(subscription text)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.redrive_events(subscription, NULL);
+END
+$$;
+COMMENT ON FUNCTION idempotency.redrive(text) IS 'deliver all dead letters again; returns their number';
+
+CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF event_id IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'event_id is missing', NULL, 'Pass the id of a dead letter, or leave it out for all of them.');
+	END IF;
+	RETURN idempotency_internal.redrive_events(subscription, event_id);
+END
+$$;
+COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS 'deliver one dead letter again; returns how many it was';
+
+CREATE FUNCTION idempotency_internal.discard_events(subscription text, event_id uuid)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	s idempotency.subscription := idempotency_internal.locked_subscription('discard', subscription);
@@ -171,8 +193,30 @@ BEGIN
 	RETURN discarded;
 END
 $$;
-COMMENT ON FUNCTION idempotency.discard(text, uuid) IS
-	'delete one dead letter, or all of them; returns their number';
+COMMENT ON FUNCTION idempotency_internal.discard_events(text, uuid) IS 'delete a dead letter; NULL: all';
+
+CREATE FUNCTION idempotency.discard(subscription text)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.discard_events(subscription, NULL);
+END
+$$;
+COMMENT ON FUNCTION idempotency.discard(text) IS 'delete all dead letters; returns their number';
+
+CREATE FUNCTION idempotency.discard(subscription text, event_id uuid)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF event_id IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'event_id is missing', NULL, 'Pass the id of a dead letter, or leave it out for all of them.');
+	END IF;
+	RETURN idempotency_internal.discard_events(subscription, event_id);
+END
+$$;
+COMMENT ON FUNCTION idempotency.discard(text, uuid) IS 'delete one dead letter; returns how many it was';
 
 -- Moves the positions of a subscription past events that are older than its max_lag.  Partitions
 -- that are in use are left for the next call, and only those are locked that are moved.  Batches

@@ -176,8 +176,8 @@ AS $$
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
-		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack,nack,extend,pause,
-		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
+		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack_events,ack,nack,extend,pause,
+		resume,number_before,move_subscription,seek,redrive_events,redrive,discard_events,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;
 COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';
 -- both editions

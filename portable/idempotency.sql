@@ -4987,19 +4987,53 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.batch_of(text, idempotency.subscription, bigint) IS 'the position of a current batch, locked';
 
-CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[] DEFAULT NULL)
+-- Acknowledges events of a batch; NULL: all.
+CREATE FUNCTION idempotency_internal.ack_events(subscription text, batch bigint, events bigint[])
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	p idempotency.position;
+	done bigint[];
+	queue text;
+BEGIN
+	p := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
+	done := p.events[1 : p.size];
+	IF ack_events.events IS NOT NULL THEN
+		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack_events.events));
+	END IF;
+	IF p.retried THEN
+		FOR queue IN
+			WITH gone AS (DELETE FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (done) RETURNING k.queue)
+			SELECT DISTINCT g.queue FROM gone AS g WHERE g.queue IS NOT NULL
+		LOOP
+			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
+		END LOOP;
+	END IF;
+	p.acknowledged := p.acknowledged + cardinality(done);
+	IF ack_events.events IS NOT NULL THEN
+		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
+		p.size := p.size - cardinality(done);
+	ELSE
+		p.events := p.events[p.size + 1 :];
+		p.batch := NULL;
+	END IF;
+	PERFORM idempotency_internal.put_position(p);
+	RETURN cardinality(done);
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.ack_events(text, bigint, bigint[]) IS 'acknowledge events of a batch';
+
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
 	state record;
-	p idempotency.position;
-	done bigint[];
-	queue text;
 BEGIN
 	-- In two statements, a batch that is all of the list and has no parked events
-	IF ack.events IS NULL AND current_setting('transaction_read_only') = 'off' THEN
+	IF current_setting('transaction_read_only') = 'off' THEN
 		SELECT s.owner, n.version, n.size INTO state
 		FROM idempotency.subscription AS s
 		JOIN idempotency.partition AS a ON a.subscription = s.subscription AND a.partition = (ack.batch & 1023)
@@ -5018,33 +5052,27 @@ BEGIN
 			END IF;
 		END IF;
 	END IF;
-	p := idempotency_internal.batch_of('ack', idempotency_internal.subscription_of(subscription), batch);
-	done := p.events[1 : p.size];
-	IF ack.events IS NOT NULL THEN
-		done := ARRAY(SELECT d FROM unnest(done) AS d WHERE d = ANY (ack.events));
+	RETURN idempotency_internal.ack_events(subscription, batch, NULL);
+END
+$$;
+COMMENT ON FUNCTION idempotency.ack(text, bigint) IS
+	'acknowledge what the batch still has; returns the number of events';
+
+-- A form of its own: a list without elements is NULL for array_agg(), and not all events.
+CREATE FUNCTION idempotency.ack(subscription text, batch bigint, events bigint[])
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+BEGIN
+	IF events IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'events are missing', NULL, 'Pass their numbers, or leave them out to acknowledge all of the batch.');
 	END IF;
-	IF p.retried THEN
-		FOR queue IN
-			WITH gone AS (DELETE FROM idempotency.parked AS k WHERE k.subscription = p.subscription AND k.seq = ANY (done) RETURNING k.queue)
-			SELECT DISTINCT g.queue FROM gone AS g WHERE g.queue IS NOT NULL
-		LOOP
-			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
-		END LOOP;
-	END IF;
-	p.acknowledged := p.acknowledged + cardinality(done);
-	IF ack.events IS NOT NULL THEN
-		p.events := ARRAY(SELECT e.seq FROM unnest(p.events) WITH ORDINALITY AS e (seq, n) WHERE e.seq <> ALL (done) ORDER BY e.n);
-		p.size := p.size - cardinality(done);
-	ELSE
-		p.events := p.events[p.size + 1 :];
-		p.batch := NULL;
-	END IF;
-	PERFORM idempotency_internal.put_position(p);
-	RETURN cardinality(done);
+	RETURN idempotency_internal.ack_events(subscription, batch, events);
 END
 $$;
 COMMENT ON FUNCTION idempotency.ack(text, bigint, bigint[]) IS
-	'acknowledge what the batch still has, or some of its events; returns their number';
+	'acknowledge some events of the batch; returns their number';
 
 CREATE FUNCTION idempotency.nack(
 	subscription text, batch bigint, event_id uuid, error text DEFAULT NULL, retry_in interval DEFAULT NULL, dead boolean DEFAULT false)
@@ -5236,9 +5264,9 @@ COMMENT ON FUNCTION idempotency.seek(text, text) IS
 	'deliver from the beginning of the outbox, from now, or from a time on';
 
 -- Dead letters go to the oldest generation of partitions, which is the one that delivers.
-CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid DEFAULT NULL)
+CREATE FUNCTION idempotency_internal.redrive_events(subscription text, event_id uuid)
 	RETURNS bigint
-	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	s idempotency.subscription := idempotency_internal.locked_subscription('redrive', subscription);
@@ -5267,12 +5295,34 @@ BEGIN
 	RETURN redriven;
 END
 $$;
-COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS
-	'deliver one dead letter again, or all of them; returns their number';
+COMMENT ON FUNCTION idempotency_internal.redrive_events(text, uuid) IS 'deliver a dead letter again; NULL: all';
 
-CREATE FUNCTION idempotency.discard(subscription text, event_id uuid DEFAULT NULL)
+CREATE FUNCTION idempotency.redrive(subscription text)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.redrive_events(subscription, NULL);
+END
+$$;
+COMMENT ON FUNCTION idempotency.redrive(text) IS 'deliver all dead letters again; returns their number';
+
+CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF event_id IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'event_id is missing', NULL, 'Pass the id of a dead letter, or leave it out for all of them.');
+	END IF;
+	RETURN idempotency_internal.redrive_events(subscription, event_id);
+END
+$$;
+COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS 'deliver one dead letter again; returns how many it was';
+
+CREATE FUNCTION idempotency_internal.discard_events(subscription text, event_id uuid)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
 	s idempotency.subscription := idempotency_internal.locked_subscription('discard', subscription);
@@ -5288,8 +5338,30 @@ BEGIN
 	RETURN discarded;
 END
 $$;
-COMMENT ON FUNCTION idempotency.discard(text, uuid) IS
-	'delete one dead letter, or all of them; returns their number';
+COMMENT ON FUNCTION idempotency_internal.discard_events(text, uuid) IS 'delete a dead letter; NULL: all';
+
+CREATE FUNCTION idempotency.discard(subscription text)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	RETURN idempotency_internal.discard_events(subscription, NULL);
+END
+$$;
+COMMENT ON FUNCTION idempotency.discard(text) IS 'delete all dead letters; returns their number';
+
+CREATE FUNCTION idempotency.discard(subscription text, event_id uuid)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF event_id IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'event_id is missing', NULL, 'Pass the id of a dead letter, or leave it out for all of them.');
+	END IF;
+	RETURN idempotency_internal.discard_events(subscription, event_id);
+END
+$$;
+COMMENT ON FUNCTION idempotency.discard(text, uuid) IS 'delete one dead letter; returns how many it was';
 
 -- Moves the positions of a subscription past events that are older than its max_lag.  Partitions
 -- that are in use are left for the next call, and only those are locked that are moved.  Batches
@@ -5740,8 +5812,8 @@ AS $$
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
-		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack,nack,extend,pause,
-		resume,number_before,move_subscription,seek,redrive,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
+		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack_events,ack,nack,extend,pause,
+		resume,number_before,move_subscription,seek,redrive_events,redrive,discard_events,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;
 COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';
 

@@ -160,6 +160,7 @@ SELECT pg_temp.drain('s'), event_id, topic, error, attempts FROM idempotency.dea
 SELECT idempotency.redrive('s', pg_temp.id(2)), idempotency.redrive('s'), pg_temp.drain('s'), pg_temp.parked('s');
 SELECT pg_temp.publish('{1}');
 SELECT pg_temp.fetch('s'), pg_temp.nack('s', 1, dead => true), pg_temp.nack('s', 1) AS again;
+SELECT pg_temp.error_of('SELECT idempotency.' || c) AS error FROM unnest(ARRAY['ack(''s'', 1, NULL)', 'redrive(''s'', NULL)', 'discard(''s'', NULL)']) AS c;
 SELECT idempotency.discard('s', pg_temp.id(2)), idempotency.discard('s'), pg_temp.ack('s'), pg_temp.parked('s');
 
 -- The order holds if an event is redriven while later ones are out, fail and are given back.

@@ -105,6 +105,14 @@ static ExtensionQuery ackQuery = {
 	.results = {INT8OID},
 	.checksCaller = true,
 };
+static ExtensionQuery ackAllQuery = {
+	.table = "subscription",
+	.text = "SELECT idempotency.ack($1, $2)",
+	.parameters = 2,
+	.types = {TEXTOID, INT8OID},
+	.results = {INT8OID},
+	.checksCaller = true,
+};
 static ExtensionQuery nackQuery = {
 	.table = "subscription",
 	.text = "SELECT idempotency.nack($1, $2, $3, $4, dead => $5)",
@@ -540,8 +548,8 @@ static void
 Acknowledge(int from, int upto)
 {
 	Datum *done = palloc(Max(upto - from, 1) * sizeof(Datum));
-	bool isnull[3] = {false, false, upto == batch.count};
 	Datum values[3] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
+	bool all = upto == batch.count;
 	int count = 0;
 
 	for (int i = from; i < upto; i++)
@@ -551,8 +559,8 @@ Acknowledge(int from, int upto)
 	}
 	values[2] = PointerGetDatum(
 		construct_array(done, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	if ((count > 0 || upto == batch.count) && (!RelayHasChanged() || IsOut()))
-		(void) ExtensionQueryDo(&ackQuery, values, isnull);
+	if ((count > 0 || all) && (!RelayHasChanged() || IsOut()))
+		(void) ExtensionQueryDo(all ? &ackAllQuery : &ackQuery, values, NULL);
 }
 
 /* What a transaction did with events of the batch. */
