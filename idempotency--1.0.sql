@@ -1687,6 +1687,9 @@ BEGIN
 	IF array_ndims(topics) IS DISTINCT FROM 1 OR array_position(topics, NULL) IS NOT NULL THEN
 		PERFORM idempotency_internal.raise('22023', 'topics must be a list of patterns', NULL,
 			'Pass at least one, such as ARRAY[''order.*''], and no NULL.');
+	ELSIF cardinality(topics) > 1000 THEN
+		-- the reaper and publishers compare all of them
+		PERFORM idempotency_internal.raise('22023', 'topics must be 1000 patterns at most', NULL, 'Use * for several topics.');
 	END IF;
 	FOREACH pattern IN ARRAY topics LOOP
 		PERFORM idempotency_internal.check_name('topic', pattern);
@@ -2700,6 +2703,8 @@ BEGIN
 		p := failed.p;
 		IF event = twins[1] THEN
 			retry_at := failed.retry_at;
+			-- the others are never buried by this
+			s.max_attempts := 2147483647;
 		END IF;
 	END LOOP;
 	PERFORM idempotency_internal.put_position(p);
@@ -2867,7 +2872,7 @@ BEGIN
 		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
 	END LOOP;
 	PERFORM idempotency_internal.count_events('redriven', redriven);
-	IF s.handler IS NOT NULL THEN
+	IF redriven > 0 AND s.handler IS NOT NULL THEN
 		PERFORM idempotency_internal.wake_relay(subscription);
 	END IF;
 	IF redriven > 0 THEN
@@ -3191,7 +3196,8 @@ BEGIN
 					END;
 				END IF;
 			EXCEPTION
-				WHEN OTHERS THEN
+				-- OTHERS is without these; a cancel must end the call
+				WHEN OTHERS OR assert_failure THEN
 					code := SQLSTATE;
 					message := pg_catalog.concat(SQLSTATE, ': ', SQLERRM);
 			END;

@@ -112,7 +112,8 @@ BEGIN
 					END;
 				END IF;
 			EXCEPTION
-				WHEN OTHERS THEN
+				-- OTHERS is without these; a cancel must end the call
+				WHEN OTHERS OR assert_failure THEN
 					code := SQLSTATE;
 					message := pg_catalog.concat(SQLSTATE, ': ', SQLERRM);
 			END;

@@ -709,6 +709,8 @@ BEGIN
 		p := failed.p;
 		IF event = twins[1] THEN
 			retry_at := failed.retry_at;
+			-- the others are never buried by this
+			s.max_attempts := 2147483647;
 		END IF;
 	END LOOP;
 	PERFORM idempotency_internal.put_position(p);

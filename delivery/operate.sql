@@ -139,7 +139,7 @@ BEGIN
 	END LOOP;
 	-- extension only
 	PERFORM idempotency_internal.count_events('redriven', redriven);
-	IF s.handler IS NOT NULL THEN
+	IF redriven > 0 AND s.handler IS NOT NULL THEN
 		PERFORM idempotency_internal.wake_relay(subscription);
 	END IF;
 	-- both editions

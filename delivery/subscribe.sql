@@ -155,6 +155,9 @@ BEGIN
 	IF array_ndims(topics) IS DISTINCT FROM 1 OR array_position(topics, NULL) IS NOT NULL THEN
 		PERFORM idempotency_internal.raise('22023', 'topics must be a list of patterns', NULL,
 			'Pass at least one, such as ARRAY[''order.*''], and no NULL.');
+	ELSIF cardinality(topics) > 1000 THEN
+		-- the reaper and publishers compare all of them
+		PERFORM idempotency_internal.raise('22023', 'topics must be 1000 patterns at most', NULL, 'Use * for several topics.');
 	END IF;
 	FOREACH pattern IN ARRAY topics LOOP
 		PERFORM idempotency_internal.check_name('topic', pattern);

@@ -207,6 +207,7 @@ BEGIN
 	ELSIF event.payload::text = '14' THEN
 		PERFORM idempotency.claim('delivery', 'open');
 	END IF;
+	ASSERT event.payload::text <> '17', 'not this one';
 	INSERT INTO parcel VALUES (event.payload::text::int, event.payload::text::int % 10);
 END
 $$;
@@ -231,10 +232,12 @@ SELECT array_agg(n ORDER BY n), (SELECT array_agg(payload::text ORDER BY payload
 SELECT idempotency.discard('s');
 -- The event that failed, and not the one before it that has its id, is the dead letter.
 SELECT count(idempotency.publish('t', to_json(n), event_id => pg_temp.id(13))) FROM unnest('{15,13,16}'::int[]) AS n;
+SELECT pg_temp.publish('{17}');
 CALL idempotency.deliver('s', 'ship(idempotency.event)');
 SELECT pg_temp.age('s'), pg_temp.parked('s');
 CALL idempotency.deliver('s', 'ship(idempotency.event)');
-SELECT array_agg(n ORDER BY n) FILTER (WHERE n IN (13, 15, 16)), pg_temp.parked('s') FROM parcel;
+SELECT array_agg(n ORDER BY n) FILTER (WHERE n BETWEEN 13 AND 17), pg_temp.parked('s') FROM parcel;
+SELECT error FROM idempotency.dead_letters WHERE payload::text = '17';
 SELECT idempotency.discard('s');
 CALL idempotency.deliver('s', 'pg_catalog.abs(int)');
 CALL idempotency.deliver('s', 0);
@@ -247,6 +250,7 @@ SELECT idempotency.subscribe('s', '{t}', start_at => 'beginning');
 SELECT pg_temp.error_of('SELECT idempotency.' || c) AS error FROM unnest(ARRAY['subscribe('''', ''{t}'')', 'subscribe(''x'', ''{}'')', 'subscribe(''x'', NULL)', 'subscribe(''x'', ''{NULL}'')',
 	'subscribe(''x'', ''{t\\}'')', 'subscribe(''x'', ''{t}'', start_at => ''soon'')', 'subscribe(''x'', ''{t}'', partitions => 257)', 'subscribe(''x'', ''{t}'', max_attempts => 0)',
 	'subscribe(''x'', ''{t}'', retry_delay => ''-1 s'')', 'subscribe(''x'', ''{t}'', ''pg_catalog.abs(int)'')', 'alter_subscription(''x'')', 'seek(''s'', ''somewhen'')', 'seek(''s'', NULL::text)']) AS c;
+SELECT pg_temp.error_of('SELECT idempotency.subscribe(''x'', array_fill(''t''::text, ARRAY[' || n || ']))') FROM generate_series(1000, 1001) AS n;
 SELECT idempotency.unsubscribe('x'), idempotency.unsubscribe('s');
 -- Only what is named changes.
 SELECT idempotency.subscribe('s', '{t}', 'ship(idempotency.event)', max_attempts => 3, retry_delay => '0', max_lag => '1 day', start_at => 'beginning', owner => 'regress_delivery_owner') AS is_new;

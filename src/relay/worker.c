@@ -726,6 +726,12 @@ Handle(void)
 		MemoryContextReset(stepContext);
 		if (handled.leave)
 			return false;
+		WorkerReload();
+		if (RelayWorkers == 0)
+		{
+			leaving = RELAY_UNFINISHED;
+			return false;
+		}
 	}
 	return true;
 }

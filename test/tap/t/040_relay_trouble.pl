@@ -192,16 +192,28 @@ idle();
 # batch has a single event with a single attempt.
 as_app($subscribe =~ s/max_attempts => 3/max_attempts => 1/r);
 $node->safe_psql('postgres', 'DELETE FROM flag');
-publish('between', 'await');
+publish('between', [ 'await', 'nap 0.3', 'y' ]);
 waits_in_handler();
 publish('between', 'x');
 change_settings($node, 'idempotency.relay_workers' => 0);
 $node->safe_psql('postgres', q{INSERT INTO flag VALUES ('go')});
 idle();
-is($node->safe_psql('postgres', q{SELECT count(*) FROM done}), '1', 'a worker exits between two batches');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM done WHERE what IN ('x', 'y')}), '0', 'a worker exits between two transactions');
 change_settings($node, 'idempotency.relay_workers' => 2);
-becomes_true(q{SELECT count(*) = 2 FROM done}, 'the next worker delivers the remaining event');
-is($node->safe_psql('postgres', q{SELECT max(attempt) FROM done}), '1', 'the remaining event is at its first attempt');
+becomes_true(q{SELECT count(*) = 4 FROM done}, 'the next worker delivers the remaining events');
+is($node->safe_psql('postgres', q{SELECT max(attempt) FROM done}), '1', 'the remaining events are at their first attempt');
+
+# Changes that are faster than surveys start one survey at a time.
+cmp_ok(as_app(q{CREATE TEMPORARY TABLE surveys (n int);
+	DO $$ BEGIN
+		FOR i IN 1..200 LOOP
+			PERFORM idempotency.pause('all'), idempotency.resume('all');
+			COMMIT;
+			INSERT INTO surveys SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency reaper';
+			COMMIT;
+		END LOOP;
+	END $$;
+	SELECT max(n) FROM surveys}), '==', 1, 'one survey at a time');
 as_app($subscribe);
 idle();
 $node->safe_psql('postgres', 'DELETE FROM done; DELETE FROM flag');
