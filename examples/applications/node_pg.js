@@ -16,11 +16,11 @@ const transient = /^(08|40|53|55P03|57P|25006|IK408|IK409|IK410)/;
 class Unavailable extends Error {}
 
 // retrying calls work(client) until it succeeds, with growing pauses, each time on a new
-// connection. Throws what is not transient, and after RETRY_SECONDS the last error. work
+// connection. Throws what is not transient, and RETRY_SECONDS after the first failure the last error. work
 // must begin with a claim of the same key, or with a fetch: an attempt whose answer was lost
 // might have committed.
 async function retrying(work) {
-	const end = Date.now() + 1000 * (process.env.RETRY_SECONDS ?? 30);
+	let end;
 	for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
 		const client = new Client();
 		client.on("error", () => {}); // a lost connection also fails the query in progress
@@ -28,6 +28,7 @@ async function retrying(work) {
 			await client.connect();
 			return await work(client);
 		} catch (error) {
+			end ??= Date.now() + 1000 * (process.env.RETRY_SECONDS ?? 30);
 			// Errors of the connection have no SQLSTATE, but a code such as ECONNREFUSED, or none.
 			const again = /^[0-9A-Z]{5}$/.test(error.code) ? transient.test(error.code)
 				: error instanceof Unavailable || /^E[A-Z]+$/.test(error.code) || /Connection terminated/.test(error.message);

@@ -24,15 +24,16 @@ class Unavailable(Exception):
 
 def retrying(work):
     """Calls work(connection) until it succeeds, with growing pauses, each time on a new connection. Raises what is not transient, and
-    after RETRY_SECONDS the last error. work must begin with a claim of the same key, or with a fetch: an attempt whose answer was lost
+    RETRY_SECONDS after the first failure the last error. work must begin with a claim of the same key, or with a fetch: an attempt whose answer was lost
     might have committed."""
-    end = time.monotonic() + float(os.environ.get("RETRY_SECONDS", 30))
+    end = None
     pause = 0.05
     while True:
         try:
             with psycopg.connect(autocommit=True) as connection:
                 return work(connection)
         except (psycopg.Error, Unavailable) as error:
+            end = end or time.monotonic() + float(os.environ.get("RETRY_SECONDS", 30))
             state = getattr(error, "sqlstate", None)
             # Without an SQLSTATE, the connection was lost or not made.
             transient = TRANSIENT.match(state) if state else isinstance(error, (psycopg.OperationalError, Unavailable))

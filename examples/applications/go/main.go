@@ -24,9 +24,10 @@ var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|25006|IK408|IK409|IK410
 var ctx = context.Background()
 
 // retrying calls work until it succeeds, each time on a new connection, with growing pauses. It returns errors that are not transient,
-// and after RETRY_SECONDS the last one. work must begin with a claim, or with a fetch: an attempt whose answer was lost might have committed.
+// and RETRY_SECONDS after the first failure the last one. work must begin with a claim, or with a fetch: an attempt whose answer was lost might have committed.
 func retrying(work func(*pgx.Conn) error) error {
-	began, limit := time.Now(), 30.0
+	var failed time.Time
+	limit := 30.0
 	fmt.Sscan(os.Getenv("RETRY_SECONDS"), &limit)
 	for pause := 0.05; ; pause *= 2 {
 		connection, err := pgx.Connect(ctx, "")
@@ -37,7 +38,10 @@ func retrying(work func(*pgx.Conn) error) error {
 		// Without an SQLSTATE, the connection was lost or not made, or the provider is unavailable.
 		var fault interface{ SQLState() string }
 		again := !errors.As(err, &fault) || transient.MatchString(fault.SQLState())
-		if err == nil || !again || time.Since(began).Seconds()+pause > limit {
+		if failed.IsZero() {
+			failed = time.Now()
+		}
+		if err == nil || !again || time.Since(failed).Seconds()+pause > limit {
 			return err
 		}
 		time.Sleep(time.Duration(pause * (0.5 + rand.Float64()/2) * float64(time.Second)))
@@ -137,9 +141,8 @@ func consume(input *json.Decoder) (string, error) {
 
 // event is what a consumer needs of an event.
 type event struct {
-	Batch         int64
-	ID, Aggregate string
-	Amount        int64
+	Batch                  int64
+	ID, Aggregate, Payload string
 }
 
 // events charges orders at the provider, one for each event of a subscription. As many of these consumers as the subscription has
@@ -151,7 +154,7 @@ func events(subscription string) (string, error) {
 	}
 	work := func(connection *pgx.Conn) error {
 		// Committed at once, so that the delivery counts even if this program dies.
-		rows, _ := connection.Query(ctx, `SELECT batch, id::text, coalesce(aggregateid, ''), (payload ->> 'amount')::bigint
+		rows, _ := connection.Query(ctx, `SELECT batch, id::text, coalesce(aggregateid, ''), coalesce(payload::text, 'null')
 			FROM idempotency.fetch($1, max_events => 10, wait => '10 seconds', lease => $2::text::interval)`, subscription, lease)
 		batch, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
 		if err != nil || len(batch) == 0 {
@@ -162,8 +165,13 @@ func events(subscription string) (string, error) {
 			if left[each.Aggregate] {
 				continue
 			}
-			// The provider recognizes a redelivered event by its id.
-			if _, fault := askProvider(each.ID, each.Amount); fault != nil {
+			// Read here and not in the query: an error of a fetch rolls it back, and counts for no event.
+			var order struct{ Amount int64 }
+			fault := json.Unmarshal([]byte(each.Payload), &order)
+			if fault == nil {
+				_, fault = askProvider(each.ID, order.Amount) // which recognizes a redelivered event by its id
+			}
+			if fault != nil {
 				if _, err := connection.Exec(ctx, "SELECT idempotency.nack($1, $2, $3, $4, dead => $5)",
 					subscription, each.Batch, each.ID, fault.Error(), fault == errRefused); err != nil {
 					return err
