@@ -63,6 +63,7 @@ $$;
 -- Publishing
 --
 
+TRUNCATE idempotency.outbox;
 BEGIN;
 SELECT outcome FROM idempotency.claim('delivery', 'k');
 SELECT idempotency.publish('order.placed', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', '{"trace" : "a1"}', pg_temp.id(1));

@@ -438,7 +438,7 @@ SELECT idempotency.current_key('charge.*');
 ROLLBACK;
 
 DROP TABLE charge, way, account, customer, payment, pattern_star, pattern_all, pattern_none, pattern_inside,
-	pattern_like, two_arguments, bad_pattern CASCADE;
+	pattern_escaped, pattern_like, two_arguments, bad_pattern CASCADE;
 DROP FUNCTION charge_by_function;
 DROP TABLE "Guarded"."Charge";
 DROP SCHEMA "Guarded";

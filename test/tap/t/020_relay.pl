@@ -203,7 +203,7 @@ like(log_since(), qr/LOG:  event \S+ of subscription "all" is a dead letter now\
 as_app(q{SELECT count(idempotency.publish('twins', json_build_object('do', what), event_id => '00000000-0000-0000-0000-000000000001')) FROM (VALUES ('one'), ('once'), ('two')) AS e (what)});
 becomes_true(q{SELECT count(DISTINCT what) = 3 FROM done WHERE topic = 'twins'}, 'events with the same id are delivered');
 becomes_true(q{SELECT count(*) = 0 FROM idempotency.parked WHERE dead_at IS NULL}, 'events with the same id fail together, and are retried');
-is(done(q{topic = 'twins'}), 'one once two', 'events with the same id are handled once each');
+is(join(' ', sort split / /, done(q{topic = 'twins'})), 'once one two', 'events with the same id are handled once each, the failed ones in any order');
 
 # A redriven event is delivered again at once.
 idle();
