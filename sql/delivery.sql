@@ -64,6 +64,8 @@ $$;
 --
 
 TRUNCATE idempotency.outbox;
+-- reap() counts keys as well
+DELETE FROM idempotency.key;
 BEGIN;
 SELECT outcome FROM idempotency.claim('delivery', 'k');
 SELECT idempotency.publish('order.placed', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', '{"trace" : "a1"}', pg_temp.id(1));
