@@ -27,7 +27,6 @@
 #include "catalog/pg_trigger.h"
 #include "commands/sequence.h"
 #include "commands/trigger.h"
-#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -313,14 +312,14 @@ ExtensionTableOpen(ExtensionTable *own, LOCKMODE lockmode)
 }
 
 /*
- * OpenSequence opens a sequence of the extension, under a lock that the caller keeps until
- * the transaction ends.  Throws 55000 if there is none.
+ * OpenSequence opens a sequence of the extension for nextval(), under the lock of that, which the
+ * caller keeps until the transaction ends.  Throws 55000 if there is none.
  */
 static Relation
-OpenSequence(const char *name, LOCKMODE lockmode)
+OpenSequence(const char *name)
 {
 	Oid relid = ExtensionRelationOid(name);
-	Relation sequence = OidIsValid(relid) ? try_relation_open(relid, lockmode) : NULL;
+	Relation sequence = OidIsValid(relid) ? try_relation_open(relid, RowExclusiveLock) : NULL;
 
 	if (sequence == NULL || sequence->rd_rel->relkind != RELKIND_SEQUENCE)
 		ereport(
@@ -342,7 +341,7 @@ OpenSequence(const char *name, LOCKMODE lockmode)
 Relation
 ExtensionSequenceOpen(const char *name, const char *purpose)
 {
-	Relation sequence = OpenSequence(name, RowExclusiveLock);
+	Relation sequence = OpenSequence(name);
 	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(RelationGetRelid(sequence)));
 	Form_pg_sequence form = HeapTupleIsValid(tuple) ? (Form_pg_sequence) GETSTRUCT(tuple) : NULL;
 
@@ -358,32 +357,6 @@ ExtensionSequenceOpen(const char *name, const char *purpose)
 					 name)));
 	ReleaseSysCache(tuple);
 	return sequence;
-}
-
-/*
- * ExtensionSequenceLast returns the last value that a sequence of the extension has
- * returned, or the one before its first.  Keeps ACCESS SHARE until the transaction ends.
- * SELECT last_value reads the row without a lock on its page, and can see what nextval()
- * writes to WAL there: a value that is up to 32 ahead.
- */
-int64
-ExtensionSequenceLast(const char *name)
-{
-	Relation sequence = OpenSequence(name, AccessShareLock);
-	Buffer buffer = ReadBuffer(sequence, 0);
-	HeapTupleHeader tuple;
-	Form_pg_sequence_data data;
-	Page page;
-	int64 last;
-
-	LockBuffer(buffer, BUFFER_LOCK_SHARE);
-	page = BufferGetPage(buffer);
-	tuple = (HeapTupleHeader) PageGetItem(page, PageGetItemId(page, FirstOffsetNumber));
-	data = (Form_pg_sequence_data) ((char *) tuple + tuple->t_hoff);
-	last = data->is_called ? data->last_value : data->last_value - 1;
-	UnlockReleaseBuffer(buffer);
-	relation_close(sequence, NoLock);
-	return last;
 }
 
 /*

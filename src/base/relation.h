@@ -45,7 +45,6 @@ extern void TableCheckColumns(Relation table, const TableColumn *columns, int co
 extern void CompositeCheck(TupleDesc desc, const char *type, const Oid *attributes, int count);
 extern Relation ExtensionTableOpen(ExtensionTable *table, LOCKMODE lockmode);
 extern Relation ExtensionSequenceOpen(const char *name, const char *purpose);
-extern int64 ExtensionSequenceLast(const char *name);
 extern Oid ExtensionRelationOid(const char *name);
 
 #endif /* IDEMPOTENCY_BASE_RELATION_H */

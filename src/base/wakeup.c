@@ -79,7 +79,7 @@ WakeupPrepare(uint64 number)
  * at most; "round" counts the sleeps of one wait from 0.  It can return early.  Throws
  * what an interrupt does: cancel, statement_timeout, termination.
  */
-void
+static void
 WakeupSleep(uint64 number, int round, long timeoutMs)
 {
 	static uint32 event = 0;

@@ -10,7 +10,6 @@
 
 /* The waiter: prepare, probe, sleep, probe, sleep, ... and cancel. */
 extern void WakeupPrepare(uint64 number);
-extern void WakeupSleep(uint64 number, int round, long timeoutMs);
 extern void WakeupSleepCounted(uint64 number, int round, long timeoutMs);
 extern void WakeupCancel(void);
 

@@ -71,9 +71,9 @@ typedef struct Places
 	Place places[PLACES];
 } Places;
 
-/* NULL unless the library is preloaded. */
 void (*EventPublishedHook)(const TopicSet *topics) = NULL;
 
+/* NULL unless the library is preloaded. */
 static Places *shared = NULL;
 
 static Place *mine = NULL;

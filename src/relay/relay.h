@@ -9,6 +9,7 @@
 #define IDEMPOTENCY_RELAY_RELAY_H
 
 #include "fmgr.h"
+#include "mb/pg_wchar.h"
 #include "storage/itemptr.h"
 #include "storage/latch.h"
 
@@ -19,6 +20,9 @@
 
 /* How many subscriptions with a handler the server serves. */
 #define RELAY_SLOTS 256
+
+/* A name has 255 characters at most. */
+#define RELAY_NAME_BYTES (255 * MAX_MULTIBYTE_CHAR_LEN + 1)
 
 /* What a worker is started with. */
 typedef struct RelayJob
@@ -63,7 +67,6 @@ typedef struct EventHandler
 /* slots.c: the subscriptions with handlers, in shared memory */
 extern void RelayInit(void);
 extern void RelayAwake(Latch *launcher);
-extern void RelayWake(const TopicSet *topics);
 extern void RelayMerge(const RelayFound *found, int count);
 extern void RelayForgetDatabase(Oid database);
 extern List *RelayDatabases(void);

@@ -20,7 +20,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/lwlock.h"
@@ -45,8 +44,6 @@ PG_FUNCTION_INFO_V1(idempotency_relay_problem);
 /* How many databases can wait for a survey at a time. */
 #define SURVEYS 32
 
-/* A name has 255 characters at most. */
-#define NAME_BYTES (255 * MAX_MULTIBYTE_CHAR_LEN + 1)
 #define PROBLEM_BYTES 512
 
 /* For how long no further worker is started after one that found nothing to do. */
@@ -77,7 +74,7 @@ typedef struct Slot
 	int failures;		   /* since the last success */
 	int logged;			   /* dead letters that the log has since the last survey */
 	int unlogged;		   /* and those that it does not have */
-	char name[NAME_BYTES];
+	char name[RELAY_NAME_BYTES];
 	char problem[PROBLEM_BYTES]; /* why it is not served; empty: it is */
 } Slot;
 
@@ -127,7 +124,7 @@ WakeLauncher(void)
  * all of them for NULL.  For XACT_EVENT_COMMIT, when others can see the transaction; it
  * cannot fail.
  */
-void
+static void
 RelayWake(const TopicSet *topics)
 {
 	uint32 used = shared == NULL ? 0 : pg_atomic_read_u32(&shared->used);
@@ -311,7 +308,7 @@ TakeSlot(const char *name)
 
 	if (slot == NULL)
 		return NULL;
-	strlcpy(slot->name, name, NAME_BYTES);
+	strlcpy(slot->name, name, RELAY_NAME_BYTES);
 	slot->problem[0] = '\0';
 	slot->owner = InvalidOid;
 	slot->dueAt = slot->emptyAt = slot->notBefore = 0;
@@ -799,7 +796,7 @@ RelayProblem(const RelayJob *job, const char *database, const char *problem)
 {
 	Slot *slot = &shared->slots[job->slot];
 	char text[PROBLEM_BYTES];
-	char name[NAME_BYTES];
+	char name[RELAY_NAME_BYTES];
 	int length = pg_mbcliplen(problem, (int) strlen(problem), PROBLEM_BYTES - 1);
 	bool isNew;
 
@@ -809,7 +806,7 @@ RelayProblem(const RelayJob *job, const char *database, const char *problem)
 	isNew = slot->generation == job->generation && strcmp(slot->problem, text) != 0;
 	if (isNew)
 		memcpy(slot->problem, text, length + 1);
-	memcpy(name, slot->name, NAME_BYTES);
+	memcpy(name, slot->name, RELAY_NAME_BYTES);
 	LWLockRelease(shared->lock);
 	if (isNew)
 		ereport(LOG,

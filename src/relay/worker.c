@@ -26,7 +26,6 @@
 #include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/interrupt.h"
@@ -64,9 +63,6 @@
 
 /* After how long a transaction commits what it has handled of its batch. */
 #define COMMIT_MS 250
-
-/* A name has 255 characters at most. */
-#define NAME_BYTES (255 * MAX_MULTIBYTE_CHAR_LEN + 1)
 
 /* The subscription, and whether a batch is out. */
 static ExtensionQuery findQuery = {
@@ -157,7 +153,7 @@ typedef struct WorkerBatch
 } WorkerBatch;
 
 static RelayJob job;
-static char name[NAME_BYTES];
+static char name[RELAY_NAME_BYTES];
 static bool attached = false;
 static bool hadBatch = false;
 static WorkerBatch batch;
@@ -364,13 +360,12 @@ Prepare(EventHandler *handler, bool *out)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("owner \"%s\" is a superuser", GetUserNameFromId(found.owner, false))));
+	RelayCorrect(&job, &found);
 	if (found.owner != GetSessionUserId())
 	{
-		RelayCorrect(&job, &found);
 		leaving = RELAY_UNFINISHED;
 		return false;
 	}
-	RelayCorrect(&job, &found);
 	leaving = RELAY_DIED;
 	EventHandlerFind(function, found.owner, handler);
 	return true;
