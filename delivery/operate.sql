@@ -275,8 +275,8 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 -- Deletes dead letters after their retention, and events of the log that every position has
 -- passed and that are older than idempotency.outbox_retention.  A position has passed what its
 -- "base" shows up to "top", what it has read of "upto", and all numbers that it can never read
--- again; events in its list are kept.  While a subscription is being created or moved, whose position is invisible, it deletes
--- none, and so it does under an old snapshot.
+-- again; events in its list are kept.  While a subscription is being created or moved, whose position
+-- is invisible, it deletes none, and so it does under an old snapshot.
 CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

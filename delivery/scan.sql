@@ -68,6 +68,25 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.snapshot() IS 'the current snapshot, in which this transaction is in progress';
 
+-- Whether this transaction can have drawn numbers for events: publish() keeps the lock of its INSERT.
+CREATE FUNCTION idempotency_internal.has_published()
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
+		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation')
+$$;
+COMMENT ON FUNCTION idempotency_internal.has_published() IS 'whether this transaction has published events';
+
+-- Whether the ids of a position are those of another cluster, or of another table: after a restore.
+CREATE FUNCTION idempotency_internal.is_foreign(p idempotency.position)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT p.relation <> 'idempotency.outbox'::regclass OR p.system_identifier <> (SELECT c.system_identifier FROM pg_control_system() AS c)
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_foreign(idempotency.position) IS 'whether a position was restored and not used here yet';
+
 -- The columns xids, froms and range_from for a snapshot, by a position that has read less.
 CREATE FUNCTION idempotency_internal.in_progress(
 	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
@@ -83,8 +102,7 @@ BEGIN
 			WHEN x >= p.born THEN p.mark
 			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
 			-- this transaction, if it has drawn none
-			WHEN x = pg_current_xact_id_if_assigned() AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid()
-				AND l.relation = 'idempotency.outbox'::regclass AND l.mode = 'RowExclusiveLock' AND l.locktype = 'relation')
+			WHEN x = pg_current_xact_id_if_assigned() AND NOT idempotency_internal.has_published()
 				THEN coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)
 			ELSE 0
 		END), '{}')
@@ -115,7 +133,6 @@ CREATE FUNCTION idempotency_internal.begin_window(INOUT p idempotency.position, 
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	cluster bigint;
 	lowest bigint;
 BEGIN
 	IF part.stop IS NOT NULL THEN
@@ -124,8 +141,7 @@ BEGIN
 		p.upto_mark := part.stop_mark;
 		p.top := part.stop_top;
 	ELSE
-		SELECT c.system_identifier INTO cluster FROM pg_control_system() AS c;
-		IF p.system_identifier <> cluster OR p.relation <> 'idempotency.outbox'::regclass::oid THEN
+		IF idempotency_internal.is_foreign(p) THEN
 			p := idempotency_internal.begin_here(p);
 			RETURN;
 		END IF;
@@ -162,8 +178,7 @@ DECLARE
 	lock_timeout text := current_setting('lock_timeout');
 	last bigint;
 BEGIN
-	IF EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
-		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation') THEN
+	IF idempotency_internal.has_published() THEN
 		PERFORM idempotency_internal.raise('55000', 'cannot fetch in a transaction that has published, after a restore', NULL,
 			'Commit, and call idempotency.fetch() in a transaction of its own.');
 	END IF;
@@ -236,7 +251,7 @@ BEGIN
 		start := least(start, (SELECT min(u.start) FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, now)));
 	END IF;
 	-- ids of another cluster tell nothing
-	IF NOT p.ended AND (p.relation <> 'idempotency.outbox'::regclass OR p.system_identifier <> (SELECT c.system_identifier FROM pg_control_system() AS c)) THEN
+	IF NOT p.ended AND idempotency_internal.is_foreign(p) THEN
 		RETURN true;
 	ELSIF p.ended OR last = start AND NOT is_ending THEN
 		RETURN false;

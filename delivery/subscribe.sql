@@ -214,7 +214,8 @@ BEGIN
 	SELECT name, first + r, next, r, partitions FROM generate_series(0, partitions - 1) AS r;
 	INSERT INTO idempotency.position (subscription, partition, version, changed_at, system_identifier, relation, base, born, mark, top,
 		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
-	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
+	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END,
+		'idempotency.outbox'::regclass::oid, base, born, mark, top,
 		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
 	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
 	IF NOT FOUND THEN
@@ -241,9 +242,8 @@ DECLARE
 	model idempotency.position;
 BEGIN
 	FOR p IN
-		SELECT n.* FROM idempotency.partition AS a JOIN idempotency.position AS n USING (subscription, partition), pg_control_system() AS c
-		WHERE a.subscription = name AND a.stop IS NULL
-			AND (n.system_identifier <> c.system_identifier OR n.relation <> 'idempotency.outbox'::regclass::oid)
+		SELECT n.* FROM idempotency.partition AS a JOIN idempotency.position AS n USING (subscription, partition)
+		WHERE a.subscription = name AND a.stop IS NULL AND idempotency_internal.is_foreign(n)
 	LOOP
 		IF p.upto IS NOT NULL THEN
 			PERFORM idempotency_internal.raise('55000', format('subscription "%s" has not read the events of its restore', name), NULL,
@@ -256,8 +256,8 @@ BEGIN
 	base := idempotency_internal.snapshot();
 	top := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 	SELECT n.* INTO model
-	FROM idempotency.position AS n, pg_control_system() AS c
-	WHERE n.system_identifier = c.system_identifier AND n.relation = 'idempotency.outbox'::regclass::oid
+	FROM idempotency.position AS n
+	WHERE NOT idempotency_internal.is_foreign(n)
 	ORDER BY n.mark DESC
 	LIMIT 1;
 	UPDATE idempotency.partition AS a SET stop = base, stop_born = born, stop_mark = drawn, stop_top = top

@@ -3708,6 +3708,25 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.snapshot() IS 'the current snapshot, in which this transaction is in progress';
 
+-- Whether this transaction can have drawn numbers for events: publish() keeps the lock of its INSERT.
+CREATE FUNCTION idempotency_internal.has_published()
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
+		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation')
+$$;
+COMMENT ON FUNCTION idempotency_internal.has_published() IS 'whether this transaction has published events';
+
+-- Whether the ids of a position are those of another cluster, or of another table: after a restore.
+CREATE FUNCTION idempotency_internal.is_foreign(p idempotency.position)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+	SELECT p.relation <> 'idempotency.outbox'::regclass OR p.system_identifier <> (SELECT c.system_identifier FROM pg_control_system() AS c)
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_foreign(idempotency.position) IS 'whether a position was restored and not used here yet';
+
 -- The columns xids, froms and range_from for a snapshot, by a position that has read less.
 CREATE FUNCTION idempotency_internal.in_progress(
 	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
@@ -3723,8 +3742,7 @@ BEGIN
 			WHEN x >= p.born THEN p.mark
 			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
 			-- this transaction, if it has drawn none
-			WHEN x = pg_current_xact_id_if_assigned() AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid()
-				AND l.relation = 'idempotency.outbox'::regclass AND l.mode = 'RowExclusiveLock' AND l.locktype = 'relation')
+			WHEN x = pg_current_xact_id_if_assigned() AND NOT idempotency_internal.has_published()
 				THEN coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)
 			ELSE 0
 		END), '{}')
@@ -3755,7 +3773,6 @@ CREATE FUNCTION idempotency_internal.begin_window(INOUT p idempotency.position, 
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	cluster bigint;
 	lowest bigint;
 BEGIN
 	IF part.stop IS NOT NULL THEN
@@ -3764,8 +3781,7 @@ BEGIN
 		p.upto_mark := part.stop_mark;
 		p.top := part.stop_top;
 	ELSE
-		SELECT c.system_identifier INTO cluster FROM pg_control_system() AS c;
-		IF p.system_identifier <> cluster OR p.relation <> 'idempotency.outbox'::regclass::oid THEN
+		IF idempotency_internal.is_foreign(p) THEN
 			p := idempotency_internal.begin_here(p);
 			RETURN;
 		END IF;
@@ -3802,8 +3818,7 @@ DECLARE
 	lock_timeout text := current_setting('lock_timeout');
 	last bigint;
 BEGIN
-	IF EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
-		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation') THEN
+	IF idempotency_internal.has_published() THEN
 		PERFORM idempotency_internal.raise('55000', 'cannot fetch in a transaction that has published, after a restore', NULL,
 			'Commit, and call idempotency.fetch() in a transaction of its own.');
 	END IF;
@@ -3876,7 +3891,7 @@ BEGIN
 		start := least(start, (SELECT min(u.start) FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, now)));
 	END IF;
 	-- ids of another cluster tell nothing
-	IF NOT p.ended AND (p.relation <> 'idempotency.outbox'::regclass OR p.system_identifier <> (SELECT c.system_identifier FROM pg_control_system() AS c)) THEN
+	IF NOT p.ended AND idempotency_internal.is_foreign(p) THEN
 		RETURN true;
 	ELSIF p.ended OR last = start AND NOT is_ending THEN
 		RETURN false;
@@ -4228,7 +4243,8 @@ BEGIN
 	SELECT name, first + r, next, r, partitions FROM generate_series(0, partitions - 1) AS r;
 	INSERT INTO idempotency.position (subscription, partition, version, changed_at, system_identifier, relation, base, born, mark, top,
 		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
-	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END, 'idempotency.outbox'::regclass::oid, base, born, mark, top,
+	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END,
+		'idempotency.outbox'::regclass::oid, base, born, mark, top,
 		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
 	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
 	IF NOT FOUND THEN
@@ -4255,9 +4271,8 @@ DECLARE
 	model idempotency.position;
 BEGIN
 	FOR p IN
-		SELECT n.* FROM idempotency.partition AS a JOIN idempotency.position AS n USING (subscription, partition), pg_control_system() AS c
-		WHERE a.subscription = name AND a.stop IS NULL
-			AND (n.system_identifier <> c.system_identifier OR n.relation <> 'idempotency.outbox'::regclass::oid)
+		SELECT n.* FROM idempotency.partition AS a JOIN idempotency.position AS n USING (subscription, partition)
+		WHERE a.subscription = name AND a.stop IS NULL AND idempotency_internal.is_foreign(n)
 	LOOP
 		IF p.upto IS NOT NULL THEN
 			PERFORM idempotency_internal.raise('55000', format('subscription "%s" has not read the events of its restore', name), NULL,
@@ -4270,8 +4285,8 @@ BEGIN
 	base := idempotency_internal.snapshot();
 	top := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 	SELECT n.* INTO model
-	FROM idempotency.position AS n, pg_control_system() AS c
-	WHERE n.system_identifier = c.system_identifier AND n.relation = 'idempotency.outbox'::regclass::oid
+	FROM idempotency.position AS n
+	WHERE NOT idempotency_internal.is_foreign(n)
 	ORDER BY n.mark DESC
 	LIMIT 1;
 	UPDATE idempotency.partition AS a SET stop = base, stop_born = born, stop_mark = drawn, stop_top = top
@@ -5422,8 +5437,8 @@ COMMENT ON FUNCTION idempotency_internal.drop_lag(idempotency.subscription) IS '
 -- Deletes dead letters after their retention, and events of the log that every position has
 -- passed and that are older than idempotency.outbox_retention.  A position has passed what its
 -- "base" shows up to "top", what it has read of "upto", and all numbers that it can never read
--- again; events in its list are kept.  While a subscription is being created or moved, whose position is invisible, it deletes
--- none, and so it does under an old snapshot.
+-- again; events in its list are kept.  While a subscription is being created or moved, whose position
+-- is invisible, it deletes none, and so it does under an old snapshot.
 CREATE FUNCTION idempotency_internal.reap_events(max_rows bigint, retention interval DEFAULT NULL)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -5814,11 +5829,11 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	RETURNS text[]
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,in_progress,
+	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,has_published,is_foreign,in_progress,
 		raise_sequence,begin_window,begin_here,end_window,has_news,park_blocked,read_log,caller,log_call,clipped_error,
-		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
+		subscription_of,raise_in_use,check_transaction,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
-		schedule_queue,fail_event,take_parked,end_generation,next_batch,fetch,batch_of,ack_events,ack,nack,extend,pause,
+		schedule_queue,fail_event,take_parked,end_generation,is_out,next_batch,fetch,batch_of,ack_events,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive_events,redrive,discard_events,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
 $$;
 COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';
