@@ -289,16 +289,19 @@ COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, id
 
 -- extension only
 -- When the next parked event is due.  One that is due is in a partition whose batch is out.
+-- In PL/pgSQL, so that a session plans it once.
 CREATE FUNCTION idempotency_internal.next_retry(name text)
 	RETURNS timestamptz
-	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
-	SELECT min(k.retry_at)
-	FROM idempotency.partition AS a
-	CROSS JOIN LATERAL (SELECT e.retry_at FROM idempotency.parked AS e
-		WHERE e.subscription = a.subscription AND e.partition = a.partition AND e.retry_at > clock_timestamp()
-		ORDER BY e.retry_at LIMIT 1) AS k
-	WHERE a.subscription = $1 COLLATE "C"
+BEGIN
+	RETURN (SELECT min(k.retry_at)
+		FROM idempotency.partition AS a
+		CROSS JOIN LATERAL (SELECT e.retry_at FROM idempotency.parked AS e
+			WHERE e.subscription = a.subscription AND e.partition = a.partition AND e.retry_at > clock_timestamp()
+			ORDER BY e.retry_at LIMIT 1) AS k
+		WHERE a.subscription = name COLLATE "C");
+END
 $$;
 COMMENT ON FUNCTION idempotency_internal.next_retry(text) IS 'when a waiting consumer must look again';
 

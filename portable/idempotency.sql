@@ -3709,21 +3709,25 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.snapshot() IS 'the current snapshot, in which this transaction is in progress';
 
 -- Whether this transaction can have drawn numbers for events: publish() keeps the lock of its INSERT.
+-- In PL/pgSQL, so that a session plans it once.
 CREATE FUNCTION idempotency_internal.has_published()
 	RETURNS boolean
-	LANGUAGE sql VOLATILE PARALLEL SAFE
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
-	SELECT EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
-		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation')
+BEGIN
+	RETURN EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
+		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation');
+END
 $$;
 COMMENT ON FUNCTION idempotency_internal.has_published() IS 'whether this transaction has published events';
 
 -- Whether the ids of a position are those of another cluster, or of another table: after a restore.
+-- Without a subquery, so that the planner inlines it.
 CREATE FUNCTION idempotency_internal.is_foreign(p idempotency.position)
 	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-	SELECT p.relation <> 'idempotency.outbox'::regclass OR p.system_identifier <> (SELECT c.system_identifier FROM pg_control_system() AS c)
+	SELECT p.relation <> 'idempotency.outbox'::regclass OR p.system_identifier <> (pg_control_system()).system_identifier
 $$;
 COMMENT ON FUNCTION idempotency_internal.is_foreign(idempotency.position) IS 'whether a position was restored and not used here yet';
 
