@@ -8,66 +8,7 @@ EXTENSION = idempotency
 # would install pages with names like README.md beside those of other extensions.
 DATA = $(wildcard idempotency--*.sql)
 MODULE_big = idempotency
-OBJS = \
-	src/idempotency.o \
-	src/launcher/cycle.o \
-	src/launcher/launcher.o \
-	src/launcher/relays.o \
-	src/launcher/visit.o \
-	src/relay/handler.o \
-	src/relay/slots.o \
-	src/relay/survey.o \
-	src/relay/worker.o \
-	src/reaper/events.o \
-	src/reaper/keys.o \
-	src/reaper/state.o \
-	src/outbox/publish.o \
-	src/outbox/table.o \
-	src/outbox/topic.o \
-	src/outbox/wakeup.o \
-	src/keys/abandoned.o \
-	src/keys/claim.o \
-	src/keys/expire.o \
-	src/keys/finish.o \
-	src/keys/guard.o \
-	src/keys/inspect.o \
-	src/keys/lease.o \
-	src/keys/lock.o \
-	src/keys/once.o \
-	src/keys/operation.o \
-	src/keys/run.o \
-	src/keys/transaction.o \
-	src/store/keytext.o \
-	src/store/lookup.o \
-	src/store/row.o \
-	src/store/table.o \
-	src/store/write.o \
-	src/request/canonical.o \
-	src/request/document.o \
-	src/request/fingerprint.o \
-	src/request/http.o \
-	src/request/keygen.o \
-	src/request/number.o \
-	src/base/bgworker.o \
-	src/base/builtin.o \
-	src/base/database.o \
-	src/base/digest.o \
-	src/base/errors.o \
-	src/base/guc.o \
-	src/base/lockwait.o \
-	src/base/name.o \
-	src/base/pattern.o \
-	src/base/query.o \
-	src/base/reevaluation.o \
-	src/base/relation.o \
-	src/base/scope_prefix.o \
-	src/base/setting.o \
-	src/base/shmem.o \
-	src/base/stats.o \
-	src/base/subtransaction.o \
-	src/base/timing.o \
-	src/base/visits.o \
-	src/base/wakeup.o
+OBJS = $(patsubst %.c,%.o,$(wildcard src/*.c src/*/*.c))
 PGFILEDESC = "idempotency - retries have their effect exactly once"
 
 # CI builds with `make WERROR=1`; users build without -Werror.
