@@ -94,3 +94,18 @@ keep() {
 	cp -R "$output/." "$kept/" 2>/dev/null || true
 	echo "kept in $kept"
 }
+
+# essence prints the lines of the log of a failed job that say what failed, shortened, and at
+# most 12: violations, failed tests, the changed lines of a difference, and errors. If the log
+# has none of them, its last lines.
+essence() {
+	local lines
+	lines=$(cut -c 1-200 "$1" | grep -E '^(VIOLATION|FAILED) |^[-+][^-+]|^not ok |^# +(Failed|got:|expected:)|PANIC: |TRAP: |(Error|error): ' | head -n 12 || true)
+	printf '%s\n' "${lines:-$(tail -n 5 "$1" | cut -c 1-200)}" | sed 's/^/    /'
+}
+
+# show_failures prints the essence of all failed jobs, so that the end of the output of a run
+# says what failed, even if only the end is kept.
+show_failures() {
+	[ ! -s "$work/failures" ] || { say "what failed"; cat "$work/failures"; }
+}
