@@ -164,13 +164,12 @@ FROM (
 	SELECT i, CASE WHEN i % 3 = 0 THEN '-' ELSE '' END AS sign,
 		(1 + i % 9) || left(translate(md5(i::text) || md5((-i)::text), 'abcdef', '012345'), i % 40) AS digits,
 		(i * 7919 % 701) - 350 AS exponent
-	FROM generate_series(1, 5000) AS i) AS s;
-SELECT count(*), count(*) FILTER (WHERE idempotency.canonical(a) = idempotency.canonical(b)) AS same,
-	count(*) FILTER (WHERE idempotency.canonical(a)::numeric = a::numeric) AS exact,
-	count(*) FILTER (WHERE idempotency.canonical(idempotency.canonical(a)) = idempotency.canonical(a)) AS stable,
-	count(DISTINCT a::numeric) = count(DISTINCT idempotency.canonical(a)) AS distinct,
-	count(*) FILTER (WHERE idempotency.canonical(a) ~ 'e' AND length(idempotency.canonical(a)) < 100) > 1000 AS with_exponents
-FROM wide;
+	FROM generate_series(1, 701) AS i) AS s;
+SELECT count(*), count(*) FILTER (WHERE text = idempotency.canonical(b)) AS same,
+	count(*) FILTER (WHERE text::numeric = a::numeric) AS exact, count(*) FILTER (WHERE idempotency.canonical(text) = text) AS stable,
+	count(DISTINCT a::numeric) = count(DISTINCT text) AS distinct,
+	count(*) FILTER (WHERE text ~ 'e' AND length(text) < 100) > 150 AS with_exponents
+FROM (SELECT a, b, idempotency.canonical(a) AS text FROM wide OFFSET 0) AS w;
 
 -- Numbers outside the range of numeric, in every spelling.
 \set VERBOSITY sqlstate
@@ -250,11 +249,11 @@ SELECT idempotency.canonical(d) = idempotency.canonical(d::jsonb) AS same, idemp
 FROM (VALUES ('{"b": {"y": {"q": 1, "p": [2.0, {"n": 1, "m": null}]}, "x": []}, "a": [[{"d": 1, "c": 2}], {}], "aa": {"\u0001": "\u0002", "": 0}}')) AS v (d);
 
 --
--- Wide: 100,000 members in reverse order
+-- Wide: 20,000 members in reverse order
 --
 SELECT idempotency.canonical('{' || string_agg(format('"%s": %s', lpad(i::text, 6, '0'), i), ', ' ORDER BY i DESC) || '}')
 	= '{' || string_agg(format('"%s":%s', lpad(i::text, 6, '0'), i), ',' ORDER BY i) || '}' AS right
-FROM generate_series(0, 99999) AS i;
+FROM generate_series(0, 19999) AS i;
 
 -- Many levels, opened and closed again.
 SELECT idempotency.canonical('[' || string_agg(repeat('[', 40) || i || repeat(']', 40), ' , ' ORDER BY i) || ']')
