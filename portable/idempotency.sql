@@ -197,6 +197,12 @@ BEGIN
 END
 $$;
 
+-- Where reap() continues in the table: see reap_keys().
+CREATE SEQUENCE idempotency_internal.expiry_block MINVALUE 0;
+COMMENT ON SEQUENCE idempotency_internal.expiry_block IS 'the block from which on keys expire next';
+CREATE SEQUENCE idempotency_internal.scan_block MINVALUE 0;
+COMMENT ON SEQUENCE idempotency_internal.scan_block IS 'the block at which the scan of the whole table continues';
+
 -- Joined with a row of no columns, which costs nothing, a view cannot be updated: its rows are
 -- changed by functions only, under the locks that these take.
 CREATE VIEW idempotency.keys AS
@@ -2917,13 +2923,111 @@ $$;
 COMMENT ON FUNCTION idempotency.forget(text, text) IS
 	'delete a stored outcome; true if there was one';
 
--- A row that another transaction has locked is left for the next call.
+-- Deletes expired rows in "pages" blocks from "first" on, max_rows at most.  It waits for no row: one that another
+-- transaction has locked is left for a later call.  "next" is the block after those that it has read, is_old
+-- tells whether most of their rows had expired, and is_young whether few had.
+CREATE FUNCTION idempotency_internal.reap_stretch(first bigint, pages bigint, max_rows bigint,
+	OUT next bigint, OUT reaped bigint, OUT is_old boolean, OUT is_young boolean)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+	SET enable_tidscan = on SET enable_seqscan = off
+AS $$
+DECLARE
+	first_row CONSTANT tid := format('(%s,0)', first);
+	next_row CONSTANT tid := format('(%s,0)', first + pages);
+	kept bigint;
+	expired bigint;
+	first_expired tid;
+BEGIN
+	DELETE FROM idempotency.key AS k
+	WHERE k.ctid = ANY (ARRAY(
+		SELECT e.ctid
+		FROM idempotency.key AS e
+		WHERE e.ctid >= first_row AND e.ctid < next_row AND e.expires_at <= statement_timestamp()
+			AND (pg_current_xact_id_if_assigned() IN (e.claimed_in, e.proven_in)
+				AND (e.claim_retention IS NOT NULL OR e.token IS NOT NULL) AND idempotency_internal.is_written_here(e.xmin)) IS NOT TRUE
+		LIMIT max_rows
+		FOR UPDATE SKIP LOCKED));
+	GET DIAGNOSTICS reaped = ROW_COUNT;
+	next := first + pages;
+	is_old := false;
+	is_young := true;
+	IF reaped > 0 THEN
+		SELECT count(*), count(*) FILTER (WHERE e.expires_at <= statement_timestamp()), min(e.ctid) FILTER (WHERE e.expires_at <= statement_timestamp())
+		INTO kept, expired, first_expired
+		FROM idempotency.key AS e
+		WHERE e.ctid >= first_row AND e.ctid < next_row;
+		is_young := 8 * reaped < reaped + kept;
+		IF reaped < max_rows THEN
+			is_old := 4 * reaped >= 3 * (reaped + kept);
+		ELSE
+			is_old := 4 * (reaped + expired) >= 3 * (reaped + kept);
+			next := coalesce((first_expired::text::point)[0], next);
+		END IF;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.reap_stretch(bigint, bigint, bigint) IS 'delete the expired rows of some blocks, without waiting';
+
+-- Deletes expired keys as the extension's worker does: first where the border between expired and
+-- live rows was, then in a part of the table that is another one in each call.  With "whole", it reads
+-- the whole table.  Both positions are only hints: any are right, in every table.  They are
+-- sequences, because a row would make two reapers wait for each other.
+CREATE FUNCTION idempotency_internal.reap_keys(max_rows bigint, whole boolean)
+	RETURNS bigint
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	stretch CONSTANT integer := 64;
+	blocks bigint := pg_relation_size('idempotency.key') / current_setting('block_size')::integer;
+	border_before CONSTANT bigint := coalesce(pg_sequence_last_value('idempotency_internal.expiry_block'), 0);
+	scan_before CONSTANT bigint := coalesce(pg_sequence_last_value('idempotency_internal.scan_block'), 0);
+	border bigint := border_before;
+	scan bigint := scan_before;
+	scanned bigint := 0;
+	young_left bigint := least(greatest(blocks / 256, 256), 4096);
+	reaped bigint := 0;
+	part record;
+BEGIN
+	WHILE reaped < max_rows AND blocks > 0 LOOP
+		border := CASE WHEN border < blocks THEN border ELSE 0 END;
+		part := idempotency_internal.reap_stretch(border, least(stretch, blocks - border), max_rows - reaped);
+		reaped := reaped + part.reaped;
+		EXIT WHEN NOT part.is_old;
+		border := part.next;
+	END LOOP;
+	WHILE reaped < max_rows AND scanned < blocks AND (whole OR young_left > 0) LOOP
+		scan := CASE WHEN scan < blocks THEN scan ELSE 0 END;
+		part := idempotency_internal.reap_stretch(scan, least(stretch, blocks - scan, blocks - scanned), max_rows - reaped);
+		reaped := reaped + part.reaped;
+		scanned := scanned + part.next - scan;
+		IF part.is_young THEN
+			young_left := young_left - (part.next - scan);
+		END IF;
+		IF part.is_old THEN
+			border := part.next;
+		END IF;
+		scan := part.next;
+	END LOOP;
+	IF border <> border_before THEN
+		PERFORM setval('idempotency_internal.expiry_block', border);
+	END IF;
+	IF scan <> scan_before THEN
+		PERFORM setval('idempotency_internal.scan_block', scan);
+	END IF;
+	RETURN reaped;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.reap_keys(bigint, boolean) IS 'delete expired keys at the border and in a part of the table';
+
+-- Events are half of the rows at most, unless there are too few keys, so that neither keeps the other from
+-- being deleted.
 CREATE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000)
 	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	reaped bigint;
+	most CONSTANT bigint := coalesce(max_rows, 9223372036854775807);
+	reaped bigint := 0;
 BEGIN
 	IF max_rows < 0 THEN
 		PERFORM idempotency_internal.raise('22023', 'max_rows must not be negative', NULL,
@@ -2931,17 +3035,13 @@ BEGIN
 	ELSIF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only('reap');
 	END IF;
-	DELETE FROM idempotency.key AS k
-	WHERE k.ctid = ANY (ARRAY(
-		SELECT e.ctid
-		FROM idempotency.key AS e
-		WHERE e.expires_at <= statement_timestamp()
-			AND (pg_current_xact_id_if_assigned() IN (e.claimed_in, e.proven_in)
-				AND (e.claim_retention IS NOT NULL OR e.token IS NOT NULL) AND idempotency_internal.is_written_here(e.xmin)) IS NOT TRUE
-		LIMIT max_rows
-		FOR UPDATE SKIP LOCKED));
-	GET DIAGNOSTICS reaped = ROW_COUNT;
-	reaped := reaped + idempotency_internal.reap_events(max_rows - reaped); -- not distributed
+	reaped := idempotency_internal.reap_events(most / 2); -- not distributed
+	reaped := reaped + idempotency_internal.reap_keys(most - reaped, max_rows IS NULL);
+	-- not distributed:
+	IF reaped < most AND reaped >= most / 2 THEN
+		reaped := reaped + idempotency_internal.reap_events(most - reaped);
+	END IF;
+	-- both layouts
 	RETURN reaped;
 END
 $$;

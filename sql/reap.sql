@@ -175,6 +175,65 @@ END $$;
 SELECT count(*) FROM idempotency.key WHERE key LIKE 'f%';
 
 
+-- not distributed: it writes to the table
+--
+-- The part of the table that a call reads
+--
+
+TRUNCATE idempotency.key;
+-- Stores rows that fill a third of a block each.
+CREATE FUNCTION pg_temp.fill(prefix text, rows int, retention interval) RETURNS void LANGUAGE sql AS $$
+	INSERT INTO idempotency.key (created_at, expires_at, status, scope, key, response)
+	SELECT now(), now() + retention, 200, 'reap', prefix || i, to_json(repeat('x', 1700)) FROM generate_series(1, rows) AS i
+$$;
+-- Calls reap() in a transaction of its own, and returns what it deleted and the blocks that it read.
+CREATE PROCEDURE pg_temp.reap(INOUT reaped bigint, INOUT blocks bigint) LANGUAGE plpgsql AS $$
+DECLARE
+	stored bigint := (SELECT count(*) FROM idempotency.key);
+	plan json;
+BEGIN
+	COMMIT;
+	EXECUTE 'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT idempotency.reap(1000)' INTO plan;
+	COMMIT;
+	reaped := stored - (SELECT count(*) FROM idempotency.key);
+	blocks := (plan -> 0 -> 'Plan' ->> 'Shared Hit Blocks')::bigint + (plan -> 0 -> 'Plan' ->> 'Shared Read Blocks')::bigint;
+END
+$$;
+
+-- Blocks of live rows, then of expired rows, then of live rows.
+SELECT FROM pg_temp.fill('early', 3000, '1 hour');
+SELECT FROM pg_temp.fill('expired', 3000, '-1 second');
+SELECT FROM pg_temp.fill('late', 3000, '1 hour');
+SELECT pg_relation_size('idempotency.key') / 8192 BETWEEN 2000 AND 3100 AS blocks;
+SELECT idempotency.reap(0);
+-- Each call reads blocks in which rows expired, and about 256 others.
+DO $$
+DECLARE
+	reaped bigint;
+	blocks bigint;
+	rows bigint := 0;
+	calls int := 0;
+	most bigint := 0;
+BEGIN
+	-- plans and the catalog
+	CALL pg_temp.reap(reaped, blocks);
+	rows := rows + reaped;
+	FOR i IN 1 .. 20 LOOP
+		CALL pg_temp.reap(reaped, blocks);
+		calls := calls + (rows < 3000)::int;
+		rows := rows + reaped;
+		most := greatest(most, blocks - 6 * reaped);
+	END LOOP;
+	RAISE NOTICE '% rows; some calls: %; few blocks: %', rows, calls BETWEEN 4 AND 15, most < 600;
+END
+$$;
+SELECT rtrim(key, '0123456789') AS kind, count(*) FROM idempotency.key GROUP BY 1 ORDER BY 1;
+
+-- NULL: the whole table.
+SELECT FROM pg_temp.fill('last', 1, '-1 second');
+SELECT idempotency.reap(NULL);
+-- both layouts
+
 --
 -- A published table
 --

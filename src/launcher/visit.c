@@ -98,15 +98,17 @@ ReapEvents(int64 maxRows, int64 *reaped)
 
 /*
  * reap(max_rows) RETURNS bigint: how many expired rows and events it removed.
- * Reads the table once, in the caller's transaction.  Events are half of the rows at most,
+ * Works in the caller's transaction.  With NULL it reads the whole table, once; otherwise as
+ * much as a visit of the worker.  Events are half of the rows at most,
  * unless there are too few keys, so that neither keeps the other from being removed.
  * Nothing is removed where logical replication fills the tables.
  */
 Datum
 idempotency_reap(PG_FUNCTION_ARGS)
 {
-	ReaperRun run = {
-		.plan = {.maxRows = ReaperRunMaxRows(), .batchRows = PG_INT64_MAX, .wholeTable = true}};
+	ReaperRun run = {.plan = {.maxRows = ReaperRunMaxRows(),
+							  .batchRows = PG_INT64_MAX,
+							  .wholeTable = PG_ARGISNULL(0)}};
 	int64 events = 0;
 	int64 maxRows;
 

@@ -27,9 +27,11 @@
 /* The most pages that a batch reads. */
 #define BATCH_PAGES 64
 
-/* The number of runs that scan the whole table, and the fewest pages that a run scans. */
+/* The number of runs that scan the whole table, and the fewest and the most pages that a run scans.
+ */
 #define SCAN_RUNS 256
 #define RUN_PAGES 256
+#define RUN_MAX_PAGES 4096
 
 /*
  * IsPastBorder tells whether most of the stretch had expired, so that expiryBlock need
@@ -135,7 +137,7 @@ ReaperRunBatch(ReaperRun *run)
 	{
 		/* The scan is next */
 		run->scanning = true;
-		run->pagesLeft = Max(RUN_PAGES, run->blocks / SCAN_RUNS);
+		run->pagesLeft = Min(Max(RUN_PAGES, run->blocks / SCAN_RUNS), RUN_MAX_PAGES);
 	}
 
 	run->reaped.rows += stretch.reaped;

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 #
 # The suite reaper: the cost of deleting expired keys, its effect on the latency of
-# claims, and the size of the table. The reference is DELETE by an index on expires_at.
+# claims, the size of the table, and the buffers that reap() of each edition reads. The
+# reference is DELETE by an index on expires_at.
 #
 #	EXPIRED=1000000 number of expired keys when reaping starts
 #	RATE=2000       claims per second for latency and table size
@@ -144,8 +145,29 @@ sleep_until() {
 	[ "$rest" -le 0 ] || sleep "$(printf '%d.%09d' $((rest / 1000000000)) $((rest % 1000000000)))"
 }
 
+# prepare_portable makes the database of the portable edition.
+prepare_portable() {
+	sql "CREATE DATABASE portable"
+	(
+		export PGDATABASE=portable
+		sql_file "$bench/common.sql"
+		sql "INSERT INTO bench.figure (figure, title, unit, contestants)
+			SELECT f, f, 'buffers', '{portable}' FROM unnest('{reap_pages,idle_pages}'::text[]) AS f"
+		psql -X -q -o /dev/null -v ON_ERROR_STOP=1 -f "$bench/../../portable/idempotency.sql"
+		sql_file "$bench/reaper_pages.sql"
+	)
+}
+
+# measure_pages counts what reap() of the edition of a database reads when nothing is in memory.
+measure_pages() {
+	sql "CALL bench.fill_pages()" "VACUUM idempotency.key" "CHECKPOINT"
+	restart_with
+	sql "CALL bench.sample_pages($1, '$2')"
+}
+
 run_reaper() {
 	local round way
+	prepare_portable
 	for ((round = 1; round <= rounds; round++)); do
 		say "round $round of $rounds"
 		for way in $(in_turn "$round" hand reap worker); do
@@ -157,7 +179,10 @@ run_reaper() {
 		for way in $(in_turn "$round" hand idempotency); do
 			measure_latency "$round" "$way"
 		done
+		measure_pages "$round" idempotency
+		PGDATABASE=portable measure_pages "$round" portable
 	done
 	say "$((2 + rounds)) periods of $period seconds"
 	measure_sizes
+	psql -X -q -d portable -c "COPY bench.sample TO STDOUT" | psql -X -q -v ON_ERROR_STOP=1 -c "COPY bench.sample FROM STDIN"
 }

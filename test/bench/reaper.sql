@@ -3,6 +3,7 @@
 -- expires_at.
 
 \ir charge.sql
+\ir reaper_pages.sql
 
 INSERT INTO bench.figure (figure, title, unit, contestants, target, absolute) VALUES
 	('reap_cpu', 'reap() and VACUUM: server CPU per key', 'us', '{hand,idempotency}', NULL, false),
@@ -15,6 +16,9 @@ INSERT INTO bench.figure (figure, title, unit, contestants, target, absolute) VA
 	('beside', 'p99 of a claim while the worker (hand: DELETE) runs', 'us', '{hand,idempotency}', NULL, false),
 	('slower', 'the second, of the first', 'times', '{hand,idempotency}', 1.2, true),
 	('size', 'heap and index after three periods, of one period''s', 'times', '{hand,idempotency}', 1.3, true);
+INSERT INTO bench.figure (figure, title, unit, contestants, reference, target) VALUES
+	('reap_pages', 'reap() of 50,000 expired keys: pages read', 'pages', '{idempotency,portable}', 'idempotency', 2),
+	('idle_pages', 'reap() of a table without expired keys: buffers used', 'buffers', '{idempotency,portable}', 'idempotency', 2);
 
 -- ---------------------------------------------------------------------------
 -- Tables full of keys

@@ -227,7 +227,7 @@ CheckServer(Session *session)
 	Expect(session, "locks left on keys", "0",
 		   "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 18756 "
 		   "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())");
-	while (Ask(session, NULL, "SELECT idempotency.reap(1000)") &&
+	while (Ask(session, NULL, "SELECT idempotency.reap(NULL)") &&
 		   strcmp(Value(session, 0, 0), "0") != 0)
 		;
 	Expect(session, "expired rows", "0",
