@@ -1403,20 +1403,42 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
 
--- Tells whether a partition without a window and without parked events that are due can have
--- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
+CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN false
+		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
+		ELSE clock_timestamp() BETWEEN $2 AND $3
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
+
+-- Tells whether a partition has something for fetch(): no batch is out, and there are events to deliver, or the log is
+-- to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
 -- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
 -- event of others after a minute, so that it can be deleted.
-CREATE FUNCTION idempotency_internal.has_news(
+CREATE FUNCTION idempotency_internal.is_due(
 	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
 	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	last bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
-	now pg_snapshot := pg_current_snapshot();
-	start bigint := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
+	last bigint;
+	now pg_snapshot;
+	start bigint;
 BEGIN
+	IF idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+		RETURN false;
+	ELSIF p.upto IS NOT NULL OR p.batch IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
+		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()) THEN
+		RETURN true;
+	END IF;
+	last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	now := pg_current_snapshot();
+	start := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
 	IF p.xids <> '{}' THEN
 		start := least(start, (SELECT min(u.start) FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, now)));
 	END IF;
@@ -1432,8 +1454,8 @@ BEGIN
 			AND (o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns) OR o.published_at < clock_timestamp() - interval '1 minute'));
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, boolean, integer, integer, text[]) IS
-	'whether a partition can have something to read';
+COMMENT ON FUNCTION idempotency_internal.is_due(idempotency.position, boolean, integer, integer, text[]) IS
+	'whether a partition has something for fetch()';
 
 -- Copies events of the log that are in the list into the table of parked events, and returns
 -- the others.  An event that an earlier one of its aggregate blocks waits; one that is not due
@@ -2248,19 +2270,6 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
--- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
-CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
-	RETURNS boolean
-	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
-	SELECT CASE
-		WHEN $1 IS NULL THEN false
-		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
-		ELSE clock_timestamp() BETWEEN $2 AND $3
-	END
-$$;
-COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
-
 -- Takes the next batch of a partition that the transaction has locked, and returns its position; its
 -- batch is another one if there are no events.
 CREATE FUNCTION idempotency_internal.next_batch(
@@ -2318,6 +2327,21 @@ COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, id
 	timestamptz, timestamptz, bigint, xid8) IS
 	'take the next batch of a locked partition';
 
+-- The partitions from which fetch() can take something.
+CREATE FUNCTION idempotency_internal.due_partitions(s idempotency.subscription)
+	RETURNS SETOF integer
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT a.partition
+	FROM idempotency.partition AS a
+	CROSS JOIN LATERAL (SELECT o AS position FROM idempotency.position AS o
+		WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
+	WHERE a.subscription = $1.subscription AND $1.paused_at IS NULL
+		AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = $1.subscription)
+		AND idempotency_internal.is_due(n.position, a.stop IS NOT NULL, a.modulus, a.remainder, $1.patterns)
+$$;
+COMMENT ON FUNCTION idempotency_internal.due_partitions(idempotency.subscription) IS 'partitions that have something for fetch()';
+
 -- When the next parked event is due.  One that is due is in a partition whose batch is out.
 -- In PL/pgSQL, so that a session plans it once.
 CREATE FUNCTION idempotency_internal.next_retry(name text)
@@ -2351,14 +2375,7 @@ CREATE FUNCTION idempotency_internal.survey()
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
 	SELECT s.subscription, s.owner, s.topics, (SELECT max(a.modulus) FROM idempotency.partition AS a WHERE a.subscription = s.subscription),
-		s.paused_at IS NULL AND EXISTS (
-			SELECT FROM idempotency.partition AS a
-			CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.events FROM idempotency.position AS o
-				WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
-			WHERE a.subscription = s.subscription AND NOT idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until)
-				AND (n.events <> '{}' OR idempotency_internal.has_news(n.position, a.stop IS NOT NULL, a.modulus, a.remainder, s.patterns)
-					OR EXISTS (SELECT FROM idempotency.parked AS k
-						WHERE k.subscription = a.subscription AND k.partition = a.partition AND k.retry_at <= clock_timestamp()))),
+		EXISTS (SELECT FROM idempotency_internal.due_partitions(s)),
 		idempotency_internal.next_due(s.subscription)
 	FROM idempotency.subscription AS s
 	WHERE s.handler IS NOT NULL
@@ -2389,7 +2406,6 @@ DECLARE
 	numbers bigint[];
 	oldest integer;
 	is_ending boolean;
-	is_due boolean;
 	changed boolean;
 	moved boolean := false;
 BEGIN
@@ -2435,11 +2451,7 @@ BEGIN
 			oldest := next.generation;
 			is_ending := next.is_ending;
 			p := next.position;
-			CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
-			is_due := next.has_parked AND EXISTS (SELECT FROM idempotency.parked AS k
-				WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
-			CONTINUE WHEN p.upto IS NULL AND p.batch IS NULL AND NOT is_due AND p.events = '{}'
-				AND NOT idempotency_internal.has_news(p, is_ending, next.modulus, next.remainder, s.patterns);
+			CONTINUE WHEN NOT idempotency_internal.is_due(p, is_ending, next.modulus, next.remainder, s.patterns);
 			-- before the lock, which gives the transaction its id
 			IF p.upto IS NULL AND born IS NULL THEN
 				drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
@@ -2547,6 +2559,27 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval, bigint) IS
 	'get the next batch of events';
+
+-- Without events, fetch() can have read a part of the log only.  Partitions that another transaction has
+-- locked do not count: a loop would not wait for it.
+CREATE FUNCTION idempotency.has_more(subscription text)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+BEGIN
+	PERFORM idempotency_internal.check_transaction('has_more');
+	PERFORM FROM idempotency.partition AS a
+	WHERE a.subscription = s.subscription AND a.partition IN (SELECT idempotency_internal.due_partitions(s))
+	LIMIT 1
+	FOR UPDATE SKIP LOCKED;
+	RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION idempotency.has_more(text) IS
+	'after a fetch() without events: whether another one can return some';
 
 -- The position of the batch, under the lock of its partition, for a caller that may use the
 -- subscription.  Raises IK408 if the batch is not current, and 55P03 if another transaction uses the
@@ -3154,6 +3187,7 @@ DECLARE
 	code pg_catalog.text;
 	message pg_catalog.text;
 	was_empty pg_catalog.bool := false;
+	has_more pg_catalog.bool;
 BEGIN
 	IF handler IS NULL THEN
 		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
@@ -3179,13 +3213,15 @@ BEGIN
 		events := ARRAY(SELECT f FROM idempotency.fetch(subscription, max_events, lease => lease,
 			wait => CASE WHEN was_empty AND wait IS NOT NULL
 				THEN GREATEST('0', LEAST(wait, deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp())) END) AS f);
-		COMMIT;
-		-- The first call without events can have passed those of other topics
 		IF pg_catalog.cardinality(events) OPERATOR(pg_catalog.=) 0 THEN
-			EXIT WHEN was_empty;
-			was_empty := true;
+			-- it has passed events of other topics, or found none
+			has_more := idempotency.has_more(subscription);
+			COMMIT;
+			EXIT WHEN NOT has_more AND (was_empty OR (wait OPERATOR(pg_catalog.>) '0'::pg_catalog.interval) IS NOT TRUE);
+			was_empty := NOT has_more;
 			CONTINUE;
 		END IF;
+		COMMIT;
 		was_empty := false;
 		number := events[1].batch;
 		done := '{}';
@@ -3631,7 +3667,7 @@ AS $$
 			idempotency.subscribe, idempotency.alter_subscription, idempotency.unsubscribe,
 			idempotency.pause, idempotency.resume,
 			idempotency.seek(text, timestamptz), idempotency.seek(text, text),
-			idempotency.fetch, idempotency.ack(text, bigint), idempotency.ack(text, bigint, bigint[]), idempotency.nack, idempotency.extend,
+			idempotency.fetch, idempotency.has_more, idempotency.ack(text, bigint), idempotency.ack(text, bigint, bigint[]), idempotency.nack, idempotency.extend,
 			idempotency.deliver, idempotency.handler_of,
 			idempotency.redrive(text), idempotency.redrive(text, uuid), idempotency.discard(text), idempotency.discard(text, uuid),
 			idempotency.once, idempotency.once_many,

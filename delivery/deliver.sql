@@ -48,6 +48,7 @@ DECLARE
 	code pg_catalog.text;
 	message pg_catalog.text;
 	was_empty pg_catalog.bool := false;
+	has_more pg_catalog.bool;
 BEGIN
 	IF handler IS NULL THEN
 		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
@@ -73,13 +74,15 @@ BEGIN
 		events := ARRAY(SELECT f FROM idempotency.fetch(subscription, max_events, lease => lease,
 			wait => CASE WHEN was_empty AND wait IS NOT NULL
 				THEN GREATEST('0', LEAST(wait, deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp())) END) AS f);
-		COMMIT;
-		-- The first call without events can have passed those of other topics
 		IF pg_catalog.cardinality(events) OPERATOR(pg_catalog.=) 0 THEN
-			EXIT WHEN was_empty;
-			was_empty := true;
+			-- it has passed events of other topics, or found none
+			has_more := idempotency.has_more(subscription);
+			COMMIT;
+			EXIT WHEN NOT has_more AND (was_empty OR (wait OPERATOR(pg_catalog.>) '0'::pg_catalog.interval) IS NOT TRUE);
+			was_empty := NOT has_more;
 			CONTINUE;
 		END IF;
+		COMMIT;
 		was_empty := false;
 		number := events[1].batch;
 		done := '{}';

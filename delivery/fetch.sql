@@ -213,21 +213,6 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
--- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
-CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
-	RETURNS boolean
-	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
-	SELECT CASE
-		WHEN $1 IS NULL THEN false
-		-- extension only
-		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
-		-- both editions
-		ELSE clock_timestamp() BETWEEN $2 AND $3
-	END
-$$;
-COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
-
 -- Takes the next batch of a partition that the transaction has locked, and returns its position; its
 -- batch is another one if there are no events.
 CREATE FUNCTION idempotency_internal.next_batch(
@@ -287,6 +272,21 @@ COMMENT ON FUNCTION idempotency_internal.next_batch(idempotency.subscription, id
 	timestamptz, timestamptz, bigint, xid8) IS
 	'take the next batch of a locked partition';
 
+-- The partitions from which fetch() can take something.
+CREATE FUNCTION idempotency_internal.due_partitions(s idempotency.subscription)
+	RETURNS SETOF integer
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT a.partition
+	FROM idempotency.partition AS a
+	CROSS JOIN LATERAL (SELECT o AS position FROM idempotency.position AS o
+		WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
+	WHERE a.subscription = $1.subscription AND $1.paused_at IS NULL
+		AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = $1.subscription)
+		AND idempotency_internal.is_due(n.position, a.stop IS NOT NULL, a.modulus, a.remainder, $1.patterns)
+$$;
+COMMENT ON FUNCTION idempotency_internal.due_partitions(idempotency.subscription) IS 'partitions that have something for fetch()';
+
 -- extension only
 -- When the next parked event is due.  One that is due is in a partition whose batch is out.
 -- In PL/pgSQL, so that a session plans it once.
@@ -321,14 +321,7 @@ CREATE FUNCTION idempotency_internal.survey()
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
 AS $$
 	SELECT s.subscription, s.owner, s.topics, (SELECT max(a.modulus) FROM idempotency.partition AS a WHERE a.subscription = s.subscription),
-		s.paused_at IS NULL AND EXISTS (
-			SELECT FROM idempotency.partition AS a
-			CROSS JOIN LATERAL (SELECT o AS position, o.batch, o.leased_at, o.leased_until, o.events FROM idempotency.position AS o
-				WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
-			WHERE a.subscription = s.subscription AND NOT idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until)
-				AND (n.events <> '{}' OR idempotency_internal.has_news(n.position, a.stop IS NOT NULL, a.modulus, a.remainder, s.patterns)
-					OR EXISTS (SELECT FROM idempotency.parked AS k
-						WHERE k.subscription = a.subscription AND k.partition = a.partition AND k.retry_at <= clock_timestamp()))),
+		EXISTS (SELECT FROM idempotency_internal.due_partitions(s)),
 		idempotency_internal.next_due(s.subscription)
 	FROM idempotency.subscription AS s
 	WHERE s.handler IS NOT NULL
@@ -360,7 +353,6 @@ DECLARE
 	numbers bigint[];
 	oldest integer;
 	is_ending boolean;
-	is_due boolean;
 	changed boolean;
 	moved boolean := false;
 BEGIN
@@ -410,11 +402,7 @@ BEGIN
 			oldest := next.generation;
 			is_ending := next.is_ending;
 			p := next.position;
-			CONTINUE WHEN idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until);
-			is_due := next.has_parked AND EXISTS (SELECT FROM idempotency.parked AS k
-				WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= now);
-			CONTINUE WHEN p.upto IS NULL AND p.batch IS NULL AND NOT is_due AND p.events = '{}'
-				AND NOT idempotency_internal.has_news(p, is_ending, next.modulus, next.remainder, s.patterns);
+			CONTINUE WHEN NOT idempotency_internal.is_due(p, is_ending, next.modulus, next.remainder, s.patterns);
 			-- before the lock, which gives the transaction its id
 			IF p.upto IS NULL AND born IS NULL THEN
 				drawn := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
@@ -530,6 +518,27 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.fetch(text, integer, interval, interval, bigint) IS
 	'get the next batch of events';
+
+-- Without events, fetch() can have read a part of the log only.  Partitions that another transaction has
+-- locked do not count: a loop would not wait for it.
+CREATE FUNCTION idempotency.has_more(subscription text)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+	s idempotency.subscription := idempotency_internal.subscription_of(subscription);
+BEGIN
+	PERFORM idempotency_internal.check_transaction('has_more');
+	PERFORM FROM idempotency.partition AS a
+	WHERE a.subscription = s.subscription AND a.partition IN (SELECT idempotency_internal.due_partitions(s))
+	LIMIT 1
+	FOR UPDATE SKIP LOCKED;
+	RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION idempotency.has_more(text) IS
+	'after a fetch() without events: whether another one can return some';
 
 -- The position of the batch, under the lock of its partition, for a caller that may use the
 -- subscription.  Raises IK408 if the batch is not current, and 55P03 if another transaction uses the

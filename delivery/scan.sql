@@ -237,20 +237,44 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
 
--- Tells whether a partition without a window and without parked events that are due can have
--- something to read.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
+CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+AS $$
+	SELECT CASE
+		WHEN $1 IS NULL THEN false
+		-- extension only
+		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
+		-- both editions
+		ELSE clock_timestamp() BETWEEN $2 AND $3
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
+
+-- Tells whether a partition has something for fetch(): no batch is out, and there are events to deliver, or the log is
+-- to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
 -- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
 -- event of others after a minute, so that it can be deleted.
-CREATE FUNCTION idempotency_internal.has_news(
+CREATE FUNCTION idempotency_internal.is_due(
 	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
 	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	last bigint := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
-	now pg_snapshot := pg_current_snapshot();
-	start bigint := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
+	last bigint;
+	now pg_snapshot;
+	start bigint;
 BEGIN
+	IF idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+		RETURN false;
+	ELSIF p.upto IS NOT NULL OR p.batch IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
+		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()) THEN
+		RETURN true;
+	END IF;
+	last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
+	now := pg_current_snapshot();
+	start := CASE WHEN p.born > pg_snapshot_xmax(p.base) THEN p.range_from ELSE p.mark END;
 	IF p.xids <> '{}' THEN
 		start := least(start, (SELECT min(u.start) FROM unnest(p.xids, p.froms) AS u (xid, start) WHERE pg_visible_in_snapshot(u.xid, now)));
 	END IF;
@@ -266,8 +290,8 @@ BEGIN
 			AND (o.bucket % modulus = remainder AND o.aggregatetype LIKE ANY (patterns) OR o.published_at < clock_timestamp() - interval '1 minute'));
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.has_news(idempotency.position, boolean, integer, integer, text[]) IS
-	'whether a partition can have something to read';
+COMMENT ON FUNCTION idempotency_internal.is_due(idempotency.position, boolean, integer, integer, text[]) IS
+	'whether a partition has something for fetch()';
 
 -- Copies events of the log that are in the list into the table of parked events, and returns
 -- the others.  An event that an earlier one of its aggregate blocks waits; one that is not due

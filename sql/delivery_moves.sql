@@ -143,5 +143,16 @@ SELECT event_id, attempts, error FROM idempotency.dead_letters;
 DROP TABLE effect, referenced;
 DROP FUNCTION handle(idempotency.event);
 
+-- deliver() goes on until it has read all of the log, of which one fetch() reads 100,000 numbers.
+CREATE TABLE effect (n int);
+CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE sql AS 'INSERT INTO effect VALUES (e.payload::text::int)';
+SELECT idempotency.publish('other', '0') IS NOT NULL AS published, setval('idempotency.outbox_seq', nextval('idempotency.outbox_seq') + 500000) > 0 AS moved, pg_temp.publish('{5}');
+SELECT idempotency.has_more('m'), pg_temp.take('m'), idempotency.has_more('m');
+CALL idempotency.deliver('m', 'handle(idempotency.event)');
+SELECT * FROM effect;
+SELECT idempotency.has_more('m');
+DROP TABLE effect;
+DROP FUNCTION handle(idempotency.event);
+
 SELECT idempotency.unsubscribe('m');
 TRUNCATE idempotency.outbox;

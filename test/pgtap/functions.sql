@@ -76,6 +76,7 @@ SELECT set_eq(
 		('seek(subscription text, target timestamp with time zone)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
 		('fetch(subscription text, max_events integer DEFAULT 100, wait interval DEFAULT ''00:00:00''::interval, lease interval DEFAULT ''00:00:30''::interval, max_bytes bigint DEFAULT 10485760)',
 			'SETOF idempotency.event', 'plpgsql', 'volatile', 'unsafe', false),
+		('has_more(subscription text)', 'boolean', 'plpgsql', 'volatile', 'unsafe', false),
 		('ack(subscription text, batch bigint)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
 		('ack(subscription text, batch bigint, events bigint[])', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
 		('nack(subscription text, batch bigint, event_id uuid, error text DEFAULT NULL::text, retry_in interval DEFAULT NULL::interval, dead boolean DEFAULT false)',
@@ -188,7 +189,7 @@ SELECT set_eq(
 -- Delivery's functions read tables to which consumers have no right.
 SELECT set_eq(
 	'SELECT proname::text FROM pg_temp.function WHERE prosecdef',
-	ARRAY['subscribe', 'alter_subscription', 'unsubscribe', 'pause', 'resume', 'seek', 'fetch', 'ack', 'nack', 'extend', 'handler_of', 'redrive', 'discard'],
+	ARRAY['subscribe', 'alter_subscription', 'unsubscribe', 'pause', 'resume', 'seek', 'fetch', 'has_more', 'ack', 'nack', 'extend', 'handler_of', 'redrive', 'discard'],
 	'these functions run with the rights of their owner, and no other');
 
 SELECT is_empty(

@@ -135,6 +135,7 @@ SELECT set_eq(
 		('idempotency.seek(text,timestamp with time zone)', 'consumer operator'),
 		('idempotency.seek(text,text)', 'consumer operator'),
 		('idempotency."fetch"(text,integer,interval,interval,bigint)', 'consumer'),
+		('idempotency.has_more(text)', 'consumer'),
 		('idempotency.ack(text,bigint)', 'consumer'),
 		('idempotency.ack(text,bigint,bigint[])', 'consumer'),
 		('idempotency.nack(text,bigint,uuid,text,interval,boolean)', 'consumer'),
