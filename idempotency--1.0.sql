@@ -1403,21 +1403,8 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
 
--- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
-CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
-	RETURNS boolean
-	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
-	SELECT CASE
-		WHEN $1 IS NULL THEN false
-		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
-		ELSE clock_timestamp() BETWEEN $2 AND $3
-	END
-$$;
-COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
-
--- Tells whether a partition has something for fetch(): no batch is out, and there are events to deliver, or the log is
--- to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- Tells whether a partition has something for fetch(): no batch with events is out, and there are events to deliver, or
+-- the log is to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
 -- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
 -- event of others after a minute, so that it can be deleted.
 CREATE FUNCTION idempotency_internal.is_due(
@@ -1430,9 +1417,13 @@ DECLARE
 	now pg_snapshot;
 	start bigint;
 BEGIN
-	IF idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+	IF p.size > 0 AND (CASE
+		-- that of a worker has no lease: it is out as long as the worker has it
+		WHEN p.leased_until = 'infinity' THEN idempotency_internal.is_worker_batch(p.batch)
+		ELSE clock_timestamp() BETWEEN p.leased_at AND p.leased_until
+	END) THEN
 		RETURN false;
-	ELSIF p.upto IS NOT NULL OR p.batch IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
+	ELSIF p.upto IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
 		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()) THEN
 		RETURN true;
 	END IF;
@@ -2072,7 +2063,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.raise_altered(text) IS '55000: a row was not written';
 
 -- Writes a changed position, in place of the version that was read under the partition's lock; without
--- a batch, without its lease.
+-- events of a batch, without its lease.  The number of an empty batch stays for a late ack().
 CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -2080,6 +2071,8 @@ AS $$
 BEGIN
 	IF p.batch IS NULL THEN
 		p.size := 0;
+	END IF;
+	IF p.size = 0 THEN
 		p.leased_at := NULL;
 		p.leased_until := NULL;
 		p.holder := NULL;
@@ -2247,8 +2240,7 @@ BEGIN
 				SELECT FROM idempotency.partition AS a
 				CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
 					WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
-					OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
+				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}')) THEN
 			RETURN false;
 		ELSIF look = 1 THEN
 			locked := ARRAY(SELECT a.partition FROM idempotency.partition AS a
@@ -2283,7 +2275,7 @@ DECLARE
 BEGIN
 	-- A batch whose lease is over has failed.  From the second time on its events are delivered
 	-- one by one, and then one fails by itself.
-	IF p.batch IS NOT NULL AND p.size > 0 THEN
+	IF p.size > 0 THEN
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];
@@ -2365,7 +2357,7 @@ CREATE FUNCTION idempotency_internal.next_due(name text)
 AS $$
 	SELECT least(idempotency_internal.next_retry($1), min(n.leased_until))
 	FROM idempotency.position AS n
-	WHERE n.subscription = $1 COLLATE "C" AND n.batch IS NOT NULL AND n.leased_until > clock_timestamp() AND isfinite(n.leased_until)
+	WHERE n.subscription = $1 COLLATE "C" AND n.leased_until > clock_timestamp() AND isfinite(n.leased_until)
 $$;
 COMMENT ON FUNCTION idempotency_internal.next_due(text) IS 'when a worker must look again';
 
@@ -2466,7 +2458,7 @@ BEGIN
 
 			-- In one statement, a full batch without gaps from the middle of a window, if nothing is parked, and
 			-- subscription and position are still those that were read before the lock.
-			IF p.upto IS NOT NULL AND p.former_base IS NULL AND p.batch IS NULL AND p.events = '{}' AND NOT next.has_parked THEN
+			IF p.upto IS NOT NULL AND p.former_base IS NULL AND p.events = '{}' AND NOT next.has_parked THEN
 				start := greatest(p.reached, p.skip);
 				RETURN QUERY
 					WITH batch AS MATERIALIZED (
@@ -3188,6 +3180,7 @@ DECLARE
 	message pg_catalog.text;
 	was_empty pg_catalog.bool := false;
 	has_more pg_catalog.bool;
+	is_late pg_catalog.bool;
 BEGIN
 	IF handler IS NULL THEN
 		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
@@ -3228,9 +3221,17 @@ BEGIN
 		behind := '{}';
 		failed := '{}';
 		started_at := pg_catalog.clock_timestamp();
+		is_late := false;
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
 			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
+			IF is_late THEN
+				-- What was handled is acknowledged, and what the time did not allow is given back
+				PERFORM idempotency.ack(subscription, number, done);
+				PERFORM idempotency.nack(subscription, number, NULL);
+				done := '{}';
+				EXIT;
+			END IF;
 			IF deferred IS NULL THEN
 				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
 				FROM pg_catalog.pg_constraint AS c
@@ -3269,9 +3270,8 @@ BEGIN
 				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
 				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
-			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
-				EXIT;
-			ELSIF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
+			is_late := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline;
+			IF NOT is_late AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
 				PERFORM idempotency.ack(subscription, number, done);
 				PERFORM idempotency.extend(subscription, number, lease);
 				COMMIT;
@@ -3279,12 +3279,9 @@ BEGIN
 				started_at := pg_catalog.clock_timestamp();
 			END IF;
 		END LOOP;
-		-- What was handled is acknowledged, and what the time did not allow is given back
-		IF event.seq OPERATOR(pg_catalog.=) events[pg_catalog.cardinality(events)].seq THEN
+		-- Without events, the batch can be another consumer's by now
+		IF pg_catalog.cardinality(done) OPERATOR(pg_catalog.>) 0 THEN
 			PERFORM idempotency.ack(subscription, number);
-		ELSE
-			PERFORM idempotency.ack(subscription, number, done);
-			PERFORM idempotency.nack(subscription, number, NULL);
 		END IF;
 		COMMIT;
 	END LOOP;
@@ -3345,7 +3342,7 @@ CREATE VIEW idempotency.partitions AS
 		date_trunc('second', clock_timestamp() - least(unread.published_at, listed.published_at)) AS lag,
 		coalesce(last.seq - unread.seq + 1, 0) + cardinality(n.events) AS lag_events,
 		n.size AS batch_events,
-		CASE WHEN n.batch IS NOT NULL THEN n.failures + 1 END AS attempt,
+		CASE WHEN n.size > 0 THEN n.failures + 1 END AS attempt,
 		n.holder,
 		n.leased_at,
 		n.leased_until,

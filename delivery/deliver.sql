@@ -49,6 +49,7 @@ DECLARE
 	message pg_catalog.text;
 	was_empty pg_catalog.bool := false;
 	has_more pg_catalog.bool;
+	is_late pg_catalog.bool;
 BEGIN
 	IF handler IS NULL THEN
 		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
@@ -89,9 +90,17 @@ BEGIN
 		behind := '{}';
 		failed := '{}';
 		started_at := pg_catalog.clock_timestamp();
+		is_late := false;
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
 			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
+			IF is_late THEN
+				-- What was handled is acknowledged, and what the time did not allow is given back
+				PERFORM idempotency.ack(subscription, number, done);
+				PERFORM idempotency.nack(subscription, number, NULL);
+				done := '{}';
+				EXIT;
+			END IF;
 			IF deferred IS NULL THEN
 				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
 				FROM pg_catalog.pg_constraint AS c
@@ -130,9 +139,8 @@ BEGIN
 				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
 				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
-			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
-				EXIT;
-			ELSIF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
+			is_late := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline;
+			IF NOT is_late AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
 				PERFORM idempotency.ack(subscription, number, done);
 				PERFORM idempotency.extend(subscription, number, lease);
 				COMMIT;
@@ -140,12 +148,9 @@ BEGIN
 				started_at := pg_catalog.clock_timestamp();
 			END IF;
 		END LOOP;
-		-- What was handled is acknowledged, and what the time did not allow is given back
-		IF event.seq OPERATOR(pg_catalog.=) events[pg_catalog.cardinality(events)].seq THEN
+		-- Without events, the batch can be another consumer's by now
+		IF pg_catalog.cardinality(done) OPERATOR(pg_catalog.>) 0 THEN
 			PERFORM idempotency.ack(subscription, number);
-		ELSE
-			PERFORM idempotency.ack(subscription, number, done);
-			PERFORM idempotency.nack(subscription, number, NULL);
 		END IF;
 		COMMIT;
 	END LOOP;

@@ -13,7 +13,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.raise_altered(text) IS '55000: a row was not written';
 
 -- Writes a changed position, in place of the version that was read under the partition's lock; without
--- a batch, without its lease.
+-- events of a batch, without its lease.  The number of an empty batch stays for a late ack().
 CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -21,6 +21,8 @@ AS $$
 BEGIN
 	IF p.batch IS NULL THEN
 		p.size := 0;
+	END IF;
+	IF p.size = 0 THEN
 		p.leased_at := NULL;
 		p.leased_until := NULL;
 		p.holder := NULL;
@@ -190,8 +192,7 @@ BEGIN
 				SELECT FROM idempotency.partition AS a
 				CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
 					WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
-					OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
+				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}')) THEN
 			RETURN false;
 		ELSIF look = 1 THEN
 			locked := ARRAY(SELECT a.partition FROM idempotency.partition AS a
@@ -226,7 +227,7 @@ DECLARE
 BEGIN
 	-- A batch whose lease is over has failed.  From the second time on its events are delivered
 	-- one by one, and then one fails by itself.
-	IF p.batch IS NOT NULL AND p.size > 0 THEN
+	IF p.size > 0 THEN
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];
@@ -311,7 +312,7 @@ CREATE FUNCTION idempotency_internal.next_due(name text)
 AS $$
 	SELECT least(idempotency_internal.next_retry($1), min(n.leased_until))
 	FROM idempotency.position AS n
-	WHERE n.subscription = $1 COLLATE "C" AND n.batch IS NOT NULL AND n.leased_until > clock_timestamp() AND isfinite(n.leased_until)
+	WHERE n.subscription = $1 COLLATE "C" AND n.leased_until > clock_timestamp() AND isfinite(n.leased_until)
 $$;
 COMMENT ON FUNCTION idempotency_internal.next_due(text) IS 'when a worker must look again';
 
@@ -417,7 +418,7 @@ BEGIN
 
 			-- In one statement, a full batch without gaps from the middle of a window, if nothing is parked, and
 			-- subscription and position are still those that were read before the lock.
-			IF p.upto IS NOT NULL AND p.former_base IS NULL AND p.batch IS NULL AND p.events = '{}' AND NOT next.has_parked THEN
+			IF p.upto IS NOT NULL AND p.former_base IS NULL AND p.events = '{}' AND NOT next.has_parked THEN
 				start := greatest(p.reached, p.skip);
 				RETURN QUERY
 					WITH batch AS MATERIALIZED (

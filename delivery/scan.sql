@@ -237,23 +237,8 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
 
--- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
-CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
-	RETURNS boolean
-	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
-	SELECT CASE
-		WHEN $1 IS NULL THEN false
-		-- extension only
-		WHEN $3 = 'infinity' THEN idempotency_internal.is_worker_batch($1)
-		-- both editions
-		ELSE clock_timestamp() BETWEEN $2 AND $3
-	END
-$$;
-COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
-
--- Tells whether a partition has something for fetch(): no batch is out, and there are events to deliver, or the log is
--- to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- Tells whether a partition has something for fetch(): no batch with events is out, and there are events to deliver, or
+-- the log is to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
 -- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
 -- event of others after a minute, so that it can be deleted.
 CREATE FUNCTION idempotency_internal.is_due(
@@ -266,9 +251,15 @@ DECLARE
 	now pg_snapshot;
 	start bigint;
 BEGIN
-	IF idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+	IF p.size > 0 AND (CASE
+		-- extension only
+		-- that of a worker has no lease: it is out as long as the worker has it
+		WHEN p.leased_until = 'infinity' THEN idempotency_internal.is_worker_batch(p.batch)
+		-- both editions
+		ELSE clock_timestamp() BETWEEN p.leased_at AND p.leased_until
+	END) THEN
 		RETURN false;
-	ELSIF p.upto IS NOT NULL OR p.batch IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
+	ELSIF p.upto IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
 		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()) THEN
 		RETURN true;
 	END IF;

@@ -50,7 +50,7 @@ CREATE VIEW idempotency.partitions AS
 		date_trunc('second', clock_timestamp() - least(unread.published_at, listed.published_at)) AS lag,
 		coalesce(last.seq - unread.seq + 1, 0) + cardinality(n.events) AS lag_events,
 		n.size AS batch_events,
-		CASE WHEN n.batch IS NOT NULL THEN n.failures + 1 END AS attempt,
+		CASE WHEN n.size > 0 THEN n.failures + 1 END AS attempt,
 		n.holder,
 		n.leased_at,
 		n.leased_until,
@@ -173,7 +173,7 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
 	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,has_published,is_foreign,in_progress,
-		raise_sequence,begin_window,begin_here,end_window,is_out,is_due,park_blocked,read_log,caller,log_call,clipped_error,
+		raise_sequence,begin_window,begin_here,end_window,is_due,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,check_transaction,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,due_partitions,fetch,has_more,batch_of,ack_events,ack,nack,extend,pause,

@@ -3977,20 +3977,8 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempotency.partition) IS 'end a window';
 
--- Whether a batch is out.  That of a worker has no lease: it is out as long as the worker has it.
-CREATE FUNCTION idempotency_internal.is_out(batch bigint, leased_at timestamptz, leased_until timestamptz)
-	RETURNS boolean
-	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
-	SELECT CASE
-		WHEN $1 IS NULL THEN false
-		ELSE clock_timestamp() BETWEEN $2 AND $3
-	END
-$$;
-COMMENT ON FUNCTION idempotency_internal.is_out(bigint, timestamptz, timestamptz) IS 'whether a consumer has a batch';
-
--- Tells whether a partition has something for fetch(): no batch is out, and there are events to deliver, or the log is
--- to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
+-- Tells whether a partition has something for fetch(): no batch with events is out, and there are events to deliver, or
+-- the log is to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
 -- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
 -- event of others after a minute, so that it can be deleted.
 CREATE FUNCTION idempotency_internal.is_due(
@@ -4003,9 +3991,11 @@ DECLARE
 	now pg_snapshot;
 	start bigint;
 BEGIN
-	IF idempotency_internal.is_out(p.batch, p.leased_at, p.leased_until) THEN
+	IF p.size > 0 AND (CASE
+		ELSE clock_timestamp() BETWEEN p.leased_at AND p.leased_until
+	END) THEN
 		RETURN false;
-	ELSIF p.upto IS NOT NULL OR p.batch IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
+	ELSIF p.upto IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
 		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()) THEN
 		RETURN true;
 	END IF;
@@ -4650,7 +4640,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.raise_altered(text) IS '55000: a row was not written';
 
 -- Writes a changed position, in place of the version that was read under the partition's lock; without
--- a batch, without its lease.
+-- events of a batch, without its lease.  The number of an empty batch stays for a late ack().
 CREATE FUNCTION idempotency_internal.put_position(p idempotency.position)
 	RETURNS void
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -4658,6 +4648,8 @@ AS $$
 BEGIN
 	IF p.batch IS NULL THEN
 		p.size := 0;
+	END IF;
+	IF p.size = 0 THEN
 		p.leased_at := NULL;
 		p.leased_until := NULL;
 		p.holder := NULL;
@@ -4824,8 +4816,7 @@ BEGIN
 				SELECT FROM idempotency.partition AS a
 				CROSS JOIN LATERAL (SELECT n.* FROM idempotency.position AS n
 					WHERE n.subscription = a.subscription AND n.partition = a.partition ORDER BY n.version DESC LIMIT 1) AS n
-				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}'
-					OR idempotency_internal.is_out(n.batch, n.leased_at, n.leased_until))) THEN
+				WHERE a.subscription = name AND a.generation = oldest AND (a.partition <> ALL (locked) OR NOT n.ended OR n.events <> '{}')) THEN
 			RETURN false;
 		ELSIF look = 1 THEN
 			locked := ARRAY(SELECT a.partition FROM idempotency.partition AS a
@@ -4860,7 +4851,7 @@ DECLARE
 BEGIN
 	-- A batch whose lease is over has failed.  From the second time on its events are delivered
 	-- one by one, and then one fails by itself.
-	IF p.batch IS NOT NULL AND p.size > 0 THEN
+	IF p.size > 0 THEN
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];
@@ -4996,7 +4987,7 @@ BEGIN
 
 			-- In one statement, a full batch without gaps from the middle of a window, if nothing is parked, and
 			-- subscription and position are still those that were read before the lock.
-			IF p.upto IS NOT NULL AND p.former_base IS NULL AND p.batch IS NULL AND p.events = '{}' AND NOT next.has_parked THEN
+			IF p.upto IS NOT NULL AND p.former_base IS NULL AND p.events = '{}' AND NOT next.has_parked THEN
 				start := greatest(p.reached, p.skip);
 				RETURN QUERY
 					WITH batch AS MATERIALIZED (
@@ -5709,6 +5700,7 @@ DECLARE
 	message pg_catalog.text;
 	was_empty pg_catalog.bool := false;
 	has_more pg_catalog.bool;
+	is_late pg_catalog.bool;
 BEGIN
 	IF handler IS NULL THEN
 		handler := idempotency.handler_of(subscription)::pg_catalog.regprocedure;
@@ -5749,9 +5741,17 @@ BEGIN
 		behind := '{}';
 		failed := '{}';
 		started_at := pg_catalog.clock_timestamp();
+		is_late := false;
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
 			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
+			IF is_late THEN
+				-- What was handled is acknowledged, and what the time did not allow is given back
+				PERFORM idempotency.ack(subscription, number, done);
+				PERFORM idempotency.nack(subscription, number, NULL);
+				done := '{}';
+				EXIT;
+			END IF;
 			IF deferred IS NULL THEN
 				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
 				FROM pg_catalog.pg_constraint AS c
@@ -5790,9 +5790,8 @@ BEGIN
 				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
 				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
-			IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline THEN
-				EXIT;
-			ELSIF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
+			is_late := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline;
+			IF NOT is_late AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
 				PERFORM idempotency.ack(subscription, number, done);
 				PERFORM idempotency.extend(subscription, number, lease);
 				COMMIT;
@@ -5800,12 +5799,9 @@ BEGIN
 				started_at := pg_catalog.clock_timestamp();
 			END IF;
 		END LOOP;
-		-- What was handled is acknowledged, and what the time did not allow is given back
-		IF event.seq OPERATOR(pg_catalog.=) events[pg_catalog.cardinality(events)].seq THEN
+		-- Without events, the batch can be another consumer's by now
+		IF pg_catalog.cardinality(done) OPERATOR(pg_catalog.>) 0 THEN
 			PERFORM idempotency.ack(subscription, number);
-		ELSE
-			PERFORM idempotency.ack(subscription, number, done);
-			PERFORM idempotency.nack(subscription, number, NULL);
 		END IF;
 		COMMIT;
 	END LOOP;
@@ -5866,7 +5862,7 @@ CREATE VIEW idempotency.partitions AS
 		date_trunc('second', clock_timestamp() - least(unread.published_at, listed.published_at)) AS lag,
 		coalesce(last.seq - unread.seq + 1, 0) + cardinality(n.events) AS lag_events,
 		n.size AS batch_events,
-		CASE WHEN n.batch IS NOT NULL THEN n.failures + 1 END AS attempt,
+		CASE WHEN n.size > 0 THEN n.failures + 1 END AS attempt,
 		n.holder,
 		n.leased_at,
 		n.leased_until,
@@ -5977,7 +5973,7 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
 	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,has_published,is_foreign,in_progress,
-		raise_sequence,begin_window,begin_here,end_window,is_out,is_due,park_blocked,read_log,caller,log_call,clipped_error,
+		raise_sequence,begin_window,begin_here,end_window,is_due,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,check_transaction,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,due_partitions,fetch,has_more,batch_of,ack_events,ack,nack,extend,pause,

@@ -301,7 +301,7 @@ ALTER TABLE idempotency.outbox DISABLE TRIGGER refuse_update;
 UPDATE idempotency.outbox SET txid = (txid::text::bigint + 1000000000)::text::xid8;
 UPDATE idempotency.position SET system_identifier = 1,
 	base = regexp_replace(replace(regexp_replace(base::text, '^(\d+):(\d+):.*$', '1000000000:\2:'), ':', ':'), ':(\d+):', ':1000000000:')::pg_snapshot, upto = NULL, reached = mark,
-	xids = '{}', froms = '{}', born = '1000000000', top = (SELECT min(seq) - 1 FROM idempotency.outbox WHERE payload::text = '1' AND seq > mark), events = '{}', batch = NULL;
+	xids = '{}', froms = '{}', born = '1000000000', top = (SELECT min(seq) - 1 FROM idempotency.outbox WHERE payload::text = '1' AND seq > mark), events = '{}', size = 0, batch = NULL;
 ALTER TABLE idempotency.outbox ENABLE TRIGGER refuse_update;
 SELECT pg_temp.publish('{6}');
 SELECT pg_temp.fetch('s', 4), pg_temp.ack('s'), pg_temp.publish('{7}');

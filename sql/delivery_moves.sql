@@ -124,6 +124,17 @@ SELECT FROM idempotency.reap();
 SELECT count(*) FROM idempotency.position WHERE skip > 0;
 SELECT pg_temp.take('m');
 
+-- A batch that ack() or nack() has emptied is not out: the next fetch() gets what follows.  Until then, its
+-- number can be acknowledged.
+SELECT idempotency.alter_subscription('m', max_lag => '-1 s', partitions => 1), pg_temp.publish('{1}', 'a'), pg_temp.publish('{2,3}', 'b');
+SELECT pg_temp.take('m', 3);
+SELECT pg_temp.publish('{1}', 'a'), pg_temp.publish('{2,3}', 'b');
+SELECT batch AS first, idempotency.ack('m', batch, ARRAY[seq]) FROM idempotency.fetch('m', 1) \gset
+SELECT idempotency.ack('m', :first) AS late, batch_events, attempt, leased_until FROM idempotency.partitions;
+SELECT batch AS first, idempotency.ack('m', batch, ARRAY[seq]) FROM idempotency.fetch('m', 1) \gset
+SELECT payload, idempotency.nack('m', batch, id, dead => true) FROM idempotency.fetch('m', 1);
+SELECT idempotency.discard('m'), pg_temp.error_of(format('SELECT idempotency.ack(%L, %s)', 'm', :first));
+
 -- A deferred constraint that is dropped while deliver() runs fails no event.
 CREATE TABLE referenced (n int PRIMARY KEY);
 CREATE TABLE effect (n int, attempt int, CONSTRAINT later FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED);

@@ -256,8 +256,8 @@ sub check
 	return;
 }
 
-# fetch fetches a batch, and checks its events: none of a partition whose batch is out; those of the
-# list that the partition has. Returns the number of events.
+# fetch fetches a batch, and checks its events: none of a partition whose batch is out and has events;
+# those of the list that the partition has. Returns the number of events.
 sub fetch
 {
 	my ($model, $it, $wait) = @_;
@@ -268,13 +268,13 @@ sub fetch
 	my %before;
 
 	die "$it->{name} is paused\n" if @rows && $it->{paused};
-	foreach my $list (grep { $_->{expired} && $_->{batch} != ($batch{ $_->{partition} } // 0) } lists($it, 1))
+	foreach my $list (grep { ($_->{expired} || !$_->{size}) && $_->{batch} != ($batch{ $_->{partition} } // 0) } lists($it, 1))
 	{
 		expire($model, $it, $list);
 	}
 	if (!@rows)
 	{
-		my @there = grep { !defined $_->{batch} || $_->{expired} } lists($it);
+		my @there = grep { @{ $_->{events} } && (!defined $_->{batch} || $_->{expired} || !$_->{size}) } lists($it);
 		die "$it->{name} did not get @{$there[0]{events}}\n" if @there && !$it->{paused};
 		return 0;
 	}
