@@ -251,13 +251,13 @@ DECLARE
 	now pg_snapshot;
 	start bigint;
 BEGIN
-	IF p.size > 0 AND (CASE
-		-- extension only
-		-- that of a worker has no lease: it is out as long as the worker has it
-		WHEN p.leased_until = 'infinity' THEN idempotency_internal.is_worker_batch(p.batch)
-		-- both editions
-		ELSE clock_timestamp() BETWEEN p.leased_at AND p.leased_until
-	END) THEN
+	-- extension only
+	-- the batch of a worker has no lease: it is out as long as the worker has it
+	IF p.size > 0 AND (CASE p.leased_until WHEN 'infinity' THEN idempotency_internal.is_worker_batch(p.batch)
+		ELSE clock_timestamp() BETWEEN p.leased_at AND p.leased_until END) THEN
+	-- portable only
+	IF p.size > 0 AND clock_timestamp() BETWEEN p.leased_at AND p.leased_until THEN
+	-- both editions
 		RETURN false;
 	ELSIF p.upto IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
 		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()) THEN

@@ -3991,9 +3991,7 @@ DECLARE
 	now pg_snapshot;
 	start bigint;
 BEGIN
-	IF p.size > 0 AND (CASE
-		ELSE clock_timestamp() BETWEEN p.leased_at AND p.leased_until
-	END) THEN
+	IF p.size > 0 AND clock_timestamp() BETWEEN p.leased_at AND p.leased_until THEN
 		RETURN false;
 	ELSIF p.upto IS NOT NULL OR p.events <> '{}' OR EXISTS (SELECT FROM idempotency.parked AS k
 		WHERE k.subscription = p.subscription AND k.partition = p.partition AND k.retry_at <= clock_timestamp()) THEN
