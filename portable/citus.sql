@@ -291,6 +291,7 @@ BEGIN
 	$function$;
 	-- it records key by key, which may not read the whole table each time
 	ALTER FUNCTION idempotency_internal.record_many(text, text[], interval) SET enable_seqscan = off;
+	ALTER FUNCTION idempotency_internal.record_many(text, text[], interval) SET jit = off;
 	-- The numbers of both transactions are those of the node of the row.  An UPDATE calls it
 	-- there only if it claims to be immutable.
 	ALTER FUNCTION idempotency_internal.is_written_here(xid) IMMUTABLE;

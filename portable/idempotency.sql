@@ -2602,7 +2602,7 @@ COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, text) IS
 CREATE FUNCTION idempotency.claim_abandoned(scope text, lease interval, max integer DEFAULT 1)
 	RETURNS SETOF idempotency.abandoned
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-	SET enable_bitmapscan = off SET enable_sort = off -- the index has the order, also before the first ANALYZE
+	SET enable_bitmapscan = off SET enable_sort = off SET jit = off -- the index has the order, also before the first ANALYZE
 	SET plan_cache_mode = force_custom_plan -- the plan depends on the pattern
 AS $$
 DECLARE
@@ -2929,7 +2929,7 @@ COMMENT ON FUNCTION idempotency.forget(text, text) IS
 CREATE FUNCTION idempotency_internal.reap_stretch(first bigint, pages bigint, max_rows bigint,
 	OUT next bigint, OUT reaped bigint, OUT is_old boolean, OUT is_young boolean)
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-	SET enable_tidscan = on SET enable_seqscan = off
+	SET enable_tidscan = on SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
 	first_row CONSTANT tid := format('(%s,0)', first);
