@@ -42,10 +42,10 @@ BEGIN
 END
 $$;
 CREATE FUNCTION memory() RETURNS bigint LANGUAGE sql AS 'SELECT sum(used_bytes)::bigint FROM pg_backend_memory_contexts';
-CALL work(1, 500);
+CALL work(1, 60);
 SELECT memory() AS before \gset
-CALL work(2, 3000);
-SELECT memory() - :before < 65536 AS flat;
+CALL work(2, 300);
+SELECT memory() - :before < 8192 AS flat;
 
 
 DROP PROCEDURE work;
