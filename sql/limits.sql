@@ -44,8 +44,8 @@ $$;
 CREATE FUNCTION memory() RETURNS bigint LANGUAGE sql AS 'SELECT sum(used_bytes)::bigint FROM pg_backend_memory_contexts';
 CALL work(1, 60);
 SELECT memory() AS before \gset
-CALL work(2, 300);
-SELECT memory() - :before < 8192 AS flat;
+CALL work(2, 600);
+SELECT memory() - :before < 16384 AS flat;
 
 
 DROP PROCEDURE work;
