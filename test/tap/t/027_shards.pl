@@ -31,7 +31,7 @@ if (!-e "$sharedir/extension/plproxy.control")
 }
 
 my $dir = PostgreSQL::Test::Utils::tempdir;
-my $conf = "shared_preload_libraries = 'idempotency'\nidempotency.reaper_naptime = 500ms\nmax_prepared_transactions = 5\n";
+my $conf = "shared_preload_libraries = 'idempotency'\nidempotency.reaper_naptime = 5s\nmax_prepared_transactions = 5\n";
 my $router = make_server('router', 'on the router', '');
 my %shard = map { $_ => make_server($_, 'on every shard', $conf) } 'shard1', 'shard2', 'shard3';
 make_ledger($router);
