@@ -712,6 +712,12 @@ CREATE FUNCTION idempotency_internal.is_worker_batch(batch bigint)
 COMMENT ON FUNCTION idempotency_internal.is_worker_batch(bigint) IS
 	'whether a background worker has the batch';
 
+CREATE FUNCTION idempotency_internal.was_given_back(batch bigint)
+	RETURNS boolean
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_was_given_back';
+COMMENT ON FUNCTION idempotency_internal.was_given_back(bigint) IS
+	'whether the worker that had the batch has ended without a failure of the batch';
+
 CREATE FUNCTION idempotency_internal.is_worker_fetch()
 	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_is_worker_fetch';
@@ -2273,7 +2279,9 @@ DECLARE
 BEGIN
 	-- A batch whose lease is over has failed.  From the second time on its events are delivered
 	-- one by one, and then one fails by itself.
-	IF p.size > 0 THEN
+	IF p.size > 0
+		AND NOT (p.leased_until = 'infinity' AND idempotency_internal.was_given_back(p.batch))
+	THEN
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];

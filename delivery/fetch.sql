@@ -227,7 +227,11 @@ DECLARE
 BEGIN
 	-- A batch whose lease is over has failed.  From the second time on its events are delivered
 	-- one by one, and then one fails by itself.
-	IF p.size > 0 THEN
+	IF p.size > 0
+		-- extension only
+		AND NOT (p.leased_until = 'infinity' AND idempotency_internal.was_given_back(p.batch))
+		-- both editions
+	THEN
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];

@@ -4849,7 +4849,8 @@ DECLARE
 BEGIN
 	-- A batch whose lease is over has failed.  From the second time on its events are delivered
 	-- one by one, and then one fails by itself.
-	IF p.size > 0 THEN
+	IF p.size > 0
+	THEN
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];

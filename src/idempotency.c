@@ -14,7 +14,6 @@
 #include "base/reevaluation.h"
 #include "base/shmem.h"
 #include "base/stats.h"
-#include "base/visits.h"
 #include "base/wakeup.h"
 #include "keys/transaction.h"
 #include "launcher/launcher.h"
@@ -33,7 +32,6 @@ _PG_init(void)
 	SharedMemoryInit();
 	StatsInit();
 	WakeupInit();
-	VisitRequestsInit();
 	LauncherInit();
 	TransactionStateInit();
 	EventWakeupInit();

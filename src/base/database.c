@@ -43,9 +43,9 @@ DatabaseMayBeVisited(Form_pg_database form)
 }
 
 /*
- * DatabaseIsWanted does the same by OID.  Needs a transaction.
+ * DatabaseIsWanted does the same by OID; false if it does not exist.  Needs a transaction.
  */
-bool
+static bool
 DatabaseIsWanted(Oid database)
 {
 	HeapTuple tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
@@ -58,30 +58,20 @@ DatabaseIsWanted(Oid database)
 }
 
 /*
- * DatabaseIsOpen tells whether a worker could connect to the database: it exists, and no
- * session drops or copies it, or waits to.  Needs a transaction, which keeps the lock.
- */
-bool
-DatabaseIsOpen(Oid database)
-{
-	LOCKTAG tag;
-
-	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
-	return LockAcquire(&tag, RowExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL &&
-		   SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(database));
-}
-
-/*
- * DatabaseProbe does the same in a transaction of its own, and keeps no lock.
+ * DatabaseProbe tells whether a worker may be started for a database, and could connect: it
+ * exists, and no session drops or copies it, or waits to.
  */
 bool
 DatabaseProbe(Oid database)
 {
 	MemoryContext caller = CurrentMemoryContext;
+	LOCKTAG tag;
 	bool open;
 
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
 	StartTransactionCommand();
-	open = DatabaseIsOpen(database);
+	open = LockAcquire(&tag, RowExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL &&
+		   DatabaseIsWanted(database);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(caller);
 	return open;

@@ -11,8 +11,6 @@
 #include "catalog/pg_database.h"
 
 extern bool DatabaseMayBeVisited(Form_pg_database form);
-extern bool DatabaseIsWanted(Oid database);
-extern bool DatabaseIsOpen(Oid database);
 extern bool DatabaseProbe(Oid database);
 
 #endif /* IDEMPOTENCY_BASE_DATABASE_H */

@@ -36,7 +36,7 @@
 
 #include "base/errors.h"
 #include "base/relation.h"
-#include "base/visits.h"
+#include "base/stats.h"
 
 /* The tables that were checked: one callback for all, since the server has few slots. */
 static ExtensionTable *registered = NULL;
@@ -307,7 +307,7 @@ ExtensionTableOpen(ExtensionTable *own, LOCKMODE lockmode)
 	own->relid = RelationGetRelid(table);
 	CheckTable(own, table);
 	own->checked = (own->relid == RelationGetRelid(table));
-	RequestVisit();
+	RequestOfDatabase(REQUEST_VISIT);
 	return table;
 }
 

@@ -1,11 +1,16 @@
 /*-------------------------------------------------------------------------
  *
  * base/stats.c
- *	  Counters per database, and the functions to read them.
+ *	  What the server keeps of each database: counters, with the functions to read them, and
+ *	  what sessions request of the launcher.
  *
  * The counters are in shared memory: without preloading nothing is counted, and a
  * restart or crash resets them.  Events count when they happen, even if the
  * transaction rolls back.
+ *
+ * A session requests a visit of a background worker to its database when it first finds the
+ * extension there, and after a change of the tables; and a survey, when its commit has
+ * changed subscriptions.
  *
  * Each database with counters has one of STATS_DATABASES slots.  A backend looks its
  * slot up at its first event; counting is one atomic addition without a lock.  A slot is
@@ -19,6 +24,7 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "postmaster/bgworker.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -34,7 +40,7 @@ PG_FUNCTION_INFO_V1(idempotency_count_events);
 /* The slot of this backend's database; -1: unknown. */
 static int mySlot = -1;
 
-/* How many databases have counters; each takes 8 bytes per counter, and 12 more. */
+/* How many databases have counters; each takes 8 bytes per counter, and 16 more. */
 #define STATS_DATABASES 1024
 
 /* The counters of one database. */
@@ -49,6 +55,7 @@ typedef struct StatsState
 	LWLock *lock;								/* for assigning and freeing slots */
 	pg_atomic_flag fullReported;				/* since a slot was freed last */
 	pg_atomic_uint32 database[STATS_DATABASES]; /* of each slot; 0: free */
+	pg_atomic_uint32 requests[STATS_DATABASES]; /* bits, RequestKind */
 	DatabaseCounters counters[STATS_DATABASES];
 } StatsState;
 
@@ -100,6 +107,7 @@ FindOrAssignSlot(Oid database)
 		if (slot >= 0)
 		{
 			ResetCounters(&stats->counters[slot]);
+			pg_atomic_write_u32(&stats->requests[slot], 0);
 			pg_atomic_write_u32(&stats->database[slot], database);
 		}
 	}
@@ -129,6 +137,46 @@ MyCounters(void)
 	if (mySlot < 0 || pg_atomic_read_u32(&stats->database[mySlot]) != MyDatabaseId)
 		mySlot = FindOrAssignSlot(MyDatabaseId);
 	return mySlot < 0 ? NULL : &stats->counters[mySlot];
+}
+
+/*
+ * RequestOfDatabase requests something for this session's database.  Without a slot, the next
+ * regular visit or survey does it.  A worker on a visit requests none: it would be started
+ * again, in every cycle, where it dies.
+ */
+void
+RequestOfDatabase(RequestKind kind)
+{
+	bool isReaper = MyBgworkerEntry != NULL && strcmp(MyBgworkerEntry->bgw_type, REAPER_TYPE) == 0;
+
+	if (!isReaper && MyCounters() != NULL)
+		pg_atomic_fetch_or_u32(&stats->requests[mySlot], kind);
+}
+
+/*
+ * TakeRequests returns the databases that have requested something since the last call.
+ */
+List *
+TakeRequests(RequestKind kind)
+{
+	List *databases = NIL;
+
+	for (int slot = 0; slot < STATS_DATABASES; slot++)
+	{
+		if ((pg_atomic_read_u32(&stats->requests[slot]) & kind) != 0 &&
+			(pg_atomic_fetch_and_u32(&stats->requests[slot], ~(uint32) kind) & kind) != 0)
+			databases = lappend_oid(databases, pg_atomic_read_u32(&stats->database[slot]));
+	}
+	return databases;
+}
+
+/*
+ * StatsAddDatabase makes sure that this database has a slot, if one is free.
+ */
+void
+StatsAddDatabase(void)
+{
+	(void) MyCounters();
 }
 
 /*
@@ -331,6 +379,7 @@ InitializeStats(void *memory, LWLock *lock)
 	for (int slot = 0; slot < STATS_DATABASES; slot++)
 	{
 		pg_atomic_init_u32(&state->database[slot], InvalidOid);
+		pg_atomic_init_u32(&state->requests[slot], 0);
 		pg_atomic_init_u64(&state->counters[slot].resetAt, 0);
 		for (int kind = 0; kind < COUNTER_KINDS; kind++)
 			pg_atomic_init_u64(&state->counters[slot].counter[kind], 0);

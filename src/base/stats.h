@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * base/stats.h
- *	  Counters per database.
+ *	  Counters per database, and requests of its sessions.
  *
  *-------------------------------------------------------------------------
  */
@@ -41,11 +41,24 @@ typedef enum CounterKind
 	COUNTER_KINDS
 } CounterKind;
 
+#define REAPER_TYPE "idempotency reaper"
+
+/* What the sessions of a database can request of the launcher. */
+typedef enum RequestKind
+{
+	REQUEST_VISIT = 1, /* in the next cycle */
+	REQUEST_SURVEY = 2 /* at once */
+} RequestKind;
+
 extern void CountEvent(CounterKind kind);
 extern void CountEvents(CounterKind kind, uint64 events);
 extern void CountWaitTime(instr_time began);
 
+extern void RequestOfDatabase(RequestKind kind);
+extern void StatsAddDatabase(void);
+
 /* For the launcher. */
+extern List *TakeRequests(RequestKind kind);
 extern List *StatsListDatabases(void);
 extern void StatsForgetDatabase(Oid database);
 

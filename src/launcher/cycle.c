@@ -31,7 +31,6 @@
 #include "base/shmem.h"
 #include "base/stats.h"
 #include "base/timing.h"
-#include "base/visits.h"
 #include "launcher/launcher.h"
 #include "relay/relay.h"
 
@@ -56,7 +55,7 @@ typedef struct Database
 	bool listed;				  /* it is in pg_database, and may be visited */
 	bool due;					  /* for a visit in this cycle */
 	int empty;					  /* visits in a row that removed nothing */
-	uint32 cycle;				  /* of its last visit */
+	uint32 cycle;				  /* of its last visit that reaped */
 	uint64 visit;				  /* the number of its last visit */
 	BackgroundWorkerHandle *late; /* a worker that did not end in time, or NULL */
 } Database;
@@ -104,8 +103,8 @@ static Cycle cycle;
  */
 
 /*
- * IsQuiet tells whether a database is visited in cycles that survey only, to reap as well: the
- * connection costs more than the visit.
+ * IsQuiet tells whether a database is reaped in each tenth cycle only, in the visit of a survey if
+ * there is one: the connection costs more than the visit.
  */
 static bool
 IsQuiet(const Database *database)
@@ -146,7 +145,7 @@ ListDatabase(Oid oid, bool requested)
 static List *
 ReadDatabases(List *known)
 {
-	List *requested = TakeVisitRequests();
+	List *requested = TakeRequests(REQUEST_VISIT);
 	Relation table = table_open(DatabaseRelationId, AccessShareLock);
 	TableScanDesc scan = table_beginscan_catalog(table, 0, NULL);
 	HeapTuple tuple;
@@ -187,7 +186,7 @@ HasLateWorker(Database *database)
 static void
 UpdateDatabases(void)
 {
-	List *known = list_concat_unique_oid(StatsListDatabases(), RelayDatabases());
+	List *known = StatsListDatabases();
 	HASH_SEQ_STATUS all;
 	Database *database;
 	ListCell *cell;
@@ -241,8 +240,10 @@ CycleReport(Oid database, VisitResult result)
 static bool
 StartVisit(Database *database)
 {
-	cycle.job = (VisitJob){database->oid, cycle.reap || (IsQuiet(database) && ReaperNaptime > 0),
-						   cycle.survey, false, database->refused};
+	bool reap = cycle.reap ||
+				(IsQuiet(database) && ReaperNaptime > 0 && cycles - database->cycle >= RARE_CYCLES);
+
+	cycle.job = (VisitJob){database->oid, reap, cycle.survey, false, database->refused};
 	database->due = false;
 	if (HasLateWorker(database) || !DatabaseProbe(database->oid))
 		return false;
@@ -254,7 +255,8 @@ StartVisit(Database *database)
 	if (cycle.worker != NULL)
 	{
 		database->visit = ++cycle.visits;
-		database->cycle = cycles;
+		if (reap)
+			database->cycle = cycles;
 	}
 	INSTR_TIME_SET_CURRENT(cycle.since);
 	return true;

@@ -12,35 +12,26 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/xact.h"
-#include "catalog/pg_authid.h"
-#include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "postmaster/interrupt.h"
-#include "utils/acl.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "base/bgworker.h"
 #include "base/compat.h"
 #include "base/database.h"
 #include "base/guc.h"
+#include "base/stats.h"
 #include "base/timing.h"
-#include "base/visits.h"
 #include "launcher/launcher.h"
 #include "relay/relay.h"
 
 /* The longest sleep, in milliseconds: WaitLatch() accepts less than 25 days. */
 #define LONGEST_MS (24L * 60 * 60 * 1000)
 
-/*
- * How often it looks whether a session waits for a database, in milliseconds.  Workers
- * have as long to leave by themselves.
- */
+/* How often it looks whether a session waits for a database, in milliseconds. */
 #define BLOCKED_MS 500
 
 StaticAssertDecl(sizeof(RelayJob) <= BGW_EXTRALEN, "a job must fit into bgw_extra");
@@ -49,7 +40,6 @@ typedef struct Worker
 {
 	RelayJob job; /* of a survey: slot -1 */
 	BackgroundWorkerHandle *handle;
-	bool blocking; /* a session waited for its database at the last look */
 } Worker;
 
 static WorkerKind relay = {
@@ -62,34 +52,6 @@ static WorkerKind survey = {.type = REAPER_TYPE,
 static List *workers = NIL;
 
 /*
- * OwnerProblem returns why no worker can run a subscription as its owner, in the
- * current memory context, or NULL.
- */
-static char *
-OwnerProblem(const RelayJob *job)
-{
-	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(job->owner));
-	char *problem = NULL;
-	Form_pg_authid role;
-
-	if (!HeapTupleIsValid(tuple))
-		return psprintf("role with OID %u does not exist", job->owner);
-
-	role = (Form_pg_authid) GETSTRUCT(tuple);
-	if (role->rolsuper)
-		problem = psprintf("owner \"%s\" is a superuser", NameStr(role->rolname));
-#ifndef SERVER_CONNECTS_WITHOUT_LOGIN
-	else if (!role->rolcanlogin)
-		problem = psprintf("role \"%s\" is not permitted to log in", NameStr(role->rolname));
-#endif
-	else if (database_aclcheck(job->database, job->owner, ACL_CONNECT) != ACLCHECK_OK)
-		problem = psprintf("role \"%s\" has no CONNECT privilege on the database",
-						   NameStr(role->rolname));
-	ReleaseSysCache(tuple);
-	return problem;
-}
-
-/*
  * CanRun tells whether a worker can be started for a subscription that was chosen.  If
  * not, the subscription rests.
  */
@@ -97,26 +59,24 @@ static bool
 CanRun(const RelayJob *job)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	char *problem = NULL;
+	char *problem;
 	char *database;
-	bool wanted;
-	bool open;
 
+	if (!DatabaseProbe(job->database))
+	{
+		RelayFailed(job, RELAY_BUSY);
+		return false;
+	}
 	StartTransactionCommand();
 	MemoryContextSwitchTo(caller);
 	database = get_database_name(job->database);
-	wanted = DatabaseIsWanted(job->database);
-	open = DatabaseIsOpen(job->database);
-	if (wanted && open)
-		problem = OwnerProblem(job);
+	problem = OwnerProblem(job->owner, job->database);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(caller);
-
-	if (problem != NULL)
-		RelayProblem(job, database, problem);
-	if (wanted && open && problem == NULL)
+	if (problem == NULL)
 		return true;
-	RelayFailed(job, wanted && !open ? RELAY_BUSY : RELAY_UNFIT);
+	RelayProblem(job, database, problem);
+	RelayFailed(job, RELAY_UNFIT);
 	return false;
 }
 
@@ -129,7 +89,7 @@ Remember(RelayJob job, BackgroundWorkerHandle *handle)
 	MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
 	Worker *worker = palloc(sizeof(Worker));
 
-	*worker = (Worker){job, handle, false};
+	*worker = (Worker){job, handle};
 	workers = lappend(workers, worker);
 	MemoryContextSwitchTo(caller);
 }
@@ -167,18 +127,14 @@ StartSurveys(void)
 	foreach (cell, workers)
 		if (((const Worker *) lfirst(cell))->job.slot == -1)
 			return;
-	foreach (cell, RelayTakeSurveys())
+	foreach (cell, TakeRequests(REQUEST_SURVEY))
 	{
 		VisitJob job = {.database = lfirst_oid(cell), .survey = true, .prompt = true};
 		BackgroundWorkerHandle *handle;
-		MemoryContext caller = CurrentMemoryContext;
-		bool open;
 
-		StartTransactionCommand();
-		open = DatabaseIsWanted(job.database) && DatabaseIsOpen(job.database);
-		CommitTransactionCommand();
-		MemoryContextSwitchTo(caller);
-		handle = open ? WorkerStart(&survey, job.database, &job, sizeof(job)) : NULL;
+		if (!DatabaseProbe(job.database))
+			continue;
+		handle = WorkerStart(&survey, job.database, &job, sizeof(job));
 		if (handle != NULL)
 			Remember((RelayJob){.database = job.database, .slot = -1}, handle);
 	}
@@ -220,7 +176,7 @@ StartWorkers(TimestampTz *again)
 
 /*
  * TerminateBlocking looks every BLOCKED_MS whether a session waits to drop or copy the
- * database of a worker, and terminates the worker if one did at the last look too.
+ * database of a worker, or idempotency.databases no longer names it, and terminates the worker.
  */
 static void
 TerminateBlocking(void)
@@ -233,12 +189,10 @@ TerminateBlocking(void)
 	INSTR_TIME_SET_CURRENT(looked);
 	foreach (cell, workers)
 	{
-		Worker *worker = lfirst(cell);
-		bool blocking = !DatabaseProbe(worker->job.database);
+		const Worker *worker = lfirst(cell);
 
-		if (blocking && worker->blocking)
+		if (!DatabaseProbe(worker->job.database))
 			TerminateBackgroundWorker(worker->handle);
-		worker->blocking = blocking;
 	}
 }
 

@@ -169,21 +169,31 @@ EventHandlerFind(const char *handler, Oid owner, EventHandler *found)
 }
 
 /*
- * MayConnect tells whether background workers can connect as a role.
+ * OwnerProblem returns why no worker can call a handler as a role in a database, in the current
+ * memory context, or NULL.
  */
-static bool
-MayConnect(Oid role)
+char *
+OwnerProblem(Oid owner, Oid database)
 {
-#ifdef SERVER_CONNECTS_WITHOUT_LOGIN
-	return true;
-#else
-	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
-	bool may = HeapTupleIsValid(tuple) && ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(owner));
+	char *problem = NULL;
+	Form_pg_authid role;
 
-	if (HeapTupleIsValid(tuple))
-		ReleaseSysCache(tuple);
-	return may;
+	if (!HeapTupleIsValid(tuple))
+		return psprintf("role with OID %u does not exist", owner);
+
+	role = (Form_pg_authid) GETSTRUCT(tuple);
+	if (role->rolsuper)
+		problem = psprintf("owner \"%s\" is a superuser", NameStr(role->rolname));
+#ifndef SERVER_CONNECTS_WITHOUT_LOGIN
+	else if (!role->rolcanlogin)
+		problem = psprintf("role \"%s\" is not permitted to log in", NameStr(role->rolname));
 #endif
+	else if (database_aclcheck(database, owner, ACL_CONNECT) != ACLCHECK_OK)
+		problem = psprintf("role \"%s\" has no CONNECT privilege on the database",
+						   NameStr(role->rolname));
+	ReleaseSysCache(tuple);
+	return problem;
 }
 
 /*
@@ -214,24 +224,19 @@ CheckStaysInPrefix(Oid owner)
 Datum
 idempotency_check_handler(PG_FUNCTION_ARGS)
 {
-	char *name = NameStr(*PG_GETARG_NAME(1));
+	const char *name = NameStr(*PG_GETARG_NAME(1));
 	Oid owner = get_role_oid(name, false);
+	const char *problem = OwnerProblem(owner, MyDatabaseId);
 	EventHandler handler;
 
 	CheckStaysInPrefix(owner);
-	if (superuser_arg(owner))
-		ereport(
-			ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("a subscription with a handler must not be owned by a superuser"),
-			 errdetail("A background worker would run the handler as \"%s\".", name),
-			 errhint("Pass an owner that has the rights that the handler needs, and no more.")));
-	if (!MayConnect(owner))
+	if (problem != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("role \"%s\" cannot own a subscription with a handler", name),
-				 errdetail("The role cannot log in, and this server lets no worker connect as it."),
-				 errhint("Use ALTER ROLE ... LOGIN, without a password.")));
+				 errdetail("Workers cannot call the handler: %s.", problem),
+				 errhint("Pass an owner that is no superuser, has LOGIN, and may connect to the "
+						 "database; it needs no password.")));
 	EventHandlerFind(text_to_cstring(PG_GETARG_TEXT_PP(0)), owner, &handler);
 	PG_RETURN_VOID();
 }

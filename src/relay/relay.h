@@ -31,6 +31,7 @@ typedef struct RelayJob
 	Oid owner;
 	int slot;
 	uint32 generation; /* of the slot */
+	bool isHelper;	   /* it was started beside others */
 } RelayJob;
 
 /* How a worker left its subscription. */
@@ -69,8 +70,6 @@ extern void RelayInit(void);
 extern void RelayAwake(Latch *launcher);
 extern void RelayMerge(const RelayFound *found, int count);
 extern void RelayForgetDatabase(Oid database);
-extern List *RelayDatabases(void);
-extern List *RelayTakeSurveys(void);
 extern bool RelayChoose(const int *started, int most, RelayJob *job, TimestampTz *again);
 extern bool RelayAttach(const RelayJob *job, char *name, Size bytes);
 extern void RelayBeginPoll(const RelayJob *job);
@@ -81,10 +80,9 @@ extern void RelayCorrect(const RelayJob *job, const RelayFound *found);
 extern void RelayFetches(bool now);
 extern void RelayHold(int64 batch);
 extern void RelayHandled(const RelayJob *job);
-extern void RelayLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, bool handled);
+extern void RelayLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, bool handled,
+					   bool keep);
 extern void RelayFailed(const RelayJob *job, RelayEnd end);
-extern bool RelayMayLog(const RelayJob *job);
-extern int RelayTakeUnlogged(const char *name);
 extern void RelayProblem(const RelayJob *job, const char *database, const char *problem);
 
 /* survey.c: what a survey of a database finds */
@@ -95,6 +93,7 @@ extern PGDLLEXPORT void idempotency_relay_main(Datum unused);
 
 /* handler.c: one call of the handler */
 extern void EventHandlerFind(const char *handler, Oid owner, EventHandler *found);
+extern char *OwnerProblem(Oid owner, Oid database);
 extern bool EventHandlerIsStale(const EventHandler *handler);
 extern bool EventHandle(EventHandler *handler, Datum event, char **error, int *sqlstate);
 extern char *ErrorAsText(const ErrorData *error);

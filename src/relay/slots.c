@@ -29,6 +29,7 @@
 #include "base/compat.h"
 #include "base/errors.h"
 #include "base/shmem.h"
+#include "base/stats.h"
 #include "outbox/wakeup.h"
 #include "relay/relay.h"
 
@@ -36,21 +37,16 @@ PG_FUNCTION_INFO_V1(idempotency_wake_relay);
 PG_FUNCTION_INFO_V1(idempotency_subscriptions_changed);
 PG_FUNCTION_INFO_V1(idempotency_is_worker_batch);
 PG_FUNCTION_INFO_V1(idempotency_is_worker_fetch);
+PG_FUNCTION_INFO_V1(idempotency_was_given_back);
 PG_FUNCTION_INFO_V1(idempotency_relay_problem);
 
 /* How many workers there can be: the most that idempotency.relay_workers can be. */
 #define WORKERS 1024
 
-/* How many databases can wait for a survey at a time. */
-#define SURVEYS 32
-
 #define PROBLEM_BYTES 512
 
 /* For how long no further worker is started after one that found nothing to do. */
 #define HELP_MS 1000
-
-/* How many dead letters of a subscription the log gets between two surveys. */
-#define LOGGED_MOST 10
 
 /* How long a subscription rests whose worker failed: at first, and at most. */
 #define FIRST_REST_MS 100
@@ -68,32 +64,29 @@ typedef struct Slot
 	/* under the lock */
 	uint32 generation; /* incremented when the slot is freed */
 	Oid owner;
+	TimestampTz since;	   /* when a survey has found the subscription first */
 	TimestampTz dueAt;	   /* when a parked event is due, or a lease ends; 0: never */
-	TimestampTz emptyAt;   /* when such a worker last found nothing */
 	TimestampTz notBefore; /* when it has rested */
 	int failures;		   /* since the last success */
-	int logged;			   /* dead letters that the log has since the last survey */
-	int unlogged;		   /* and those that it does not have */
 	char name[RELAY_NAME_BYTES];
 	char problem[PROBLEM_BYTES]; /* why it is not served; empty: it is */
 } Slot;
 
-/* A worker; it alone writes. */
+/* A worker; it alone writes, until it has ended. */
 typedef struct Worker
 {
-	pg_atomic_uint32 database; /* 0: free */
-	pg_atomic_uint64 batch;	   /* that it has, or 0 */
+	pg_atomic_uint32 database; /* 0: it has ended */
+	pg_atomic_uint64 batch;	   /* that it has, or has given back at its end; 0: none */
 } Worker;
 
 typedef struct Slots
 {
 	LWLock *lock;
 	Latch *launcher; /* NULL while there is none */
+	int launches;	 /* how many there were */
 	bool crowded;	 /* a subscription waits for a worker of another one */
-	bool overflow;	 /* the log says that no slot is free */
 	int next;		 /* where the launcher looks first */
 	pg_atomic_uint32 used;
-	pg_atomic_uint32 surveys[SURVEYS];
 	Slot slots[RELAY_SLOTS];
 	Worker workers[WORKERS];
 } Slots;
@@ -102,6 +95,7 @@ typedef struct Slots
 static Slots *shared = NULL;
 
 static Worker *me = NULL;
+static int launch = 0;		  /* that has started this worker */
 static bool fetching = false; /* a worker calls fetch(), and no handler does */
 static bool changed = false;  /* this transaction has changed subscriptions */
 
@@ -149,24 +143,6 @@ RelayWake(const TopicSet *topics)
 		WakeLauncher();
 }
 
-/*
- * RequestSurvey asks the launcher to survey this database.  If too many databases wait, the
- * next regular survey finds what has changed.
- */
-static void
-RequestSurvey(void)
-{
-	for (int i = 0; i < SURVEYS; i++)
-	{
-		uint32 database = InvalidOid;
-
-		if (pg_atomic_compare_exchange_u32(&shared->surveys[i], &database, MyDatabaseId) ||
-			database == MyDatabaseId)
-			break;
-	}
-	WakeLauncher();
-}
-
 static void
 TransactionCallback(XactEvent event, void *arg)
 {
@@ -175,7 +151,8 @@ TransactionCallback(XactEvent event, void *arg)
 	if (event == XACT_EVENT_COMMIT && changed)
 	{
 		RelayWake(NULL);
-		RequestSurvey();
+		RequestOfDatabase(REQUEST_SURVEY);
+		WakeLauncher();
 	}
 	changed = false;
 }
@@ -232,20 +209,40 @@ idempotency_subscriptions_changed(PG_FUNCTION_ARGS)
 }
 
 /*
+ * HolderOf returns the worker that has a batch, or had it last, or NULL.
+ */
+static Worker *
+HolderOf(int64 batch)
+{
+	for (int i = 0; shared != NULL && i < WORKERS; i++)
+	{
+		if (pg_atomic_read_u64(&shared->workers[i].batch) == (uint64) batch)
+			return &shared->workers[i];
+	}
+	return NULL;
+}
+
+/*
  * is_worker_batch(batch) RETURNS boolean: whether a worker that lives has the batch.
  */
 Datum
 idempotency_is_worker_batch(PG_FUNCTION_ARGS)
 {
-	uint64 batch = (uint64) PG_GETARG_INT64(0);
+	Worker *holder = HolderOf(PG_GETARG_INT64(0));
 
-	for (int i = 0; shared != NULL && i < WORKERS; i++)
-	{
-		if (pg_atomic_read_u64(&shared->workers[i].batch) == batch &&
-			pg_atomic_read_u32(&shared->workers[i].database) == MyDatabaseId)
-			PG_RETURN_BOOL(true);
-	}
-	PG_RETURN_BOOL(false);
+	PG_RETURN_BOOL(holder != NULL && pg_atomic_read_u32(&holder->database) == MyDatabaseId);
+}
+
+/*
+ * was_given_back(batch) RETURNS boolean: whether its worker has ended without a failure of the
+ * batch, and could not write that into the table.
+ */
+Datum
+idempotency_was_given_back(PG_FUNCTION_ARGS)
+{
+	Worker *holder = HolderOf(PG_GETARG_INT64(0));
+
+	PG_RETURN_BOOL(holder != NULL && pg_atomic_read_u32(&holder->database) == InvalidOid);
 }
 
 /*
@@ -311,8 +308,9 @@ TakeSlot(const char *name)
 	strlcpy(slot->name, name, RELAY_NAME_BYTES);
 	slot->problem[0] = '\0';
 	slot->owner = InvalidOid;
-	slot->dueAt = slot->emptyAt = slot->notBefore = 0;
-	slot->failures = slot->logged = slot->unlogged = 0;
+	slot->since = GetCurrentTimestamp();
+	slot->dueAt = slot->notBefore = 0;
+	slot->failures = 0;
 	pg_atomic_write_u64(&slot->helpAt, 0);
 	pg_atomic_write_u32(&slot->running, 0);
 	number = (uint32) (slot - shared->slots);
@@ -322,15 +320,46 @@ TakeSlot(const char *name)
 }
 
 /*
+ * FreeSlot frees a slot.  Needs the lock.
+ */
+static void
+FreeSlot(Slot *slot)
+{
+	slot->generation++;
+	pg_atomic_write_u32(&slot->due, 0);
+	pg_atomic_write_u32(&slot->database, InvalidOid);
+}
+
+/*
+ * FreeSlots frees the slots of a database, except those that were seen.  One that has a worker, or
+ * that another survey has filled since then, is due: its worker frees it if the subscription is
+ * gone.  Needs the lock.
+ */
+static void
+FreeSlots(Oid database, const bool *seen, TimestampTz then)
+{
+	for (int i = 0; i < RELAY_SLOTS; i++)
+	{
+		Slot *slot = &shared->slots[i];
+
+		if (seen[i] || pg_atomic_read_u32(&slot->database) != database)
+			continue;
+		if (pg_atomic_read_u32(&slot->running) == 0 && slot->since < then)
+			FreeSlot(slot);
+		else
+			pg_atomic_write_u32(&slot->due, 1);
+	}
+}
+
+/*
  * RelayMerge brings the slots of this database up to date with all subscriptions that have a
- * handler.  A slot that has none of them becomes due, so that its worker frees it.
+ * handler, and frees those that have none of them.
  */
 void
 RelayMerge(const RelayFound *found, int count)
 {
 	bool seen[RELAY_SLOTS] = {false};
 	bool overflow = false;
-	bool report;
 
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < count; i++)
@@ -348,31 +377,13 @@ RelayMerge(const RelayFound *found, int count)
 		Fill(slot, &found[i]);
 		pg_atomic_write_u32(&slot->database, MyDatabaseId);
 	}
-	for (int i = 0; i < RELAY_SLOTS; i++)
-	{
-		if (!seen[i] && pg_atomic_read_u32(&shared->slots[i].database) == MyDatabaseId)
-			pg_atomic_write_u32(&shared->slots[i].due, 1);
-	}
-	report = overflow && !shared->overflow;
-	shared->overflow = shared->overflow || overflow;
+	FreeSlots(MyDatabaseId, seen, GetCurrentTransactionStartTimestamp());
 	LWLockRelease(shared->lock);
 	WakeLauncher();
-	if (report)
+	if (overflow)
 		ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 					  errmsg("idempotency relay does not serve further subscriptions"),
 					  errdetail("Workers serve %d at most.", RELAY_SLOTS)));
-}
-
-/*
- * FreeSlot frees a slot.  Needs the lock.
- */
-static void
-FreeSlot(Slot *slot)
-{
-	slot->generation++;
-	pg_atomic_write_u32(&slot->due, 0);
-	pg_atomic_write_u32(&slot->database, InvalidOid);
-	shared->overflow = false;
 }
 
 /*
@@ -381,55 +392,13 @@ FreeSlot(Slot *slot)
 void
 RelayForgetDatabase(Oid database)
 {
+	static const bool none[RELAY_SLOTS] = {false};
+
 	if (shared == NULL)
 		return;
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < RELAY_SLOTS; i++)
-	{
-		Slot *slot = &shared->slots[i];
-
-		if (pg_atomic_read_u32(&slot->database) == database &&
-			pg_atomic_read_u32(&slot->running) == 0)
-			FreeSlot(slot);
-	}
+	FreeSlots(database, none, DT_NOEND);
 	LWLockRelease(shared->lock);
-}
-
-/*
- * RelayDatabases returns the databases that have slots.
- */
-List *
-RelayDatabases(void)
-{
-	List *databases = NIL;
-
-	for (int i = 0; shared != NULL && i < RELAY_SLOTS; i++)
-	{
-		Oid database = pg_atomic_read_u32(&shared->slots[i].database);
-
-		if (OidIsValid(database))
-			databases = list_append_unique_oid(databases, database);
-	}
-	return databases;
-}
-
-/*
- * RelayTakeSurveys returns the databases whose sessions have requested a survey since the
- * last call.
- */
-List *
-RelayTakeSurveys(void)
-{
-	List *databases = NIL;
-
-	for (int i = 0; i < SURVEYS; i++)
-	{
-		Oid database = pg_atomic_exchange_u32(&shared->surveys[i], InvalidOid);
-
-		if (OidIsValid(database))
-			databases = lappend_oid(databases, database);
-	}
-	return databases;
 }
 
 /* ----------------------------------------------------------------
@@ -444,6 +413,8 @@ void
 RelayAwake(Latch *launcher)
 {
 	shared->launcher = launcher;
+	if (launcher != NULL)
+		shared->launches++;
 }
 
 static void
@@ -454,6 +425,16 @@ Sooner(TimestampTz *again, TimestampTz at)
 }
 
 /*
+ * HelpLater makes sure that for a while no further worker is started beside others.
+ */
+static void
+HelpLater(Slot *slot)
+{
+	pg_atomic_write_u64(&slot->helpAt,
+						(uint64) TimestampTzPlusMilliseconds(GetCurrentTimestamp(), HELP_MS));
+}
+
+/*
  * MayStart tells whether a worker is started for a slot that has "active" ones, if there may be
  * more.  Otherwise it sets when to look again.  Needs the lock.
  */
@@ -461,6 +442,7 @@ static bool
 MayStart(Slot *slot, int active, TimestampTz now, TimestampTz *again)
 {
 	TimestampTz helpAt = (TimestampTz) pg_atomic_read_u64(&slot->helpAt);
+	TimestampTz from = Max(slot->notBefore, active > 0 ? helpAt : 0);
 
 	if (slot->dueAt != 0 && slot->dueAt <= now)
 	{
@@ -469,21 +451,12 @@ MayStart(Slot *slot, int active, TimestampTz now, TimestampTz *again)
 	}
 	if (slot->dueAt != 0)
 		Sooner(again, slot->dueAt);
-	if (active >= (int) pg_atomic_read_u32(&slot->partitions))
+	if (active >= (int) pg_atomic_read_u32(&slot->partitions) ||
+		pg_atomic_read_u32(&slot->due) == 0)
 		return false;
-	if (active > 0 && helpAt > now)
-	{
-		Sooner(again, helpAt);
-		return false;
-	}
-	if (pg_atomic_read_u32(&slot->due) == 0)
-		return false;
-	if (slot->notBefore > now)
-	{
-		Sooner(again, slot->notBefore);
-		return false;
-	}
-	return true;
+	if (from > now)
+		Sooner(again, from);
+	return from <= now;
 }
 
 /*
@@ -515,13 +488,14 @@ RelayChoose(const int *started, int most, RelayJob *job, TimestampTz *again)
 
 		if (!OidIsValid(database) || !MayStart(slot, active[number], now, again))
 			continue;
-		pg_atomic_write_u64(&slot->helpAt, (uint64) TimestampTzPlusMilliseconds(now, HELP_MS));
+		if (active[number] > 0)
+			HelpLater(slot);
 		if (all >= most)
 		{
 			crowded = crowded || active[number] == 0;
 			continue;
 		}
-		*job = (RelayJob){database, slot->owner, number, slot->generation};
+		*job = (RelayJob){database, slot->owner, number, slot->generation, active[number] > 0};
 		shared->next = number + 1;
 		chosen = true;
 	}
@@ -554,7 +528,9 @@ RelayAttach(const RelayJob *job, char *name, Size bytes)
 		pg_atomic_fetch_add_u32(&slot->running, 1);
 		strlcpy(name, slot->name, bytes);
 	}
-	for (int i = 0; attached && me == NULL && i < WORKERS; i++)
+	/* Rather one that has given nothing back */
+	for (int i = 0; attached && i < WORKERS && (me == NULL || pg_atomic_read_u64(&me->batch) != 0);
+		 i++)
 	{
 		if (pg_atomic_read_u32(&shared->workers[i].database) == InvalidOid)
 			me = &shared->workers[i];
@@ -564,6 +540,7 @@ RelayAttach(const RelayJob *job, char *name, Size bytes)
 		pg_atomic_write_u64(&me->batch, 0);
 		pg_atomic_write_u32(&me->database, job->database);
 	}
+	launch = shared->launches;
 	LWLockRelease(shared->lock);
 	if (attached && me == NULL)
 		ereport(FATAL, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
@@ -582,31 +559,31 @@ RelayBeginPoll(const RelayJob *job)
 
 /*
  * RelayWantHelp makes the slot due when a worker has got a batch, so that another one is started if
- * there are more partitions; "first" is the worker's first batch.
+ * there are more partitions: at once after the first batch of one that was started beside others,
+ * which has shown that there is enough to do; otherwise from helpAt on.
  */
 void
 RelayWantHelp(const RelayJob *job, bool first)
 {
 	Slot *slot = &shared->slots[job->slot];
-	TimestampTz now = GetCurrentTimestamp();
 
-	if (pg_atomic_read_u32(&slot->running) >= pg_atomic_read_u32(&slot->partitions))
+	if (first && job->isHelper)
+		pg_atomic_write_u64(&slot->helpAt, 0);
+	if (pg_atomic_read_u32(&slot->running) >= pg_atomic_read_u32(&slot->partitions) ||
+		GetCurrentTimestamp() < (TimestampTz) pg_atomic_read_u64(&slot->helpAt))
 		return;
-	if (now < (TimestampTz) pg_atomic_read_u64(&slot->helpAt) &&
-		!(first && now >= TimestampTzPlusMilliseconds(slot->emptyAt, HELP_MS)))
-		return;
-	pg_atomic_write_u64(&slot->helpAt, 0);
 	pg_atomic_write_u32(&slot->due, 1);
 	WakeLauncher();
 }
 
 /*
- * RelayIsCrowded tells whether another subscription waits until a worker leaves.
+ * RelayIsCrowded tells whether another subscription waits until a worker leaves; or the launcher
+ * has ended that has started this one, and could terminate it.
  */
 bool
 RelayIsCrowded(void)
 {
-	return shared->crowded;
+	return shared->crowded || shared->launches != launch;
 }
 
 /*
@@ -698,16 +675,18 @@ Rest(Slot *slot, RelayEnd end)
 
 /*
  * RelayLeave says how a worker ends.  "dueAt" is when there is something to do again, or 0,
- * after RELAY_IDLE; "handled" tells whether it had a batch.
+ * after RELAY_IDLE; "handled" tells whether it had a batch; "keep", whether the one that it has is
+ * remembered as given back.
  */
 void
-RelayLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, bool handled)
+RelayLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, bool handled, bool keep)
 {
 	Slot *slot = &shared->slots[job->slot];
 	uint32 left;
 
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
-	pg_atomic_write_u64(&me->batch, 0);
+	if (!keep)
+		pg_atomic_write_u64(&me->batch, 0);
 	pg_atomic_write_u32(&me->database, InvalidOid);
 	left = pg_atomic_fetch_sub_u32(&slot->running, 1) - 1;
 	Rest(slot, end);
@@ -717,11 +696,7 @@ RelayLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, bool handled)
 		slot->failures = 0;
 		slot->problem[0] = '\0';
 		if (!handled && left > 0)
-		{
-			slot->emptyAt = GetCurrentTimestamp();
-			pg_atomic_write_u64(&slot->helpAt,
-								(uint64) TimestampTzPlusMilliseconds(slot->emptyAt, HELP_MS));
-		}
+			HelpLater(slot);
 	}
 	else if (end == RELAY_GONE)
 	{
@@ -746,46 +721,6 @@ RelayFailed(const RelayJob *job, RelayEnd end)
 	if (slot->generation == job->generation)
 		Rest(slot, end);
 	LWLockRelease(shared->lock);
-}
-
-/*
- * RelayMayLog tells whether the log gets a dead letter of the subscription.
- */
-bool
-RelayMayLog(const RelayJob *job)
-{
-	Slot *slot = &shared->slots[job->slot];
-	bool may;
-
-	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
-	may = slot->logged < LOGGED_MOST;
-	if (may)
-		slot->logged++;
-	else
-		slot->unlogged++;
-	LWLockRelease(shared->lock);
-	return may;
-}
-
-/*
- * RelayTakeUnlogged returns how many dead letters of a subscription of this database the log does
- * not have, and lets it have some again.
- */
-int
-RelayTakeUnlogged(const char *name)
-{
-	int unlogged = 0;
-	Slot *slot;
-
-	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
-	slot = FindSlot(MyDatabaseId, name);
-	if (slot != NULL)
-	{
-		unlogged = slot->unlogged;
-		slot->logged = slot->unlogged = 0;
-	}
-	LWLockRelease(shared->lock);
-	return unlogged;
 }
 
 /*
@@ -828,8 +763,6 @@ InitializeSlots(void *memory, LWLock *lock)
 
 	made->lock = lock;
 	pg_atomic_init_u32(&made->used, 0);
-	for (int i = 0; i < SURVEYS; i++)
-		pg_atomic_init_u32(&made->surveys[i], InvalidOid);
 	for (int i = 0; i < RELAY_SLOTS; i++)
 	{
 		pg_atomic_init_u32(&made->slots[i].database, InvalidOid);

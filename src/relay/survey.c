@@ -20,6 +20,7 @@
 #include "base/compat.h"
 #include "base/query.h"
 #include "base/relation.h"
+#include "base/stats.h"
 #include "relay/relay.h"
 
 static ExtensionQuery surveyQuery = {
@@ -30,20 +31,6 @@ static ExtensionQuery surveyQuery = {
 };
 
 static const char *const tables[] = {"subscription", "partition", "position", "parked", "outbox"};
-
-/*
- * LogUnlogged writes to the log how many dead letters of a subscription it does not have.
- */
-static void
-LogUnlogged(const char *name)
-{
-	int unlogged = RelayTakeUnlogged(name);
-
-	if (unlogged > 0)
-		ereport(LOG, (errmsg("%d more events of subscription \"%s\" are dead letters now", unlogged,
-							 name),
-					  errhint("See the view idempotency.dead_letters.")));
-}
 
 /*
  * RelaySurvey brings the slots of this database up to date.  Returns RUN_BUSY if the tables
@@ -80,9 +67,9 @@ RelaySurvey(void)
 		found[row].due = DatumGetBool(ExtensionQueryValue(&surveyQuery, row, 5, NULL));
 		found[row].dueAt = never ? 0 : DatumGetTimestampTz(dueAt);
 	}
+	if (rows > 0)
+		StatsAddDatabase(); /* so that the slots are freed when the database is gone */
 	RelayMerge(found, (int) rows);
-	for (uint64 row = 0; row < rows; row++)
-		LogUnlogged(found[row].name);
 	ExtensionQueryEnd();
 	return RUN_ENDED;
 }

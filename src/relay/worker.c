@@ -45,7 +45,6 @@
 #include "utils/uuid.h"
 
 #include "base/compat.h"
-#include "base/database.h"
 #include "base/errors.h"
 #include "base/guc.h"
 #include "base/query.h"
@@ -63,6 +62,13 @@
 
 /* After how long a transaction commits what it has handled of its batch. */
 #define COMMIT_MS 250
+
+/* How many dead letters the log gets from a worker in a minute. */
+#define LOGGED_MOST 10
+#define LOGGED_MS 60000
+
+/* For how long a worker that ends tries to give its batch back. */
+#define GIVE_BACK_MS 500
 
 /* The subscription, and whether a batch is out. */
 static ExtensionQuery findQuery = {
@@ -88,10 +94,11 @@ static ExtensionQuery fetchQuery = {
 };
 static ExtensionQuery dueQuery = {
 	.table = "subscription",
-	.text = "SELECT idempotency_internal.next_due($1)",
+	.text = "SELECT idempotency.has_more($1), idempotency_internal.next_due($1)",
 	.parameters = 1,
 	.types = {TEXTOID},
-	.results = {TIMESTAMPTZOID},
+	.results = {BOOLOID, TIMESTAMPTZOID},
+	.checksCaller = true,
 };
 static ExtensionQuery ackQuery = {
 	.table = "subscription",
@@ -120,7 +127,9 @@ static ExtensionQuery nackQuery = {
 static ExtensionQuery giveBackQuery = {
 	.table = "subscription",
 	.text = "SELECT idempotency.nack(n.subscription, n.batch, NULL) FROM idempotency.position AS n"
-			" WHERE n.subscription" EQ "$1 AND n.batch" EQ "$2",
+			" WHERE n.subscription" EQ "$1 AND n.batch" EQ "$2 AND EXISTS (SELECT"
+			" FROM idempotency.partition AS a WHERE a.subscription" EQ "n.subscription"
+			" AND a.partition" EQ "n.partition FOR UPDATE SKIP LOCKED)",
 	.parameters = 2,
 	.types = {TEXTOID, INT8OID},
 	.results = {TIMESTAMPTZOID},
@@ -154,16 +163,19 @@ typedef struct WorkerBatch
 
 static RelayJob job;
 static char name[RELAY_NAME_BYTES];
-static bool attached = false;
 static bool hadBatch = false;
 static WorkerBatch batch;
 static MemoryContext batchContext;
 static MemoryContext stepContext;
 static instr_time began;
+static int unlogged = 0; /* dead letters that the log does not have */
 
 /* For RelayLeave(), if the worker exits now. */
 static RelayEnd leaving = RELAY_DIED;
 static TimestampTz nextDue = 0;
+
+/* After a fetch without events: whether another one can return some. */
+static bool hasMore = false;
 
 static volatile sig_atomic_t terminated = false; /* by SIGTERM */
 
@@ -251,22 +263,15 @@ Run(Step *step, void *argument)
  */
 
 /*
- * MustLeave tells whether the worker must leave with more to do: a session waits to drop or
- * copy the database, or other subscriptions need a worker.  Needs the lock of
- * DatabaseIsOpen().
+ * MustLeave tells whether the worker must leave with more to do, because other subscriptions need
+ * one.
  */
 static bool
 MustLeave(void)
 {
-	LOCKTAG tag;
-
-	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
-	if (LockHasWaiters(&tag, RowExclusiveLock, false))
-		leaving = RELAY_RECALLED;
-	else if (MillisecondsSince(began) >= SLICE_MS && RelayIsCrowded())
-		leaving = RELAY_UNFINISHED;
-	else
+	if (!RelayIsCrowded() || MillisecondsSince(began) < SLICE_MS)
 		return false;
+	leaving = RELAY_UNFINISHED;
 	return true;
 }
 
@@ -331,16 +336,12 @@ Prepare(EventHandler *handler, bool *out)
 	Datum values[2] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
 	RelationsLockResult lock = ExtensionRelationsLock(tables, lengthof(tables));
 	RelayFound found = {.name = name};
+	const char *problem;
 	char *function;
 
 	leaving = lock == RELATIONS_BUSY ? RELAY_BUSY : RELAY_GONE;
 	if (lock != RELATIONS_LOCKED)
 		return false;
-	if (!DatabaseIsOpen(MyDatabaseId))
-	{
-		leaving = RELAY_RECALLED;
-		return false;
-	}
 	if (ExtensionQueryRun(&findQuery, values, NULL) == 0)
 	{
 		ExtensionQueryEnd();
@@ -356,10 +357,9 @@ Prepare(EventHandler *handler, bool *out)
 		stepContext, TextDatumGetCString(ExtensionQueryValue(&findQuery, 0, 2, NULL)));
 	ExtensionQueryEnd();
 
-	if (superuser_arg(found.owner))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("owner \"%s\" is a superuser", GetUserNameFromId(found.owner, false))));
+	problem = OwnerProblem(found.owner, MyDatabaseId);
+	if (problem != NULL)
+		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg_internal("%s", problem)));
 	RelayCorrect(&job, &found);
 	if (found.owner != GetSessionUserId())
 	{
@@ -445,7 +445,8 @@ FetchStep(void *argument)
 		Datum due;
 
 		(void) ExtensionQueryRun(&dueQuery, values, NULL);
-		due = ExtensionQueryValue(&dueQuery, 0, 1, &never);
+		hasMore = DatumGetBool(ExtensionQueryValue(&dueQuery, 0, 1, NULL));
+		due = ExtensionQueryValue(&dueQuery, 0, 2, &never);
 		nextDue = never ? 0 : DatumGetTimestampTz(due);
 		ExtensionQueryEnd();
 	}
@@ -491,6 +492,45 @@ Fetch(long wait)
  */
 
 /*
+ * LogUnlogged writes to the log how many dead letters it does not have.
+ */
+static void
+LogUnlogged(void)
+{
+	if (unlogged > 0)
+		ereport(LOG, (errmsg("%d more events of subscription \"%s\" are dead letters now", unlogged,
+							 name),
+					  errhint("See the view idempotency.dead_letters.")));
+	unlogged = 0;
+}
+
+/*
+ * LogDeadLetter writes some of the dead letters to the log.
+ */
+static void
+LogDeadLetter(const pg_uuid_t *id, const char *error)
+{
+	static instr_time since;
+	static int logged = 0;
+
+	if (logged >= LOGGED_MOST && MillisecondsSince(since) >= LOGGED_MS)
+	{
+		LogUnlogged();
+		logged = 0;
+	}
+	if (logged == 0)
+		INSTR_TIME_SET_CURRENT(since);
+	if (logged++ < LOGGED_MOST)
+		ereport(LOG,
+				(errmsg("event %s of subscription \"%s\" is a dead letter now",
+						DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(id))), name),
+				 errdetail_internal("%s", ClipForLog(error)),
+				 errhint("idempotency.redrive() gives it once more.")));
+	else
+		unlogged++;
+}
+
+/*
  * Nack reports that an event has failed.  It and later ones of its aggregate, and with its id,
  * leave the batch.  Needs that those before it are acknowledged: nack() finds the event by its id,
  * which another one can have.
@@ -507,11 +547,8 @@ Nack(BatchEvent *failed, const char *error, int sqlstate)
 	(void) ExtensionQueryRun(&nackQuery, values, NULL);
 	(void) ExtensionQueryValue(&nackQuery, 0, 1, &dead);
 	ExtensionQueryEnd();
-	if (dead && RelayMayLog(&job))
-		ereport(LOG, (errmsg("event %s of subscription \"%s\" is a dead letter now",
-							 DatumGetCString(DirectFunctionCall1(uuid_out, values[2])), name),
-					  errdetail_internal("%s", ClipForLog(error)),
-					  errhint("idempotency.redrive() gives it once more.")));
+	if (dead)
+		LogDeadLetter(&failed->id, error);
 	for (BatchEvent *event = failed; event < batch.events + batch.count; event++)
 	{
 		if (memcmp(&event->id, &failed->id, sizeof(pg_uuid_t)) == 0 ||
@@ -537,7 +574,7 @@ IsOut(void)
 
 /*
  * Acknowledge acknowledges the events from "from" up to "upto" that have not left the batch; at
- * its end, all that the batch has, which ends it.
+ * its end, all that the batch has, which ends it, unless its last event has left it.
  */
 static void
 Acknowledge(int from, int upto)
@@ -554,7 +591,7 @@ Acknowledge(int from, int upto)
 	}
 	values[2] = PointerGetDatum(
 		construct_array(done, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	if ((count > 0 || all) && (!RelayHasChanged() || IsOut()))
+	if ((count > 0 || all) && ((count > 0 && !RelayHasChanged()) || IsOut()))
 		(void) ExtensionQueryDo(all ? &ackAllQuery : &ackQuery, values, NULL);
 }
 
@@ -633,19 +670,6 @@ static bool
 NackStep(void *argument)
 {
 	Nack(&batch.events[batch.next], batch.error, batch.sqlstate);
-	return true;
-}
-
-/*
- * GiveBackStep gives the batch back; no event of it has failed.
- */
-static bool
-GiveBackStep(void *argument)
-{
-	Datum values[2] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
-
-	SetLocally("synchronous_commit", "local");
-	(void) ExtensionQueryDo(&giveBackQuery, values, NULL);
 	return true;
 }
 
@@ -742,7 +766,6 @@ Handle(void)
 static void
 Serve(void)
 {
-	int empty = 0;
 	instr_time handledAt;
 
 	INSTR_TIME_SET_CURRENT(began);
@@ -763,17 +786,15 @@ Serve(void)
 		{
 			RelayWantHelp(&job, !hadBatch);
 			hadBatch = true;
-			empty = 0;
 			if (!Handle())
 				return;
 			INSTR_TIME_SET_CURRENT(handledAt);
 			leaving = RELAY_UNFINISHED;
-			if (RelayIsCrowded() && MillisecondsSince(began) >= SLICE_MS)
+			if (MustLeave())
 				return;
 		}
-		else if (left == 0 && ++empty == 2)
+		else if (left == 0 && !hasMore)
 		{
-			/* The first call without events can have passed those of other topics */
 			leaving = RELAY_IDLE;
 			return;
 		}
@@ -784,35 +805,56 @@ Serve(void)
 }
 
 /*
- * Detach tells how the worker has left.
+ * HasFailed tells whether the batch has failed with the worker: an error that is not the
+ * handler's, or the end of the grace of a handler.
+ */
+static bool
+HasFailed(void)
+{
+	return !terminated && leaving == RELAY_DIED;
+}
+
+/*
+ * Detach tells how the worker has left.  A batch that it could not give back is given back while
+ * the server runs.
  */
 static void
 Detach(int code, Datum arg)
 {
-	if (attached)
-		RelayLeave(&job, terminated ? RELAY_RECALLED : leaving, nextDue, hadBatch);
+	LogUnlogged();
+	RelayLeave(&job, terminated ? RELAY_RECALLED : leaving, nextDue, hadBatch, !HasFailed());
 }
 
 /*
- * GiveBackAtExit gives the batch back, if another session has not locked what that needs: no signal
- * ends a wait at this point, and a wait would keep the server from stopping.  After the grace
- * of a handler, the batch has failed.
+ * GiveBackAtExit gives the batch back, unless another session has locked what that needs: no signal
+ * ends a wait at this point, and a wait would keep the server from stopping.
  */
 static void
 GiveBackAtExit(int code, Datum arg)
 {
+	Datum values[2];
+	uint64 given = 0;
+	instr_time since;
+
 	AbortOutOfAnyTransaction();
-	if (batch.number == 0 || (!terminated && leaving == RELAY_DIED))
+	if (batch.number == 0 || HasFailed())
 		return;
+	INSTR_TIME_SET_CURRENT(since);
 	Begin();
+	values[0] = CStringGetTextDatum(name);
+	values[1] = Int64GetDatum(batch.number);
 	if (ExtensionRelationLock("subscription", AccessShareLock, true) &&
 		ExtensionRelationLock("partition", RowShareLock, true) &&
 		ExtensionRelationLock("position", RowExclusiveLock, true))
 	{
-		SetLocally("idempotency.wait", "500ms");
-		(void) GiveBackStep(NULL);
+		SetLocally("synchronous_commit", "local");
+		while ((given = ExtensionQueryDo(&giveBackQuery, values, NULL)) == 0 &&
+			   MillisecondsSince(since) < GIVE_BACK_MS)
+			pg_usleep(10000L);
 	}
 	Commit();
+	if (given > 0)
+		RelayHold(0);
 }
 
 /*
@@ -843,8 +885,7 @@ void
 idempotency_relay_main(Datum unused)
 {
 	memcpy(&job, MyBgworkerEntry->bgw_extra, sizeof(RelayJob));
-	attached = RelayAttach(&job, name, sizeof(name));
-	if (!attached)
+	if (!RelayAttach(&job, name, sizeof(name)))
 		proc_exit(0);
 	before_shmem_exit(Detach, (Datum) 0);
 

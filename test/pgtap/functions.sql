@@ -152,6 +152,7 @@ SELECT set_eq(
 		('wake_relay(subscription text)', 'void', 'c', 'volatile', 'unsafe', true),
 		('check_handler(handler text, owner name)', 'void', 'c', 'volatile', 'unsafe', true),
 		('is_worker_batch(batch bigint)', 'boolean', 'c', 'volatile', 'unsafe', true),
+		('was_given_back(batch bigint)', 'boolean', 'c', 'volatile', 'unsafe', true),
 		('is_worker_fetch()', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('relay_problem(subscription text)', 'text', 'c', 'volatile', 'safe', true),
 

@@ -61,7 +61,7 @@ ROLLBACK;
 COMMIT;
 \endif
 SQL
-$node->command_ok([ $node->installed_command('pgbench'), '-n', '-c', '6', '-T', soak(4, 8), '--username', 'app', '-f', "$dir/publish.sql", $node->connstr('postgres') ],
+$node->command_ok([ $node->installed_command('pgbench'), '-n', '-c', '6', '-t', soak(40, 80), '--username', 'app', '-f', "$dir/publish.sql", $node->connstr('postgres') ],
 	'concurrent publishers');
 becomes_true(q{SELECT (SELECT count(*) FROM done WHERE topic = 'load') >= (SELECT count(*) FROM committed)}, 'the relay keeps up');
 is($node->safe_psql('postgres', q{SELECT count(*) > 1000, count(*) FILTER (WHERE c.id IS NULL), count(*) FILTER (WHERE d.id IS NULL),
