@@ -663,7 +663,25 @@ CREATE FUNCTION idempotency.publish(
 COMMENT ON FUNCTION idempotency.publish(text, idempotency.document, idempotency.identifier, text, idempotency.document, uuid, timestamptz) IS
 	'publish an event when this transaction commits; returns the event''s id';
 
--- What delivery, below, calls of the library.
+-- What delivery and configure(), below, call of the library.
+CREATE FUNCTION idempotency_internal.setting(name text, scope text DEFAULT '')
+	RETURNS text
+	LANGUAGE C STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_setting';
+COMMENT ON FUNCTION idempotency_internal.setting(text, text) IS
+	'the value of a setting for a scope';
+
+CREATE FUNCTION idempotency_internal.check_setting(name text, value text)
+	RETURNS void
+	LANGUAGE C STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_check_setting';
+COMMENT ON FUNCTION idempotency_internal.check_setting(text, text) IS
+	'raise 22023 unless a setting can have a value';
+
+CREATE FUNCTION idempotency_internal.forget_settings()
+	RETURNS void
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_forget_settings';
+COMMENT ON FUNCTION idempotency_internal.forget_settings() IS
+	'let all sessions read the stored settings again';
+
 CREATE FUNCTION idempotency_internal.check_name(what text, name text)
 	RETURNS void
 	LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idempotency_check_name';
@@ -758,20 +776,13 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the transaction cannot write';
 
-CREATE FUNCTION idempotency_internal.setting(name text)
-	RETURNS text
-	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$SELECT coalesce(current_setting('idempotency.' || $1, true), '')$$;
-COMMENT ON FUNCTION idempotency_internal.setting(text) IS 'the value of a setting; empty: the default';
-
-CREATE FUNCTION idempotency_internal.raise_setting(name text, detail text, hint text)
+CREATE FUNCTION idempotency_internal.raise_setting(name text, value text, detail text, hint text)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-	SELECT idempotency_internal.raise('22023',
-		format('invalid value for parameter "idempotency.%s": "%s"', $1, idempotency_internal.setting($1)), $2, $3)
+	SELECT idempotency_internal.raise('22023', format('invalid value for parameter "idempotency.%s": "%s"', $1, $2), $3, $4)
 $$;
-COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text) IS '22023: the value of a setting cannot be used';
+COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text, text) IS '22023: the value of a setting cannot be used';
 
 -- A duration as in postgresql.conf (a number with or without a unit), or an interval.
 -- Returns NULL unless it is one.  A month counts as 31 days, so that nothing ends early.
@@ -794,15 +805,16 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration from its text, or NULL';
 
 -- An invalid value is the default: it only bounds a time.
-CREATE FUNCTION idempotency_internal.default_wait()
+CREATE FUNCTION idempotency_internal.default_wait(scope text DEFAULT '')
 	RETURNS interval
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
+	value text := idempotency_internal.setting('wait', scope);
 	wait interval;
 BEGIN
-	IF idempotency_internal.setting('wait') <> '' THEN
-		wait := idempotency_internal.duration(idempotency_internal.setting('wait'), 'ms');
+	IF value <> '' THEN
+		wait := idempotency_internal.duration(value, 'ms');
 	END IF;
 	IF wait BETWEEN interval '0' AND interval '24 days' THEN
 		RETURN wait;
@@ -810,7 +822,7 @@ BEGIN
 	RETURN interval '5 s';
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.default_wait() IS 'idempotency.wait';
+COMMENT ON FUNCTION idempotency_internal.default_wait(text) IS 'idempotency.wait, for a scope';
 
 -- A length that is a mistake: a driver sent nanoseconds or milliseconds as a bare number.
 CREATE FUNCTION idempotency_internal.refuse_too_long(what text, length interval, longest text)
@@ -1169,6 +1181,125 @@ COMMENT ON COLUMN idempotency.event.payload IS 'the payload, byte for byte';
 COMMENT ON COLUMN idempotency.event.headers IS 'metadata';
 COMMENT ON COLUMN idempotency.event.attempt IS '1 for the first delivery, plus 1 for each one that failed';
 COMMENT ON COLUMN idempotency.event.published_at IS 'when the event was published';
+
+-- ---------------------------------------------------------------------------
+-- Settings of the database and of scopes: configure()
+-- ---------------------------------------------------------------------------
+
+-- The pattern "*" is the database.  Of several patterns that match a scope, that with the most
+-- characters besides "*" applies.
+CREATE TABLE idempotency.configuration (
+	name text COLLATE "C" NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	value text NOT NULL,
+	literals integer GENERATED ALWAYS AS (length(regexp_replace(scope, E'\\\\(.)|\\*', E'\\1', 'g'))) STORED,
+	PRIMARY KEY (name, scope)
+);
+COMMENT ON TABLE idempotency.configuration IS 'what configure() has stored; read it through idempotency.settings';
+COMMENT ON COLUMN idempotency.configuration.name IS 'the setting, without "idempotency."';
+COMMENT ON COLUMN idempotency.configuration.scope IS 'a pattern of scopes; *: the whole database';
+COMMENT ON COLUMN idempotency.configuration.value IS 'the value';
+COMMENT ON COLUMN idempotency.configuration.literals IS 'number of characters of the pattern besides *: the greatest applies';
+COMMENT ON INDEX idempotency.configuration_pkey IS 'one value per setting and pattern';
+
+CREATE VIEW idempotency.settings AS
+	SELECT s.name, s.scope, s.value
+	FROM idempotency.configuration AS s, (SELECT) AS read_only
+	ORDER BY s.name, s.literals DESC, s.scope;
+COMMENT ON VIEW idempotency.settings IS 'what configure() has stored; of the patterns that match a scope, the first applies';
+COMMENT ON COLUMN idempotency.settings.name IS 'the setting, without "idempotency."';
+COMMENT ON COLUMN idempotency.settings.scope IS 'a pattern of scopes; *: the whole database';
+COMMENT ON COLUMN idempotency.settings.value IS 'the value';
+
+CREATE FUNCTION idempotency_internal.setting_name(name text)
+	RETURNS text
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	names CONSTANT text[] := '{retention,wait,max_response_size,max_payload_size,final_errors,documentation,outbox_retention}';
+BEGIN
+	name := regexp_replace(name, '^idempotency\.', '');
+	IF (name = ANY (names)) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', format('unrecognized setting "%s"', name), NULL,
+			format('Pass one of %s.', array_to_string(names, ', ')));
+	END IF;
+	RETURN name;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.setting_name(text) IS 'the name of a setting that configure() can store, or 22023';
+
+-- Every change of the table is checked, also one without configure(), such as a restore.
+CREATE FUNCTION idempotency_internal.apply_settings()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET intervalstyle = 'postgres'
+AS $$
+DECLARE
+	s idempotency.configuration;
+BEGIN
+	FOR s IN SELECT * FROM idempotency.configuration AS e ORDER BY e.name, e.scope LOOP
+		PERFORM idempotency_internal.check_name('scope', s.scope);
+		IF s.scope !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+			PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
+				'A backslash escapes the next character; write two for one.');
+		ELSIF s.literals > 0 AND idempotency_internal.setting_name(s.name) <> ALL ('{retention,wait,max_response_size}') THEN
+			PERFORM idempotency_internal.raise('22023', format('setting "%s" cannot depend on a scope', s.name), NULL,
+				'Omit the scope; only retention, wait and max_response_size can have one.');
+		ELSIF s.value = '' THEN
+			PERFORM idempotency_internal.raise('22023', format('value of setting "%s" is empty', s.name), NULL,
+				'Pass NULL to remove a stored value.');
+		END IF;
+		PERFORM idempotency_internal.check_setting(idempotency_internal.setting_name(s.name), s.value);
+	END LOOP;
+	PERFORM idempotency_internal.forget_settings();
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.apply_settings() IS 'trigger: check the stored settings, and apply them in all sessions';
+CREATE TRIGGER apply_settings AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idempotency.configuration
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.apply_settings();
+ALTER TABLE idempotency.configuration ENABLE ALWAYS TRIGGER apply_settings;
+COMMENT ON TRIGGER apply_settings ON idempotency.configuration IS 'stored settings are valid, and apply at once';
+
+CREATE FUNCTION idempotency.configure(name text, value text, scope text DEFAULT '*')
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	name := idempotency_internal.setting_name(name);
+	PERFORM idempotency_internal.check_name('scope', scope);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('configure');
+	END IF;
+	LOCK TABLE idempotency.configuration IN SHARE ROW EXCLUSIVE MODE;
+	IF value IS NULL THEN
+		DELETE FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
+	ELSE
+		INSERT INTO idempotency.configuration (name, scope, value) VALUES (name, scope, value)
+		ON CONFLICT ON CONSTRAINT configuration_pkey DO UPDATE SET value = excluded.value;
+	END IF;
+	RAISE LOG 'idempotency.configure() by role "%": setting "%", scope "%", %', coalesce(nullif(current_setting('role'), 'none'), session_user),
+		name, scope, CASE WHEN value IS NULL THEN 'removed' ELSE format('value "%s"', value) END;
+END
+$$;
+COMMENT ON FUNCTION idempotency.configure(text, text, text) IS
+	'store a setting for the database, or for the scopes that match a pattern; NULL removes it';
+
+CREATE FUNCTION idempotency.setting(name text, scope text DEFAULT NULL)
+	RETURNS text
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	value text;
+BEGIN
+	name := idempotency_internal.setting_name(name);
+	PERFORM idempotency_internal.check_name('scope', scope) WHERE scope IS NOT NULL;
+	value := idempotency_internal.setting(name, coalesce(scope, ''));
+	PERFORM idempotency_internal.check_setting(name, value);
+	RETURN value;
+END
+$$;
+COMMENT ON FUNCTION idempotency.setting(text, text) IS
+	'the value of a setting that applies in this session, to a scope if one is given';
 
 -- ---------------------------------------------------------------------------
 -- The scan: what a partition reads next
@@ -3076,7 +3207,7 @@ DECLARE
 BEGIN
 	retention := coalesce(retention, CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END);
 	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
-		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
+		PERFORM idempotency_internal.raise_setting('outbox_retention', setting, 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
 			'Use an interval such as ''1 day'', or a number of seconds.');
 	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
 		RETURN 0;
@@ -3458,6 +3589,7 @@ COMMENT ON COLUMN idempotency.subscriptions.created_at IS 'when the subscription
 
 -- What no part has: the rows that a dump contains, and the planner support of functions
 -- that write.
+SELECT pg_catalog.pg_extension_config_dump('idempotency.configuration', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.subscription', '');
@@ -3655,7 +3787,7 @@ AS $$
 			idempotency.derive_key, idempotency.natural_key, idempotency.stable_text, idempotency.uuidv7,
 			idempotency.parse_header,
 			idempotency.problem(idempotency.operation), idempotency.problem(text),
-			idempotency.problem_headers(idempotency.operation), idempotency.problem_headers(text)')
+			idempotency.problem_headers(idempotency.operation), idempotency.problem_headers(text), idempotency.setting')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
 	'let a role claim, complete and replay';
@@ -3673,7 +3805,7 @@ AS $$
 			idempotency.fetch, idempotency.has_more, idempotency.ack(text, bigint), idempotency.ack(text, bigint, bigint[]), idempotency.nack, idempotency.extend,
 			idempotency.deliver, idempotency.handler_of,
 			idempotency.redrive(text), idempotency.redrive(text, uuid), idempotency.discard(text), idempotency.discard(text, uuid),
-			idempotency.once, idempotency.once_many,
+			idempotency.once, idempotency.once_many, idempotency.setting,
 			idempotency_internal.identifier_in, idempotency_internal.identifier')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
@@ -3687,7 +3819,7 @@ AS $$
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.outcome,
 			idempotency.operation',
 		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.stats, idempotency.reaper,
-			idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters',
+			idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters, idempotency.settings',
 		'EXECUTE ON FUNCTION
 			idempotency_internal.identifier_in, idempotency_internal.identifier,
 			idempotency_internal.keytext_in, idempotency_internal.keytext_out,
@@ -3698,7 +3830,7 @@ AS $$
 			idempotency.pause, idempotency.resume,
 			idempotency.seek(text, timestamptz), idempotency.seek(text, text),
 			idempotency.redrive(text), idempotency.redrive(text, uuid), idempotency.discard(text), idempotency.discard(text, uuid),
-			idempotency_internal.stats(), idempotency_internal.relay_problem(text), idempotency.stats_reset')
+			idempotency_internal.stats(), idempotency_internal.relay_problem(text), idempotency.stats_reset, idempotency.setting')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';
@@ -3710,7 +3842,7 @@ CREATE FUNCTION idempotency.grant_backup(role regrole)
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
 		'SELECT ON idempotency.key, idempotency.outbox, idempotency.subscription, idempotency.partition,
-			idempotency.position, idempotency.parked, idempotency.reaper',
+			idempotency.position, idempotency.parked, idempotency.reaper, idempotency.configuration',
 		'SELECT ON SEQUENCE idempotency.token, idempotency.outbox_seq')
 $$;
 COMMENT ON FUNCTION idempotency.grant_backup(regrole) IS

@@ -293,7 +293,7 @@ DECLARE
 BEGIN
 	retention := coalesce(retention, CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END);
 	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
-		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
+		PERFORM idempotency_internal.raise_setting('outbox_retention', setting, 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
 			'Use an interval such as ''1 day'', or a number of seconds.');
 	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
 		RETURN 0;

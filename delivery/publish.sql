@@ -2,28 +2,6 @@
 -- Publishing (the extension has a function in C instead)
 -- ---------------------------------------------------------------------------
 
-CREATE FUNCTION idempotency_internal.max_payload_size()
-	RETURNS bigint
-	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-AS $$
-DECLARE
-	bytes bigint;
-BEGIN
-	BEGIN
-		bytes := pg_size_bytes(coalesce(nullif(idempotency_internal.setting('max_payload_size'), ''), '1MB'));
-	EXCEPTION
-		WHEN data_exception THEN
-			NULL;
-	END;
-	IF (bytes BETWEEN 1024 AND 536870911) IS NOT TRUE THEN
-		PERFORM idempotency_internal.raise_setting('max_payload_size',
-			'It must be a size from 1024 to 536870911 bytes.', 'Valid units for this parameter are "B", "kB", "MB", and "GB".');
-	END IF;
-	RETURN bytes;
-END
-$$;
-COMMENT ON FUNCTION idempotency_internal.max_payload_size() IS 'idempotency.max_payload_size';
-
 -- The headers of an event: those of the caller, with scope and key of the claim that this
 -- transaction was granted last.  Text is joined, so that the caller's bytes stay as they are.
 CREATE FUNCTION idempotency_internal.event_headers(given json)
@@ -79,10 +57,12 @@ BEGIN
 		given := idempotency_internal.event_headers(given);
 		bytes := bytes + coalesce(octet_length(given::text), 0);
 	END IF;
-	IF (bytes > 1048576 OR idempotency_internal.setting('max_payload_size') <> '') AND bytes > idempotency_internal.max_payload_size() THEN
+	IF (bytes > 1048576 OR idempotency_internal.setting('max_payload_size') <> '')
+		AND bytes > idempotency_internal.size_setting('max_payload_size', idempotency_internal.setting('max_payload_size')) THEN
 		PERFORM idempotency_internal.raise('54000',
-			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes, idempotency_internal.max_payload_size()),
-			format('Topic "%s".', topic), 'Publish a reference to the large part, or raise the setting.');
+			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes,
+				idempotency_internal.size_setting('max_payload_size', idempotency_internal.setting('max_payload_size'))),
+			format('Topic "%s".', topic), 'Publish a reference to the large part, or raise the limit with idempotency.configure().');
 	ELSIF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only('publish');
 	END IF;

@@ -215,7 +215,8 @@ BEGIN
 			done pg_catalog.bool;
 		BEGIN
 			IF pg_catalog.current_setting('lock_timeout') OPERATOR(pg_catalog.<>) '0'
-				OR coalesce(pg_catalog.current_setting('idempotency.wait', true), '') OPERATOR(pg_catalog.<>) '' THEN
+				OR pg_catalog.current_setting('idempotency.wait', true) OPERATOR(pg_catalog.<>) ''
+				OR idempotency_internal.configured('wait', p_scope) IS NOT NULL THEN
 				RETURN NULL;
 			END IF;
 			BEGIN
@@ -226,7 +227,7 @@ BEGIN
 				END IF;
 				INSERT INTO idempotency.key (tenant, created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
 				VALUES (home, pg_catalog.clock_timestamp(), '-infinity', p_scope, p_key, p_fingerprint,
-					pg_catalog.pg_current_xact_id(), '24:00:00')
+					pg_catalog.pg_current_xact_id(), idempotency_internal.configured_retention(p_scope))
 				ON CONFLICT DO NOTHING;
 				done := FOUND;
 				SET LOCAL lock_timeout = 0;
@@ -268,7 +269,7 @@ BEGIN
 				RETURN false;
 			END IF;
 			INSERT INTO idempotency.key AS k (tenant, created_at, expires_at, status, scope, key, response)
-			VALUES (home, coalesce(now, pg_catalog.clock_timestamp()), now OPERATOR(pg_catalog.+) '24:00:00'::pg_catalog.interval, p_status, p_scope, p_key, p_response)
+			VALUES (home, coalesce(now, pg_catalog.clock_timestamp()), idempotency_internal.retention_end(idempotency_internal.configured_retention(p_scope), now), p_status, p_scope, p_key, p_response)
 			ON CONFLICT (tenant, scope, key) DO UPDATE SET
 				created_at = excluded.created_at,
 				expires_at = excluded.expires_at,

@@ -409,21 +409,42 @@ COMMENT ON FUNCTION idempotency_internal.raise_read_only(text) IS '25006: the tr
 -- checked here, in the call that needs them.  What catches errors is PARALLEL UNSAFE, as are
 -- its callers, because a parallel query cannot begin a subtransaction.
 
--- delivery/assemble: copy
-CREATE FUNCTION idempotency_internal.setting(name text)
+-- What configure() has stored.  It replaces these two functions by others that have the values in
+-- their bodies, and that the server inlines: to read them costs a claim nothing, and each session
+-- plans again after a change.
+CREATE FUNCTION idempotency_internal.configured(name text, scope text)
 	RETURNS text
 	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$SELECT coalesce(current_setting('idempotency.' || $1, true), '')$$;
-COMMENT ON FUNCTION idempotency_internal.setting(text) IS 'the value of a setting; empty: the default';
+	RETURN NULL::text;
+COMMENT ON FUNCTION idempotency_internal.configured(text, text) IS 'the stored value of a setting for a scope; NULL: none';
 
-CREATE FUNCTION idempotency_internal.raise_setting(name text, detail text, hint text)
+CREATE FUNCTION idempotency_internal.configured_retention(scope text)
+	RETURNS interval
+	LANGUAGE sql STABLE PARALLEL SAFE
+	RETURN interval '24:00:00';
+COMMENT ON FUNCTION idempotency_internal.configured_retention(text) IS 'the stored retention of a scope, or the default';
+
+CREATE FUNCTION idempotency_internal.setting(name text, scope text DEFAULT '')
+	RETURNS text
+	LANGUAGE sql STABLE PARALLEL SAFE
+AS $$SELECT coalesce(nullif(current_setting('idempotency.' || $1, true), ''), idempotency_internal.configured($1, $2), '')$$;
+COMMENT ON FUNCTION idempotency_internal.setting(text, text) IS 'the value of a setting for a scope; empty: the default';
+
+CREATE FUNCTION idempotency_internal.default_setting(name text)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+	RETURN CASE WHEN name IN ('retention', 'outbox_retention') THEN '1d' WHEN name = 'wait' THEN '5s'
+		WHEN name IN ('max_response_size', 'max_payload_size') THEN '1MB' WHEN name = 'final_errors' THEN 'IKFIN' ELSE '' END;
+COMMENT ON FUNCTION idempotency_internal.default_setting(text) IS 'the default of a setting';
+
+-- delivery/assemble: copy
+CREATE FUNCTION idempotency_internal.raise_setting(name text, value text, detail text, hint text)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-	SELECT idempotency_internal.raise('22023',
-		format('invalid value for parameter "idempotency.%s": "%s"', $1, idempotency_internal.setting($1)), $2, $3)
+	SELECT idempotency_internal.raise('22023', format('invalid value for parameter "idempotency.%s": "%s"', $1, $2), $3, $4)
 $$;
-COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text) IS '22023: the value of a setting cannot be used';
+COMMENT ON FUNCTION idempotency_internal.raise_setting(text, text, text, text) IS '22023: the value of a setting cannot be used';
 -- delivery/assemble: end of copy
 
 -- Tells in one expression, which PL/pgSQL evaluates without a query, whether names need no
@@ -515,12 +536,12 @@ DECLARE
 	prefix text := idempotency_internal.setting('scope_prefix');
 BEGIN
 	IF right(prefix, 1) NOT IN ('', '/', ':') THEN
-		PERFORM idempotency_internal.raise_setting('scope_prefix', 'A scope prefix must end in "/" or ":".',
-			'Correct it with ALTER ROLE or ALTER DATABASE, and connect again, or use SET.');
+		PERFORM idempotency_internal.raise_setting('scope_prefix', prefix, 'A scope prefix must end in "/" or ":".',
+			'Correct it with SET, or in the options of the connection.');
 	ELSIF NOT starts_with(start, prefix) THEN
 		PERFORM idempotency_internal.raise('42501', format('permission denied for idempotency scope "%s"', scope),
 			format('Scopes of this role must begin with "%s".', prefix),
-			'A superuser sets idempotency.scope_prefix per role.');
+			'Pass a scope with this prefix, or change idempotency.scope_prefix with SET.');
 	END IF;
 END
 $$;
@@ -603,44 +624,50 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.duration(text, text) IS 'a duration from its text, or NULL';
 -- delivery/assemble: end of copy
 
-CREATE FUNCTION idempotency_internal.default_retention()
+-- The duration of a setting that a client, or configure(), sets: from the lowest to 2147483647
+-- seconds, or -1.
+CREATE FUNCTION idempotency_internal.retention_setting(name text, value text, lowest integer)
 	RETURNS interval
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
-	retention interval;
-	seconds numeric;
+	retention interval := idempotency_internal.duration(value, 's');
+	seconds numeric := extract(epoch FROM retention);
 BEGIN
-	IF idempotency_internal.setting('retention') = '' THEN
-		RETURN interval '24:00:00';
+	IF seconds = -1 OR seconds BETWEEN lowest AND 2147483647 THEN
+		RETURN retention;
 	END IF;
-	retention := idempotency_internal.duration(idempotency_internal.setting('retention'), 's');
-	IF retention IS NULL THEN
-		PERFORM idempotency_internal.raise_setting('retention', 'It is not an interval.',
-			'Use an interval such as ''30 days'' or ''90 minutes'', or a number of seconds.');
-	END IF;
-	seconds := extract(epoch FROM retention);
-	IF seconds <> -1 AND (seconds < 1 OR seconds > 2147483647) THEN
-		PERFORM idempotency_internal.raise_setting('retention',
-			'It must be from 1 to 2147483647 seconds, or -1 (forever).',
-			'Use an interval such as ''30 days'' or ''90 minutes'', or a number of seconds.');
-	END IF;
-	RETURN retention;
+	PERFORM idempotency_internal.raise_setting(name, value,
+		CASE WHEN retention IS NULL THEN 'It is not an interval.'
+			ELSE format('It must be from %s to 2147483647 seconds, or -1 (forever).', lowest) END,
+		'Use an interval such as ''30 days'' or ''90 minutes'', or a number of seconds.');
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.default_retention() IS 'idempotency.retention';
+COMMENT ON FUNCTION idempotency_internal.retention_setting(text, text, integer) IS
+	'the value of idempotency.retention or idempotency.outbox_retention';
+
+CREATE FUNCTION idempotency_internal.default_retention(scope text)
+	RETURNS interval
+	LANGUAGE sql STABLE PARALLEL UNSAFE
+AS $$
+	SELECT CASE WHEN current_setting('idempotency.retention', true) <> ''
+		THEN idempotency_internal.retention_setting('retention', current_setting('idempotency.retention', true), 1)
+		ELSE idempotency_internal.configured_retention($1) END
+$$;
+COMMENT ON FUNCTION idempotency_internal.default_retention(text) IS 'idempotency.retention, for a scope';
 
 -- delivery/assemble: copy
 -- An invalid value is the default: it only bounds a time.
-CREATE FUNCTION idempotency_internal.default_wait()
+CREATE FUNCTION idempotency_internal.default_wait(scope text DEFAULT '')
 	RETURNS interval
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
+	value text := idempotency_internal.setting('wait', scope);
 	wait interval;
 BEGIN
-	IF idempotency_internal.setting('wait') <> '' THEN
-		wait := idempotency_internal.duration(idempotency_internal.setting('wait'), 'ms');
+	IF value <> '' THEN
+		wait := idempotency_internal.duration(value, 'ms');
 	END IF;
 	IF wait BETWEEN interval '0' AND interval '24 days' THEN
 		RETURN wait;
@@ -648,7 +675,7 @@ BEGIN
 	RETURN interval '5 s';
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.default_wait() IS 'idempotency.wait';
+COMMENT ON FUNCTION idempotency_internal.default_wait(text) IS 'idempotency.wait, for a scope';
 
 -- A length that is a mistake: a driver sent nanoseconds or milliseconds as a bare number.
 CREATE FUNCTION idempotency_internal.refuse_too_long(what text, length interval, longest text)
@@ -689,7 +716,7 @@ CREATE FUNCTION idempotency_internal.retention_end(retention interval, since tim
 	RETURN CASE WHEN retention = interval '-1 s' THEN timestamptz 'infinity' ELSE since + retention END;
 COMMENT ON FUNCTION idempotency_internal.retention_end(interval, timestamptz) IS 'when an outcome expires';
 
-CREATE FUNCTION idempotency_internal.check_retention(retention interval)
+CREATE FUNCTION idempotency_internal.check_retention(retention interval, scope text)
 	RETURNS interval
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
@@ -697,7 +724,7 @@ DECLARE
 	now timestamptz := clock_timestamp();
 BEGIN
 	IF retention IS NULL THEN
-		RETURN idempotency_internal.default_retention();
+		RETURN idempotency_internal.default_retention(scope);
 	ELSIF isfinite(retention) THEN
 		PERFORM idempotency_internal.refuse_too_long('retention', retention, '100 years');
 	END IF;
@@ -708,7 +735,7 @@ BEGIN
 	RETURN retention;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.check_retention(interval) IS 'the retention of a call, or the default';
+COMMENT ON FUNCTION idempotency_internal.check_retention(interval, text) IS 'the retention of a call, or the default of a scope';
 
 -- delivery/assemble: copy
 CREATE FUNCTION idempotency_internal.check_lease(lease interval)
@@ -728,42 +755,49 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.check_lease(interval) IS 'raise 22023 or 22008 unless a lease can be used';
 -- delivery/assemble: end of copy
 
-CREATE FUNCTION idempotency_internal.max_response_size()
+CREATE FUNCTION idempotency_internal.size_setting(name text, value text)
 	RETURNS bigint
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
 	bytes bigint;
 BEGIN
-	IF idempotency_internal.setting('max_response_size') = '' THEN
+	IF value = '' THEN
 		RETURN 1048576;
 	END IF;
 	BEGIN
-		bytes := pg_size_bytes(idempotency_internal.setting('max_response_size'));
+		bytes := pg_size_bytes(value);
 	EXCEPTION
 		WHEN data_exception THEN
 			NULL;
 	END;
-	IF bytes BETWEEN 1024 AND 536870911 THEN
-		RETURN bytes;
+	IF (bytes BETWEEN 1024 AND 536870911) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise_setting(name, value,
+			'It must be a size from 1024 to 536870911 bytes.', 'Valid units for this parameter are "B", "kB", "MB", and "GB".');
 	END IF;
-	PERFORM idempotency_internal.raise_setting('max_response_size',
-		'It must be a size from 1024 to 536870911 bytes.', 'Valid units for this parameter are "B", "kB", "MB", and "GB".');
+	RETURN bytes;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.max_response_size() IS 'idempotency.max_response_size';
+COMMENT ON FUNCTION idempotency_internal.size_setting(text, text) IS
+	'the value of idempotency.max_response_size or idempotency.max_payload_size';
+
+CREATE FUNCTION idempotency_internal.max_response_size(scope text)
+	RETURNS bigint
+	LANGUAGE sql STABLE PARALLEL UNSAFE
+AS $$SELECT idempotency_internal.size_setting('max_response_size', idempotency_internal.setting('max_response_size', $1))$$;
+COMMENT ON FUNCTION idempotency_internal.max_response_size(text) IS 'idempotency.max_response_size, for a scope';
 
 CREATE FUNCTION idempotency_internal.check_size(scope text, key text, what text, bytes bigint)
 	RETURNS void
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
-	most bigint := idempotency_internal.max_response_size();
+	most bigint := idempotency_internal.max_response_size(scope);
 BEGIN
 	IF bytes > most THEN
 		PERFORM idempotency_internal.raise('54000',
 			format('%s of %s bytes exceeds idempotency.max_response_size (%s bytes)', what, bytes, most),
-			idempotency_internal.detail(scope, key), 'Store a reference to the large part, or raise the setting.');
+			idempotency_internal.detail(scope, key), 'Store a reference to the large part, or raise the limit with idempotency.configure().');
 	END IF;
 END
 $$;
@@ -1223,19 +1257,24 @@ COMMENT ON FUNCTION idempotency.parse_header(text) IS
 	'the key in the value of an Idempotency-Key header (an RFC 8941 string)';
 
 -- The link to the documentation, or an empty text: no other value can end a header.
+CREATE FUNCTION idempotency_internal.uri_reference(uri text)
+	RETURNS text
+	LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+	SELECT CASE
+		WHEN octet_length($1) <= 2000
+			AND $1 ~ '^([A-Za-z][A-Za-z0-9+.-]*:|[^:]*$|[^:]*[/?#])'
+			AND $1 ~ E'^([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*(#([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*)?$'
+			THEN $1
+		ELSE ''
+	END
+$$;
+COMMENT ON FUNCTION idempotency_internal.uri_reference(text) IS 'a text if it is a URI reference, otherwise empty';
+
 CREATE FUNCTION idempotency_internal.documentation()
 	RETURNS text
 	LANGUAGE sql STABLE PARALLEL SAFE
-AS $$
-	SELECT CASE
-		WHEN octet_length(s.uri) <= 2000
-			AND s.uri ~ '^([A-Za-z][A-Za-z0-9+.-]*:|[^:]*$|[^:]*[/?#])'
-			AND s.uri ~ E'^([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*(#([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*)?$'
-			THEN s.uri
-		ELSE ''
-	END
-	FROM idempotency_internal.setting('documentation') AS s (uri)
-$$;
+AS $$SELECT idempotency_internal.uri_reference(idempotency_internal.setting('documentation'))$$;
 COMMENT ON FUNCTION idempotency_internal.documentation() IS 'idempotency.documentation, if it is a URI reference';
 
 CREATE FUNCTION idempotency_internal.problem_text(type text, title text, status integer, detail text)
@@ -2009,7 +2048,7 @@ BEGIN
 		PERFORM idempotency_internal.check_lease(lease);
 	END IF;
 	wait_ms := idempotency_internal.milliseconds(coalesce(wait, default_wait));
-	retention := idempotency_internal.check_retention(retention);
+	retention := idempotency_internal.check_retention(retention, scope);
 	IF fingerprint IS NULL THEN
 		IF request IS NOT NULL THEN
 			request_fingerprint := idempotency_internal.fingerprint(request::jsonb);
@@ -2044,7 +2083,7 @@ DECLARE
 	refuse boolean := function = 'claim';
 BEGIN
 	RETURN idempotency_internal.claim_by_arguments(function, scope, key, request, lease, wait, retention, fingerprint,
-		CASE WHEN refuse THEN idempotency_internal.default_wait() ELSE interval '0' END, refuse);
+		CASE WHEN refuse THEN idempotency_internal.default_wait(scope) ELSE interval '0' END, refuse);
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.claim_any(text, text, text, json, interval, interval, interval, bytea) IS
@@ -2108,7 +2147,7 @@ BEGIN
 		IF NOT FOUND AND idempotency_internal.announce(scope, key) THEN
 			INSERT INTO idempotency.key (created_at, expires_at, scope, key, fingerprint, claimed_in, claim_retention)
 			VALUES (clock_timestamp(), '-infinity', scope, key, request_fingerprint,
-				pg_current_xact_id(), '24:00:00')
+				pg_current_xact_id(), idempotency_internal.configured_retention(scope))
 			ON CONFLICT DO NOTHING;
 			IF FOUND THEN
 				result := set_config('idempotency_internal.results', result, true);
@@ -2262,7 +2301,7 @@ BEGIN
 	END IF;
 	LOCK TABLE idempotency.key IN ROW EXCLUSIVE MODE; -- not distributed
 	BEGIN
-		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+		bounded := idempotency_internal.bound_wait(idempotency_internal.milliseconds(idempotency_internal.default_wait(p_scope)));
 		SELECT * INTO stored FROM idempotency.key AS k
 		WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" AND (p_token IS NULL OR k.token = p_token)
 		FOR NO KEY UPDATE;
@@ -2364,7 +2403,7 @@ BEGIN
 	stored_response := answer;
 	stored_headers := p_headers;
 	IF p_retention IS NOT NULL THEN
-		PERFORM idempotency_internal.check_retention(p_retention);
+		PERFORM idempotency_internal.check_retention(p_retention, p_scope);
 	END IF;
 	IF (p_status BETWEEN 100 AND 599) IS NOT TRUE THEN
 		PERFORM idempotency_internal.raise('22023', 'status must be between 100 and 599',
@@ -2377,10 +2416,10 @@ BEGIN
 		bytes := coalesce(octet_length(p_response), 0) + coalesce(octet_length(p_headers), 0);
 		IF bytes > 1024 THEN
 			PERFORM idempotency_internal.own(function, p_scope, p_key, p_token);
-			IF omit_large AND bytes > idempotency_internal.max_response_size() THEN
+			IF omit_large AND bytes > idempotency_internal.max_response_size(p_scope) THEN
 				stored_response := NULL;
 				-- appended as text: jsonb refuses values that json takes
-				p_headers := CASE WHEN octet_length(p_headers) <= idempotency_internal.max_response_size() THEN p_headers ELSE '{}' END;
+				p_headers := CASE WHEN octet_length(p_headers) <= idempotency_internal.max_response_size(p_scope) THEN p_headers ELSE '{}' END;
 				stored_headers := regexp_replace(p_headers, '}\s*$',
 					CASE WHEN p_headers LIKE '%"%' THEN ', ' ELSE '' END || '"Idempotency-Response": "omitted"}');
 			ELSE
@@ -2681,12 +2720,12 @@ BEGIN
 	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
 		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
-	retention := idempotency_internal.check_retention(retention);
+	retention := idempotency_internal.check_retention(retention, scope);
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only('once');
 	END IF;
 	operation := idempotency_internal.claim(scope, key, NULL, NULL, NULL,
-		idempotency_internal.milliseconds(idempotency_internal.default_wait()), retention, true, true);
+		idempotency_internal.milliseconds(idempotency_internal.default_wait(scope)), retention, true, true);
 	RETURN NOT operation.replayed;
 END
 $$;
@@ -2797,7 +2836,7 @@ BEGIN
 	IF NOT idempotency_internal.names_are_valid(scope, scope) THEN
 		PERFORM idempotency_internal.check_scope(scope);
 	END IF;
-	retention := idempotency_internal.check_retention(retention);
+	retention := idempotency_internal.check_retention(retention, scope);
 	IF keys IS NULL THEN
 		PERFORM idempotency_internal.raise_missing('key');
 	ELSIF array_ndims(keys) > 1 THEN
@@ -2894,7 +2933,7 @@ BEGIN
 		-- That the lock of the key is free proves nothing (see announce()).
 		written := idempotency_internal.put_within(
 			idempotency_internal.granted_row(NULL, scope, key, NULL, NULL, NULL, interval '-1 s', true), NULL, NULL,
-			idempotency_internal.milliseconds(idempotency_internal.default_wait()));
+			idempotency_internal.milliseconds(idempotency_internal.default_wait(scope)));
 		IF written IS NULL THEN
 			PERFORM idempotency_internal.raise_in_progress(scope, key);
 		ELSIF written THEN
@@ -3049,6 +3088,78 @@ COMMENT ON FUNCTION idempotency.reap(integer) IS
 	'delete expired rows, and events that every subscription has passed, in this transaction; returns their number';
 
 -- ---------------------------------------------------------------------------
+-- Settings that configure() stores
+-- ---------------------------------------------------------------------------
+
+-- Blanks mean that no error is final.  Transient failures are refused, because a retry can succeed.
+CREATE FUNCTION idempotency_internal.check_final_errors(value text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $$
+DECLARE
+	code text;
+BEGIN
+	FOREACH code IN ARRAY regexp_split_to_array(btrim(value), ' *, *') LOOP
+		IF code !~ '^([0-9A-Z]{5})?$' OR code ~ '^(00|08|25|40|53|55|57|58|72|F0|HV|IK|XX)' AND code <> 'IKFIN' THEN
+			PERFORM idempotency_internal.raise_setting('final_errors', value,
+				format(CASE
+					WHEN code ~ '^[0-9A-Z]{5}$' THEN '"%s" is a transient failure, which cannot be final.'
+					ELSE '"%s" is not an SQLSTATE of five digits and capital letters.'
+				END, code),
+				'Use a list such as ''IKFIN, 23514''.');
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_final_errors(text) IS 'raise 22023 unless a text is a value of idempotency.final_errors';
+
+CREATE FUNCTION idempotency_internal.check_setting(name text, value text)
+	RETURNS void
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+AS $$
+DECLARE
+	wait interval := CASE name WHEN 'wait' THEN idempotency_internal.duration(value, 'ms') END;
+BEGIN
+	PERFORM idempotency_internal.retention_setting(name, value, CASE name WHEN 'retention' THEN 1 ELSE 0 END)
+		WHERE name IN ('retention', 'outbox_retention');
+	PERFORM idempotency_internal.size_setting(name, value) WHERE name IN ('max_response_size', 'max_payload_size');
+	PERFORM idempotency_internal.check_final_errors(value) WHERE name = 'final_errors';
+	IF name = 'wait' AND (wait BETWEEN interval '0' AND interval '24 days') IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise_setting(name, value,
+			CASE WHEN wait IS NULL THEN 'It is not an interval.' ELSE 'It must be from 0 to 2073600000 milliseconds.' END,
+			'Use an interval such as ''30 days'' or ''90 minutes'', or a number of milliseconds.');
+	ELSIF name = 'documentation' AND idempotency_internal.uri_reference(value) <> value THEN
+		PERFORM idempotency_internal.raise_setting(name, value, 'It must be a URI reference (RFC 3986) of at most 2000 bytes.',
+			'Escape other characters, such as %20 for a space.');
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.check_setting(text, text) IS 'raise 22023 unless a setting can have a value';
+
+-- Writes configured() and configured_retention() again.  A function in SQL's own syntax has no
+-- name that a search path could change.
+CREATE FUNCTION idempotency_internal.write_settings()
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	settings text;
+	retentions text;
+BEGIN
+	SELECT string_agg(format('WHEN name = %L AND scope COLLATE "C" LIKE %L THEN %L', s.name, p.pattern, s.value), ' ' ORDER BY s.literals DESC, s.scope),
+		string_agg(format('WHEN scope COLLATE "C" LIKE %L THEN interval %L', p.pattern, idempotency_internal.duration(s.value, 's')), ' '
+			ORDER BY s.literals DESC, s.scope) FILTER (WHERE s.name = 'retention')
+	INTO settings, retentions
+	FROM idempotency.configuration AS s, idempotency_internal.like_pattern(s.scope) AS p (pattern);
+	EXECUTE format('CREATE OR REPLACE FUNCTION idempotency_internal.configured(name text, scope text) RETURNS text '
+		'LANGUAGE sql STABLE PARALLEL SAFE RETURN %s', coalesce('CASE ' || settings || ' END', 'NULL::text'));
+	EXECUTE format('CREATE OR REPLACE FUNCTION idempotency_internal.configured_retention(scope text) RETURNS interval '
+		'LANGUAGE sql STABLE PARALLEL SAFE RETURN %s', coalesce('CASE ' || retentions || ' ELSE interval ''24:00:00'' END', 'interval ''24:00:00'''));
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.write_settings() IS 'replace the functions that have the stored settings';
+
+-- ---------------------------------------------------------------------------
 -- run: claim, call the handler, complete or replay
 -- ---------------------------------------------------------------------------
 
@@ -3061,9 +3172,7 @@ CREATE FUNCTION idempotency.run(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	final_errors pg_catalog.text := pg_catalog.current_setting('idempotency.final_errors', true);
-	final_codes pg_catalog.text[];
-	code pg_catalog.text;
+	final_codes pg_catalog.text[] := pg_catalog.regexp_split_to_array(pg_catalog.btrim(idempotency.setting('final_errors')), ' *, *');
 	document pg_catalog.json;
 	routine pg_catalog.record;
 	operation idempotency.operation;
@@ -3072,25 +3181,6 @@ DECLARE
 	message pg_catalog.text;
 	detail pg_catalog.text;
 BEGIN
-	-- Check the SQLSTATEs that are final; blanks mean none.  Transient failures are refused,
-	-- because a retry can succeed.
-	IF (final_errors OPERATOR(pg_catalog.<>) '') IS NOT TRUE THEN
-		final_errors := 'IKFIN';
-	END IF;
-	final_codes := pg_catalog.regexp_split_to_array(pg_catalog.btrim(final_errors), ' *, *');
-	FOREACH code IN ARRAY final_codes LOOP
-		IF code OPERATOR(pg_catalog.!~) '^([0-9A-Z]{5})?$'
-			OR code OPERATOR(pg_catalog.~) '^(00|08|25|40|53|55|57|58|72|F0|HV|IK|XX)' AND code OPERATOR(pg_catalog.<>) 'IKFIN' THEN
-			RAISE EXCEPTION USING ERRCODE = '22023',
-				MESSAGE = pg_catalog.format('invalid value for parameter "idempotency.final_errors": "%s"', final_errors),
-				DETAIL = pg_catalog.format(CASE
-					WHEN code OPERATOR(pg_catalog.~) '^[0-9A-Z]{5}$' THEN '"%s" is a transient failure, which cannot be final.'
-					ELSE '"%s" is not an SQLSTATE of five digits and capital letters.'
-				END, code),
-				HINT = 'Use a list such as ''IKFIN, 23514''.';
-		END IF;
-	END LOOP;
-
 	-- Check the handler
 	IF handler IS NULL THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'handler is missing', HINT = 'Pass a function as regprocedure.';
@@ -3613,30 +3703,131 @@ COMMENT ON COLUMN idempotency.event.attempt IS '1 for the first delivery, plus 1
 COMMENT ON COLUMN idempotency.event.published_at IS 'when the event was published';
 
 -- ---------------------------------------------------------------------------
--- Publishing (the extension has a function in C instead)
+-- Settings of the database and of scopes: configure()
 -- ---------------------------------------------------------------------------
 
-CREATE FUNCTION idempotency_internal.max_payload_size()
-	RETURNS bigint
-	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
+-- The pattern "*" is the database.  Of several patterns that match a scope, that with the most
+-- characters besides "*" applies.
+CREATE TABLE idempotency.configuration (
+	name text COLLATE "C" NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	value text NOT NULL,
+	literals integer GENERATED ALWAYS AS (length(regexp_replace(scope, E'\\\\(.)|\\*', E'\\1', 'g'))) STORED,
+	PRIMARY KEY (name, scope)
+);
+COMMENT ON TABLE idempotency.configuration IS 'what configure() has stored; read it through idempotency.settings';
+COMMENT ON COLUMN idempotency.configuration.name IS 'the setting, without "idempotency."';
+COMMENT ON COLUMN idempotency.configuration.scope IS 'a pattern of scopes; *: the whole database';
+COMMENT ON COLUMN idempotency.configuration.value IS 'the value';
+COMMENT ON COLUMN idempotency.configuration.literals IS 'number of characters of the pattern besides *: the greatest applies';
+COMMENT ON INDEX idempotency.configuration_pkey IS 'one value per setting and pattern';
+
+CREATE VIEW idempotency.settings AS
+	SELECT s.name, s.scope, s.value
+	FROM idempotency.configuration AS s, (SELECT) AS read_only
+	ORDER BY s.name, s.literals DESC, s.scope;
+COMMENT ON VIEW idempotency.settings IS 'what configure() has stored; of the patterns that match a scope, the first applies';
+COMMENT ON COLUMN idempotency.settings.name IS 'the setting, without "idempotency."';
+COMMENT ON COLUMN idempotency.settings.scope IS 'a pattern of scopes; *: the whole database';
+COMMENT ON COLUMN idempotency.settings.value IS 'the value';
+
+CREATE FUNCTION idempotency_internal.setting_name(name text)
+	RETURNS text
+	LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $$
 DECLARE
-	bytes bigint;
+	names CONSTANT text[] := '{retention,wait,max_response_size,max_payload_size,final_errors,documentation,outbox_retention}';
 BEGIN
-	BEGIN
-		bytes := pg_size_bytes(coalesce(nullif(idempotency_internal.setting('max_payload_size'), ''), '1MB'));
-	EXCEPTION
-		WHEN data_exception THEN
-			NULL;
-	END;
-	IF (bytes BETWEEN 1024 AND 536870911) IS NOT TRUE THEN
-		PERFORM idempotency_internal.raise_setting('max_payload_size',
-			'It must be a size from 1024 to 536870911 bytes.', 'Valid units for this parameter are "B", "kB", "MB", and "GB".');
+	name := regexp_replace(name, '^idempotency\.', '');
+	IF (name = ANY (names)) IS NOT TRUE THEN
+		PERFORM idempotency_internal.raise('22023', format('unrecognized setting "%s"', name), NULL,
+			format('Pass one of %s.', array_to_string(names, ', ')));
 	END IF;
-	RETURN bytes;
+	RETURN name;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.max_payload_size() IS 'idempotency.max_payload_size';
+COMMENT ON FUNCTION idempotency_internal.setting_name(text) IS 'the name of a setting that configure() can store, or 22023';
+
+-- Every change of the table is checked, also one without configure(), such as a restore.
+CREATE FUNCTION idempotency_internal.apply_settings()
+	RETURNS trigger
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET intervalstyle = 'postgres'
+AS $$
+DECLARE
+	s idempotency.configuration;
+BEGIN
+	FOR s IN SELECT * FROM idempotency.configuration AS e ORDER BY e.name, e.scope LOOP
+		PERFORM idempotency_internal.check_name('scope', s.scope);
+		IF s.scope !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+			PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
+				'A backslash escapes the next character; write two for one.');
+		ELSIF s.literals > 0 AND idempotency_internal.setting_name(s.name) <> ALL ('{retention,wait,max_response_size}') THEN
+			PERFORM idempotency_internal.raise('22023', format('setting "%s" cannot depend on a scope', s.name), NULL,
+				'Omit the scope; only retention, wait and max_response_size can have one.');
+		ELSIF s.value = '' THEN
+			PERFORM idempotency_internal.raise('22023', format('value of setting "%s" is empty', s.name), NULL,
+				'Pass NULL to remove a stored value.');
+		END IF;
+		PERFORM idempotency_internal.check_setting(idempotency_internal.setting_name(s.name), s.value);
+	END LOOP;
+	PERFORM idempotency_internal.write_settings();
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.apply_settings() IS 'trigger: check the stored settings, and apply them in all sessions';
+CREATE TRIGGER apply_settings AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idempotency.configuration
+	FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.apply_settings();
+ALTER TABLE idempotency.configuration ENABLE ALWAYS TRIGGER apply_settings;
+COMMENT ON TRIGGER apply_settings ON idempotency.configuration IS 'stored settings are valid, and apply at once';
+
+CREATE FUNCTION idempotency.configure(name text, value text, scope text DEFAULT '*')
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	name := idempotency_internal.setting_name(name);
+	PERFORM idempotency_internal.check_name('scope', scope);
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('configure');
+	END IF;
+	LOCK TABLE idempotency.configuration IN SHARE ROW EXCLUSIVE MODE;
+	IF value IS NULL THEN
+		DELETE FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
+	ELSE
+		INSERT INTO idempotency.configuration (name, scope, value) VALUES (name, scope, value)
+		ON CONFLICT ON CONSTRAINT configuration_pkey DO UPDATE SET value = excluded.value;
+	END IF;
+	RAISE LOG 'idempotency.configure() by role "%": setting "%", scope "%", %', coalesce(nullif(current_setting('role'), 'none'), session_user),
+		name, scope, CASE WHEN value IS NULL THEN 'removed' ELSE format('value "%s"', value) END;
+END
+$$;
+COMMENT ON FUNCTION idempotency.configure(text, text, text) IS
+	'store a setting for the database, or for the scopes that match a pattern; NULL removes it';
+
+CREATE FUNCTION idempotency.setting(name text, scope text DEFAULT NULL)
+	RETURNS text
+	LANGUAGE plpgsql STABLE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	value text;
+BEGIN
+	name := idempotency_internal.setting_name(name);
+	PERFORM idempotency_internal.check_name('scope', scope) WHERE scope IS NOT NULL;
+	PERFORM idempotency_internal.check_prefix(scope, scope) WHERE scope IS NOT NULL;
+	value := idempotency_internal.setting(name, coalesce(scope, ''));
+	IF value = '' THEN
+		RETURN idempotency_internal.default_setting(name);
+	END IF;
+	PERFORM idempotency_internal.check_setting(name, value);
+	RETURN value;
+END
+$$;
+COMMENT ON FUNCTION idempotency.setting(text, text) IS
+	'the value of a setting that applies in this session, to a scope if one is given';
+
+-- ---------------------------------------------------------------------------
+-- Publishing (the extension has a function in C instead)
+-- ---------------------------------------------------------------------------
 
 -- The headers of an event: those of the caller, with scope and key of the claim that this
 -- transaction was granted last.  Text is joined, so that the caller's bytes stay as they are.
@@ -3693,10 +3884,12 @@ BEGIN
 		given := idempotency_internal.event_headers(given);
 		bytes := bytes + coalesce(octet_length(given::text), 0);
 	END IF;
-	IF (bytes > 1048576 OR idempotency_internal.setting('max_payload_size') <> '') AND bytes > idempotency_internal.max_payload_size() THEN
+	IF (bytes > 1048576 OR idempotency_internal.setting('max_payload_size') <> '')
+		AND bytes > idempotency_internal.size_setting('max_payload_size', idempotency_internal.setting('max_payload_size')) THEN
 		PERFORM idempotency_internal.raise('54000',
-			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes, idempotency_internal.max_payload_size()),
-			format('Topic "%s".', topic), 'Publish a reference to the large part, or raise the setting.');
+			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes,
+				idempotency_internal.size_setting('max_payload_size', idempotency_internal.setting('max_payload_size'))),
+			format('Topic "%s".', topic), 'Publish a reference to the large part, or raise the limit with idempotency.configure().');
 	ELSIF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only('publish');
 	END IF;
@@ -5589,7 +5782,7 @@ DECLARE
 BEGIN
 	retention := coalesce(retention, CASE setting WHEN '' THEN interval '24:00:00' ELSE idempotency_internal.duration(setting, 's') END);
 	IF retention IS NULL OR retention < interval '0' AND retention <> interval '-1 s' THEN
-		PERFORM idempotency_internal.raise_setting('outbox_retention', 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
+		PERFORM idempotency_internal.raise_setting('outbox_retention', setting, 'It must be from 0 to 2147483647 seconds, or -1 (forever).',
 			'Use an interval such as ''1 day'', or a number of seconds.');
 	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
 		RETURN 0;
@@ -5971,7 +6164,7 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	RETURNS text[]
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT '{refuse_update,max_payload_size,event_headers,publish,next_id,snapshot,has_published,is_foreign,in_progress,
+	SELECT '{refuse_update,event_headers,publish,next_id,snapshot,has_published,is_foreign,in_progress,
 		raise_sequence,begin_window,begin_here,end_window,is_due,park_blocked,read_log,caller,log_call,clipped_error,
 		subscription_of,raise_in_use,check_transaction,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
@@ -6034,7 +6227,7 @@ AS $$
 	SELECT idempotency_internal.grant_privileges(role,
 		'{claim,try_claim,complete,fail,release,renew,checkpoint,claim_abandoned,run,peek,current_key,
 			require_claim,check_commit,publish,once,once_many,canonical,fingerprint,derive_key,natural_key,stable_text,uuidv7,parse_header,problem,
-			problem_headers}')
+			problem_headers,setting}')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
 	'let a role claim, complete and replay';
@@ -6044,7 +6237,7 @@ CREATE FUNCTION idempotency.grant_consumer(role regrole)
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
-		'{subscribe,alter_subscription,unsubscribe,pause,resume,seek,fetch,has_more,ack,nack,extend,deliver,handler_of,redrive,discard,once,once_many}',
+		'{subscribe,alter_subscription,unsubscribe,pause,resume,seek,fetch,has_more,ack,nack,extend,deliver,handler_of,redrive,discard,once,once_many,setting}',
 		'USAGE ON TYPE idempotency.event')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
@@ -6054,8 +6247,8 @@ CREATE FUNCTION idempotency.grant_operator(role regrole)
 	RETURNS void
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-	SELECT idempotency_internal.grant_privileges(role, '{peek,forget,reap,redrive,discard,pause,resume,seek}',
-		'SELECT ON idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters')
+	SELECT idempotency_internal.grant_privileges(role, '{peek,forget,reap,redrive,discard,pause,resume,seek,setting}',
+		'SELECT ON idempotency.settings, idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
 	'let a role read stored keys and delete them';

@@ -7,6 +7,7 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 -- Lock the views before the tables, as their readers do: a reader that waits for a table
 -- would be in a deadlock with the command that drops the view.  LOCK TABLE on a view would
 -- also lock the table.
+ALTER VIEW idempotency.settings RESET (security_barrier);
 ALTER VIEW idempotency.keys RESET (security_barrier);
 ALTER VIEW idempotency.zombies RESET (security_barrier);
 ALTER VIEW idempotency.subscriptions RESET (security_barrier);
@@ -16,7 +17,7 @@ ALTER VIEW idempotency.dead_letters RESET (security_barrier);
 -- Wait for the transactions that have claimed keys, published or fetched, and keep others out.
 -- Handlers claim, publish and acknowledge in any order: in a deadlock, they fail and are repeated.
 SET LOCAL deadlock_timeout = '10s';
-LOCK TABLE idempotency.key, idempotency.subscription, idempotency.partition, idempotency.position, idempotency.parked, idempotency.outbox
+LOCK TABLE idempotency.key, idempotency.configuration, idempotency.subscription, idempotency.partition, idempotency.position, idempotency.parked, idempotency.outbox
 	IN ACCESS EXCLUSIVE MODE;
 
 -- The columns that both editions have, in their order.  An open claim is never committed, so the
@@ -35,6 +36,7 @@ BEGIN
 			('key', 'created_at::timestamptz, expires_at::timestamptz, status::smallint, scope::text, key::text, fingerprint::bytea,
 				response::json, headers::json, token::bigint, attempt::integer, leased_at::timestamptz, leased_until::timestamptz,
 				recovery_point::text, recovery_state::json, request::json, retention::interval, finished_by::bigint'),
+			('configuration', 'name::text, scope::text, value::text'),
 			('outbox', 'seq::bigint, txid::xid8, published_at::timestamptz, id::uuid, bucket::integer, bytes::integer, deliver_at::timestamptz,
 				aggregatetype::text, aggregateid::text, type::text, payload::json, headers::json'),
 			('subscription', 'subscription::text, owner::name, topics::text[], patterns::text[], handler::text, start_at::text,

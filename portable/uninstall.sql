@@ -27,8 +27,9 @@ BEGIN
 			HINT = 'DROP EXTENSION idempotency removes it, with all stored keys.';
 	END IF;
 
-	DROP VIEW idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters;
+	DROP VIEW idempotency.settings, idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters;
 	DROP TRIGGER refuse_update ON idempotency.outbox;
+	DROP TRIGGER apply_settings ON idempotency.configuration;
 	-- The triggers of this version and layout
 	FOR command IN
 		SELECT pg_catalog.format('DROP TRIGGER %I ON idempotency.key', t.tgname)
@@ -42,7 +43,7 @@ BEGIN
 	FROM pg_catalog.pg_proc AS p
 	WHERE p.pronamespace OPERATOR(pg_catalog.=) ANY ('{idempotency,idempotency_internal}'::pg_catalog.regnamespace[]::pg_catalog.oid[]);
 	EXECUTE 'DROP ROUTINE ' OPERATOR(pg_catalog.||) routines;
-	DROP TABLE idempotency.key, idempotency.parked, idempotency.position, idempotency.partition, idempotency.subscription,
+	DROP TABLE idempotency.key, idempotency.configuration, idempotency.parked, idempotency.position, idempotency.partition, idempotency.subscription,
 		idempotency.outbox, idempotency_internal.probe;
 	DROP SEQUENCE idempotency.outbox_seq;
 	-- The sequences, too

@@ -227,10 +227,12 @@ INSERT INTO door VALUES
 	(15, 'complete(%L, ''k'', token => 1)'),
 	(16, 'renew(%L, ''k'', 1, ''1 min'')'),
 	(17, 'checkpoint(%L, ''k'', 1, ''charged'')'),
-	(18, 'claim_abandoned(%L, ''1 min'')');
+	(18, 'claim_abandoned(%L, ''1 min'')'),
+	(19, 'setting(''wait'', %L)');
 -- The list has every function that takes a scope, except the pure ones.
 SELECT oid::regprocedure AS not_tested FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND 'scope' = ANY (proargnames) AND provolatile <> 'i'
+		AND proname <> 'configure' -- the owner's, for all scopes
 		AND NOT EXISTS (SELECT FROM door WHERE call LIKE proname || '(%');
 BEGIN;
 SET LOCAL idempotency.scope_prefix = 'tenant1/';
@@ -299,6 +301,24 @@ DISCARD ALL;
 SHOW idempotency.scope_prefix;
 RESET ROLE;
 ALTER DATABASE :"database" RESET idempotency.scope_prefix;
+
+-- What configure() stores precedes the value of the database, and that of a role precedes both.
+ALTER DATABASE :"database" SET idempotency.retention = '3h';
+ALTER DATABASE :"database" SET idempotency.max_response_size = '3kB';
+\c -
+\set SHOW_CONTEXT never
+SELECT idempotency.setting('retention');
+SELECT idempotency.configure('retention', '4h'), idempotency.configure('retention', '5h', 'a*');
+SELECT idempotency.setting('retention'), idempotency.setting('retention', 'a'), idempotency.setting('max_response_size');
+ALTER ROLE CURRENT_USER IN DATABASE :"database" SET idempotency.retention = '6h';
+\c -
+\set SHOW_CONTEXT never
+SELECT idempotency.setting('retention'), idempotency.setting('retention', 'a');
+SHOW idempotency.retention;
+ALTER ROLE CURRENT_USER IN DATABASE :"database" RESET idempotency.retention;
+ALTER DATABASE :"database" RESET idempotency.max_response_size;
+ALTER DATABASE :"database" RESET idempotency.retention;
+TRUNCATE idempotency.configuration;
 \c -
 \set SHOW_CONTEXT never
 

@@ -120,12 +120,13 @@ ErrorConcurrentChange(const KeyName *name)
 void
 ErrorTooLarge(const KeyName *name, const char *what, Size bytes)
 {
-	RequireSetting(&ResponseSizeSetting);
+	RequireSetting(&ResponseSizeSetting, name->scope);
 	ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 					errmsg("%s of %zu bytes exceeds idempotency.max_response_size (%d bytes)", what,
-						   bytes, MaxResponseSize),
+						   bytes, SettingNumber(&ResponseSizeSetting, name->scope)),
 					DetailName(name),
-					errhint("Store a reference to the large part, or raise the setting.")));
+					errhint("Store a reference to the large part, or raise the limit with "
+							"idempotency.configure().")));
 }
 
 /*

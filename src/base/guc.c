@@ -23,15 +23,13 @@
 #define HANDLER_TIMEOUT_MS 60000
 #define DOCUMENTATION_MAX_BYTES 2000
 
-Retention DefaultRetention = {.length = {.time = USECS_PER_DAY}};
-int DefaultWait = WAIT_MS;
-int MaxResponseSize = 1024 * 1024;
-int MaxPayloadSize = 1024 * 1024;
 int RelayWorkers = 2;
-int HandlerTimeout = HANDLER_TIMEOUT_MS;
-int OutboxRetention = SECS_PER_DAY;
 int ReaperNaptime = 10000;
 char *ReaperDatabases = "";
+
+static bool ParsePrefix(const Setting *setting, const char *text, SettingValue *value);
+static bool ParseFinalErrors(const Setting *setting, const char *text, SettingValue *value);
+static bool ParseDocumentation(const Setting *setting, const char *text, SettingValue *value);
 
 /*
  * The fallback of an invalid value does the least harm: every wait is safe, no
@@ -40,52 +38,58 @@ char *ReaperDatabases = "";
  */
 Setting RetentionSetting = {
 	.name = "idempotency.retention",
+	.parse = ParseDuration,
 	.unit = GUC_UNIT_S,
 	.least = 1, /* 0 would disable deduplication */
 	.most = INT_MAX,
 	.forever = true,
 };
-static Setting WaitSetting = {
+Setting WaitSetting = {
 	.name = "idempotency.wait",
+	.parse = ParseDuration,
 	.unit = GUC_UNIT_MS,
 	.most = LONGEST_WAIT_DAYS * SECS_PER_DAY * 1000,
-	.number = &DefaultWait,
 	.fallback = WAIT_MS,
 };
 Setting ResponseSizeSetting = {
 	.name = "idempotency.max_response_size",
+	.parse = ParseSize,
 	.unit = GUC_UNIT_BYTE,
 	.least = 1024,
 	.most = MaxAllocSize / 2,
-	.number = &MaxResponseSize,
 	.fallback = 0,
 };
 Setting PayloadSizeSetting = {
 	.name = "idempotency.max_payload_size",
+	.parse = ParseSize,
 	.unit = GUC_UNIT_BYTE,
 	.least = 1024,
 	.most = MaxAllocSize / 2,
-	.number = &MaxPayloadSize,
 	.fallback = 0,
 };
-static Setting OutboxRetentionSetting = {
+Setting OutboxRetentionSetting = {
 	.name = "idempotency.outbox_retention",
+	.parse = ParseDuration,
 	.unit = GUC_UNIT_S,
 	.most = INT_MAX,
 	.forever = true,
-	.number = &OutboxRetention,
 	.fallback = -1,
 };
-static Setting HandlerTimeoutSetting = {
+Setting HandlerTimeoutSetting = {
 	.name = "idempotency.handler_timeout",
+	.parse = ParseDuration,
 	.unit = GUC_UNIT_MS,
 	.most = INT_MAX,
-	.number = &HandlerTimeout,
 	.fallback = HANDLER_TIMEOUT_MS,
 };
-Setting PrefixSetting = {.name = "idempotency.scope_prefix"};
-Setting FinalErrorsSetting = {.name = "idempotency.final_errors"};
-static Setting DocumentationSetting = {.name = "idempotency.documentation"};
+Setting PrefixSetting = {.name = "idempotency.scope_prefix", .parse = ParsePrefix};
+Setting FinalErrorsSetting = {.name = "idempotency.final_errors", .parse = ParseFinalErrors};
+Setting DocumentationSetting = {.name = "idempotency.documentation", .parse = ParseDocumentation};
+
+/* What configure() can store; setting_name() in delivery/settings.sql has the same names. */
+static Setting *const configurable[] = {
+	&RetentionSetting,	 &WaitSetting,			&ResponseSizeSetting,	 &PayloadSizeSetting,
+	&FinalErrorsSetting, &DocumentationSetting, &OutboxRetentionSetting, NULL};
 
 /*
  * Classes of SQLSTATE that depend on the server or the network and not on the request.
@@ -99,53 +103,39 @@ static const char *const transientClasses[] = {"00", "08", "25", "40", "53", "55
  * ----------------------------------------------------------------
  */
 
-#define CHECK_HOOK(name)                                                                           \
+#define HOOKS(name)                                                                                \
 	static bool Check##name(char **newval, void **extra, GucSource source)                         \
 	{                                                                                              \
 		return SettingCheck(&name##Setting, *newval, extra, source);                               \
-	}
-
-#define ASSIGN_HOOK(name)                                                                          \
+	}                                                                                              \
 	static void Assign##name(const char *newval, void *extra)                                      \
 	{                                                                                              \
-		(void) SettingAssign(&name##Setting, extra);                                               \
+		SettingAssign(&name##Setting, extra);                                                      \
 	}
 
-CHECK_HOOK(Retention)
-CHECK_HOOK(Wait)
-CHECK_HOOK(ResponseSize)
-CHECK_HOOK(PayloadSize)
-CHECK_HOOK(OutboxRetention)
-CHECK_HOOK(HandlerTimeout)
-ASSIGN_HOOK(Wait)
-ASSIGN_HOOK(ResponseSize)
-ASSIGN_HOOK(PayloadSize)
-ASSIGN_HOOK(OutboxRetention)
-ASSIGN_HOOK(HandlerTimeout)
-ASSIGN_HOOK(Prefix)
-ASSIGN_HOOK(FinalErrors)
-ASSIGN_HOOK(Documentation)
-
-static void
-AssignRetention(const char *newval, void *extra)
-{
-	DefaultRetention = SettingAssign(&RetentionSetting, extra)->duration;
-}
+HOOKS(Retention)
+HOOKS(Wait)
+HOOKS(ResponseSize)
+HOOKS(PayloadSize)
+HOOKS(OutboxRetention)
+HOOKS(HandlerTimeout)
+HOOKS(Prefix)
+HOOKS(FinalErrors)
+HOOKS(Documentation)
 
 /*
- * CheckPrefix requires a separator at the end of a prefix, so that the prefix "tenant1"
+ * ParsePrefix requires a separator at the end of a prefix, so that the prefix "tenant1"
  * cannot permit the scopes of "tenant10".
  */
 static bool
-CheckPrefix(char **newval, void **extra, GucSource source)
+ParsePrefix(const Setting *setting, const char *text, SettingValue *value)
 {
-	size_t bytes = strlen(*newval);
-	SettingValue value = {.valid = bytes == 0 || (*newval)[bytes - 1] == '/' ||
-								   (*newval)[bytes - 1] == ':'};
+	size_t bytes = strlen(text);
 
-	if (!value.valid)
-		GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
-	return SettingAccept(&PrefixSetting, *newval, extra, source, &value);
+	if (bytes == 0 || text[bytes - 1] == '/' || text[bytes - 1] == ':')
+		return true;
+	GUC_check_errdetail("A scope prefix must end in \"/\" or \":\".");
+	return false;
 }
 
 /*
@@ -179,14 +169,13 @@ IsUriReference(const char *s)
 }
 
 static bool
-CheckDocumentation(char **newval, void **extra, GucSource source)
+ParseDocumentation(const Setting *setting, const char *text, SettingValue *value)
 {
-	SettingValue value = {.valid = IsUriReference(*newval)};
-
-	if (!value.valid)
-		GUC_check_errdetail("It must be a URI reference (RFC 3986) of at most %d bytes.",
-							DOCUMENTATION_MAX_BYTES);
-	return SettingAccept(&DocumentationSetting, *newval, extra, source, &value);
+	if (IsUriReference(text))
+		return true;
+	GUC_check_errdetail("It must be a URI reference (RFC 3986) of at most %d bytes.",
+						DOCUMENTATION_MAX_BYTES);
+	return false;
 }
 
 /*
@@ -196,7 +185,9 @@ CheckDocumentation(char **newval, void **extra, GucSource source)
 const char *
 DocumentationUri(void)
 {
-	return DocumentationSetting.state == SETTING_VALID ? DocumentationSetting.text : "";
+	const char *uri = SettingText(&DocumentationSetting, NULL);
+
+	return IsUriReference(uri) ? uri : "";
 }
 
 /*
@@ -267,21 +258,21 @@ CanBeFinal(const char *token)
 }
 
 /*
- * CheckFinalErrors accepts a comma-separated list of SQLSTATEs.  With an empty list no
+ * ParseFinalErrors accepts a comma-separated list of SQLSTATEs.  With an empty list no
  * error is final.
  */
 static bool
-CheckFinalErrors(char **newval, void **extra, GucSource source)
+ParseFinalErrors(const Setting *setting, const char *text, SettingValue *value)
 {
-	SettingValue value = {.valid = true};
-	char *list = pstrdup(*newval);
+	char *list = pstrdup(text);
 	char *rest = list[strspn(list, " ")] == '\0' ? NULL : list;
 	char *token;
+	bool allowed = true;
 
-	while (value.valid && (token = strsep(&rest, ",")) != NULL)
-		value.valid = CanBeFinal(TrimSpaces(token));
+	while (allowed && (token = strsep(&rest, ",")) != NULL)
+		allowed = CanBeFinal(TrimSpaces(token));
 	pfree(list);
-	return SettingAccept(&FinalErrorsSetting, *newval, extra, source, &value);
+	return allowed;
 }
 
 /*
@@ -291,7 +282,21 @@ CheckFinalErrors(char **newval, void **extra, GucSource source)
 bool
 IsFinalError(int sqlstate)
 {
-	return strstr(FinalErrorsSetting.text, unpack_sql_state(sqlstate)) != NULL;
+	return strstr(SettingText(&FinalErrorsSetting, NULL), unpack_sql_state(sqlstate)) != NULL;
+}
+
+/*
+ * ConfigurableSetting returns the setting that configure() calls so, or NULL.
+ */
+Setting *
+ConfigurableSetting(const char *name)
+{
+	for (int i = 0; configurable[i] != NULL; i++)
+	{
+		if (strcmp(strchr(configurable[i]->name, '.') + 1, name) == 0)
+			return configurable[i];
+	}
+	return NULL;
 }
 
 /* ----------------------------------------------------------------

@@ -165,8 +165,10 @@ CheckTable(const ExtensionTable *own, Relation table)
 	if (IsDistributed(RelationGetRelid(table)))
 		ErrorStoreAltered(own->name, "It is distributed by Citus.",
 						  "Use undistribute_table(); each node has a table of its own.");
-	CheckTriggers(own, table);
-	if (constraints != NULL && (constraints->num_check > 0 || constraints->num_defval > 0))
+	if (!own->isRead)
+		CheckTriggers(own, table);
+	if (!own->isRead && constraints != NULL &&
+		(constraints->num_check > 0 || constraints->num_defval > 0))
 		ErrorStoreAltered(own->name, "It has check constraints or defaults.",
 						  "Drop them; use a table of your own for more data.");
 	own->check(table);

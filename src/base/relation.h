@@ -17,6 +17,7 @@ typedef struct ExtensionTable
 	const char *name;
 	const char *trigger;		   /* its statement-level BEFORE UPDATE trigger, or NULL */
 	void (*check)(Relation table); /* throws 55000 if it was altered */
+	bool isRead;				   /* the library only reads it: it can have triggers */
 	struct ExtensionTable *next;   /* of those that are registered for invalidations */
 	bool registered;
 	Oid relid;	  /* of the latest lookup */

@@ -99,7 +99,7 @@ ScopePrefix(void)
 		PrefixSetting.hidden = false;
 	}
 
-	RequireSetting(&PrefixSetting);
+	RequireSetting(&PrefixSetting, NULL);
 	return PrefixSetting.text;
 }
 

@@ -9,7 +9,10 @@
  * of what was asked for.  So in these cases an invalid value is accepted and marked,
  * and RequireSetting() throws where the setting is needed.
  *
- * Check hooks can run without a transaction: only RequireSetting() throws.
+ * Check hooks can run without a transaction: only the functions that read a value throw.
+ *
+ * A value that is set for a session, a function or a role precedes what configure() stores
+ * (base/configured.c), which precedes that of the database and of the server.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,6 +27,7 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
+#include "base/configured.h"
 #include "base/setting.h"
 
 /* The longest month, so that nothing ends before the interval does. */
@@ -58,13 +62,62 @@ ErrorSettingRefused(const Setting *setting)
 }
 
 /*
- * RequireSetting throws 22023 or 42501 unless the value of a setting can be used.
+ * Stored returns what configure() has stored for the scope, if it precedes the setting's own
+ * value, or NULL.
+ */
+static const ConfiguredSetting *
+Stored(const Setting *setting, const text *scope)
+{
+	return setting->value.specific ? NULL : ConfiguredFind(setting, scope);
+}
+
+/*
+ * RequireSetting throws 22023 or 42501 unless the value that applies to the scope can be used.
  */
 void
-RequireSetting(const Setting *setting)
+RequireSetting(const Setting *setting, const text *scope)
 {
-	if (setting->state != SETTING_VALID)
+	if (setting->state != SETTING_VALID && Stored(setting, scope) == NULL)
 		ErrorSettingRefused(setting);
+}
+
+/*
+ * SettingRetention returns the value of a duration.  Throws what RequireSetting() throws.
+ */
+Retention
+SettingRetention(const Setting *setting, const text *scope)
+{
+	const ConfiguredSetting *stored = Stored(setting, scope);
+
+	if (stored != NULL)
+		return stored->value.duration;
+	RequireSetting(setting, scope);
+	return setting->value.duration;
+}
+
+/*
+ * SettingNumber returns the value of a duration, in its unit, or of a size; the fallback while
+ * it cannot be used.
+ */
+int
+SettingNumber(const Setting *setting, const text *scope)
+{
+	const ConfiguredSetting *stored = Stored(setting, scope);
+
+	if (stored != NULL)
+		return stored->value.number;
+	return setting->state == SETTING_VALID ? setting->value.number : setting->fallback;
+}
+
+/*
+ * SettingText returns the value as it was set, also one that cannot be used.
+ */
+const char *
+SettingText(const Setting *setting, const text *scope)
+{
+	const ConfiguredSetting *stored = Stored(setting, scope);
+
+	return stored != NULL ? stored->text : setting->text;
 }
 
 /*
@@ -85,26 +138,6 @@ AcceptInvalid(const Setting *setting, const char *text, GucSource source)
 			 errmsg("invalid value for parameter \"%s\": \"%s\"", setting->name, text),
 			 GUC_check_errdetail_string ? errdetail_internal("%s", GUC_check_errdetail_string) : 0,
 			 GUC_check_errhint_string ? errhint("%s", GUC_check_errhint_string) : 0));
-	return true;
-}
-
-/*
- * SettingAccept ends a check hook: it stores the value in "extra" for the assign
- * hook, and returns whether it is accepted.
- */
-bool
-SettingAccept(const Setting *setting, const char *text, void **extra, GucSource source,
-			  const SettingValue *value)
-{
-	SettingValue *copy;
-
-	if (!value->valid && !AcceptInvalid(setting, text, source))
-		return false;
-	copy = guc_malloc(LOG, sizeof(SettingValue));
-	if (copy == NULL)
-		return false;
-	*copy = *value;
-	*extra = copy;
 	return true;
 }
 
@@ -134,7 +167,7 @@ ParseInterval(const char *text, Interval *interval)
  * ParseDuration fills "value" from the text of a duration, and returns whether the
  * setting allows it; if not, it sets the check's detail.
  */
-static bool
+bool
 ParseDuration(const Setting *setting, const char *text, SettingValue *value)
 {
 	bool seconds = setting->unit == GUC_UNIT_S;
@@ -172,7 +205,7 @@ ParseDuration(const Setting *setting, const char *text, SettingValue *value)
  * ParseSize fills "value" from the text of a size in bytes, and returns whether the
  * setting allows it; if not, it sets the check's detail.
  */
-static bool
+bool
 ParseSize(const Setting *setting, const char *text, SettingValue *value)
 {
 	const char *hint = NULL;
@@ -187,31 +220,34 @@ ParseSize(const Setting *setting, const char *text, SettingValue *value)
 }
 
 /*
- * SettingCheck is the check hook of a duration or size.
+ * SettingCheck is the check hook: it stores the value in "extra" for the assign hook, and
+ * returns whether it is accepted.
  */
 bool
 SettingCheck(const Setting *setting, const char *text, void **extra, GucSource source)
 {
-	SettingValue value = {0};
+	SettingValue value = {.specific = source > PGC_S_DATABASE};
+	SettingValue *copy;
 
-	value.valid = setting->unit == GUC_UNIT_BYTE ? ParseSize(setting, text, &value)
-												 : ParseDuration(setting, text, &value);
-	return SettingAccept(setting, text, extra, source, &value);
+	value.valid = setting->parse(setting, text, &value);
+	if (!value.valid && !AcceptInvalid(setting, text, source))
+		return false;
+	copy = guc_malloc(LOG, sizeof(SettingValue));
+	if (copy == NULL)
+		return false;
+	*copy = value;
+	*extra = copy;
+	return true;
 }
 
 /*
- * SettingAssign is the assign hook of a setting whose check hook ends with
- * SettingAccept().  Returns the value.
+ * SettingAssign is the assign hook.
  */
-const SettingValue *
+void
 SettingAssign(Setting *setting, const void *extra)
 {
-	const SettingValue *value = extra;
-
-	setting->state = value->valid ? SETTING_VALID : SETTING_INVALID;
-	if (setting->number != NULL)
-		*setting->number = value->valid ? value->number : setting->fallback;
-	return value;
+	setting->value = *(const SettingValue *) extra;
+	setting->state = setting->value.valid ? SETTING_VALID : SETTING_INVALID;
 }
 
 /*
@@ -257,6 +293,5 @@ SettingDefine(Setting *setting, const char *description, const char *more, const
 	if (!wasSet || found->source != PGC_S_DEFAULT)
 		return;
 	setting->state = SETTING_DENIED;
-	if (setting->number != NULL)
-		*setting->number = setting->fallback;
+	setting->value.specific = true;
 }

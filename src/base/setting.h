@@ -8,6 +8,7 @@
 #ifndef IDEMPOTENCY_BASE_SETTING_H
 #define IDEMPOTENCY_BASE_SETTING_H
 
+#include "fmgr.h"
 #include "utils/guc.h"
 
 #include "base/timing.h"
@@ -19,40 +20,50 @@ typedef enum SettingState
 	SETTING_DENIED	 /* dropped: the session had no right to set it */
 } SettingState;
 
-typedef struct Setting
+/* What a check hook passes to its assign hook. */
+typedef struct SettingValue
+{
+	bool valid;
+	bool specific; /* set for a session, a function or a role: it precedes configure() */
+	Retention duration;
+	int number; /* the duration in the setting's unit, rounded up; or a size in bytes */
+} SettingValue;
+
+typedef struct Setting Setting;
+struct Setting
 {
 	const char *name;
+
+	/* Fills "value" from a text, and returns whether it is allowed; if not, sets the check's
+	 * detail. */
+	bool (*parse)(const Setting *setting, const char *text, SettingValue *value);
 
 	/* Of a duration or size. */
 	int unit; /* of a number without one: GUC_UNIT_S, GUC_UNIT_MS or GUC_UNIT_BYTE */
 	int least;
 	int most;
 	bool forever; /* -1 is allowed */
-	int *number;  /* is set to the value in that unit; or NULL */
 	int fallback; /* the number while the value is invalid or denied */
 
 	char *text; /* as it was set; never NULL once it is defined */
+	SettingValue value;
 	SettingState state;
 	bool hidden; /* the value of the login: the session or a leader may have another */
-} Setting;
+};
 
-/* What a check hook passes to its assign hook. */
-typedef struct SettingValue
-{
-	bool valid;
-	Retention duration;
-	int number; /* the duration in the setting's unit, rounded up; or a size in bytes */
-} SettingValue;
+extern bool ParseDuration(const Setting *setting, const char *text, SettingValue *value);
+extern bool ParseSize(const Setting *setting, const char *text, SettingValue *value);
 
-/* Hooks of a duration or size, and parts of other hooks. */
 extern bool SettingCheck(const Setting *setting, const char *text, void **extra, GucSource source);
-extern const SettingValue *SettingAssign(Setting *setting, const void *extra);
-extern bool SettingAccept(const Setting *setting, const char *text, void **extra, GucSource source,
-						  const SettingValue *value);
-
+extern void SettingAssign(Setting *setting, const void *extra);
 extern void SettingDefine(Setting *setting, const char *description, const char *more,
 						  const char *boot, GucContext context, GucStringCheckHook check,
 						  GucStringAssignHook assign);
-extern void RequireSetting(const Setting *setting);
+
+/* The value that applies to a scope, or to the database if it is NULL. */
+extern void RequireSetting(const Setting *setting, const text *scope);
+extern Retention SettingRetention(const Setting *setting, const text *scope);
+extern int SettingNumber(const Setting *setting, const text *scope);
+extern const char *SettingText(const Setting *setting, const text *scope);
 
 #endif /* IDEMPOTENCY_BASE_SETTING_H */

@@ -68,6 +68,15 @@ RefuseTooLong(const Interval *interval, double days, const char *what, const cha
 }
 
 /*
+ * WaitOfScope returns idempotency.wait, in milliseconds.
+ */
+int
+WaitOfScope(const text *scope)
+{
+	return SettingNumber(&WaitSetting, scope);
+}
+
+/*
  * WaitFromArg returns the wait that argument "arg" passes, in milliseconds.
  */
 int
@@ -89,20 +98,17 @@ WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs)
 }
 
 /*
- * RetentionFromArg returns the retention that argument "arg" passes.  Forever is -1
- * second, as in the setting, or infinity where the server has it.  For NULL, throws what
- * RequireSetting() throws.
+ * RetentionFromArg returns the retention that argument "arg" passes, or that of the scope.
+ * Forever is -1 second, as in the setting, or infinity where the server has it.  For NULL,
+ * throws what SettingRetention() throws.
  */
 Retention
-RetentionFromArg(FunctionCallInfo fcinfo, int arg)
+RetentionFromArg(FunctionCallInfo fcinfo, int arg, const text *scope)
 {
 	Retention retention;
 
 	if (PG_ARGISNULL(arg))
-	{
-		RequireSetting(&RetentionSetting);
-		return DefaultRetention;
-	}
+		return SettingRetention(&RetentionSetting, scope);
 
 	retention.length = *PG_GETARG_INTERVAL_P(arg);
 	retention.forever = INTERVAL_IS_NOEND(&retention.length) ||

@@ -23,8 +23,9 @@ typedef struct Retention
 
 extern long MillisecondsSince(instr_time began);
 extern double IntervalMicroseconds(const Interval *interval);
+extern int WaitOfScope(const text *scope);
 extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
-extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg);
+extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg, const text *scope);
 extern TimestampTz RetentionEnd(const Retention *retention, TimestampTz from);
 extern const Interval *LeaseFromArg(FunctionCallInfo fcinfo, int arg);
 extern TimestampTz LeaseEnd(const Interval *lease, TimestampTz from);

@@ -294,7 +294,7 @@ ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored)
 bool
 ClaimAbsent(const KeyName *name, KeyVersion *seen)
 {
-	ClaimRequest request = {.name = *name, .waitMs = DefaultWait};
+	ClaimRequest request = {.name = *name, .waitMs = WaitOfScope(name->scope)};
 	StoredOutcome stored;
 	Outcome outcome = AcquireKey(&request, seen, &stored);
 
@@ -358,22 +358,24 @@ FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name)
 
 /*
  * RequestFromArgs reads the arguments that claim() and try_claim() share:
- * scope, key, request, lease, wait, retention, fingerprint.
+ * scope, key, request, lease, wait, retention, fingerprint.  Without a wait it is
+ * idempotency.wait if "waits" is set, otherwise 0.
  */
 static ClaimRequest
-RequestFromArgs(FunctionCallInfo fcinfo, int defaultWaitMs)
+RequestFromArgs(FunctionCallInfo fcinfo, bool waits)
 {
 	ClaimRequest request = {0};
 
 	KeyNameFromArgs(fcinfo, &request.name);
 	request.lease = LeaseFromArg(fcinfo, 3);
-	request.waitMs = WaitFromArg(fcinfo, 4, defaultWaitMs);
-	request.retention = RetentionFromArg(fcinfo, 5);
+	request.waitMs = WaitFromArg(fcinfo, 4, waits ? WaitOfScope(request.name.scope) : 0);
+	request.retention = RetentionFromArg(fcinfo, 5, request.name.scope);
 	request.fingerprint = FingerprintFromArgs(fcinfo, &request.name);
 	if (request.lease != NULL && !PG_ARGISNULL(2))
 	{
 		request.document = DocumentText(DocumentFromArg(fcinfo, 2));
-		if (VARSIZE_ANY_EXHDR(request.document) > (Size) MaxResponseSize)
+		if (VARSIZE_ANY_EXHDR(request.document) >
+			(Size) SettingNumber(&ResponseSizeSetting, request.name.scope))
 			ErrorTooLarge(&request.name, "request", VARSIZE_ANY_EXHDR(request.document));
 	}
 	return request;
@@ -386,7 +388,7 @@ RequestFromArgs(FunctionCallInfo fcinfo, int defaultWaitMs)
 Datum
 idempotency_claim(PG_FUNCTION_ARGS)
 {
-	ClaimRequest request = RequestFromArgs(fcinfo, DefaultWait);
+	ClaimRequest request = RequestFromArgs(fcinfo, true);
 	StoredOutcome stored;
 	Outcome outcome;
 
@@ -402,7 +404,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 Datum
 idempotency_try_claim(PG_FUNCTION_ARGS)
 {
-	ClaimRequest request = RequestFromArgs(fcinfo, 0);
+	ClaimRequest request = RequestFromArgs(fcinfo, false);
 	StoredOutcome stored;
 	Outcome outcome;
 

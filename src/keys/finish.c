@@ -44,12 +44,12 @@ ErrorBadOutcome(const KeyName *name, const char *message, const char *hint)
  * their text: jsonb refuses values that json takes.
  */
 static void
-OmitResponse(StoredOutcome *outcome)
+OmitResponse(StoredOutcome *outcome, int most)
 {
 	const char *given = "{}";
 	int bytes;
 
-	if (outcome->headers != NULL && VARSIZE_ANY_EXHDR(outcome->headers) <= (Size) MaxResponseSize)
+	if (outcome->headers != NULL && VARSIZE_ANY_EXHDR(outcome->headers) <= (Size) most)
 		given = text_to_cstring(outcome->headers);
 	bytes = (int) (strrchr(given, '}') - given);
 	outcome->response = NULL;
@@ -64,6 +64,7 @@ OmitResponse(StoredOutcome *outcome)
 static void
 CheckOutcome(const KeyName *name, StoredOutcome *outcome, bool omitLarge)
 {
+	int most = SettingNumber(&ResponseSizeSetting, name->scope);
 	Size bytes = 0;
 
 	if (outcome->status < 100 || outcome->status > 599)
@@ -80,12 +81,12 @@ CheckOutcome(const KeyName *name, StoredOutcome *outcome, bool omitLarge)
 	}
 	if (outcome->response != NULL)
 		bytes += VARSIZE_ANY_EXHDR(outcome->response);
-	if (bytes <= (Size) MaxResponseSize)
+	if (bytes <= (Size) most)
 		return;
 	if (!omitLarge)
 		ErrorTooLarge(name, "response", bytes);
-	RequireSetting(&ResponseSizeSetting);
-	OmitResponse(outcome);
+	RequireSetting(&ResponseSizeSetting, name->scope);
+	OmitResponse(outcome, most);
 }
 
 /*
@@ -138,7 +139,7 @@ Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *claimed, b
 		outcome.status = 200;
 	outcome.headers = DocumentText(DocumentFromArg(fcinfo, 4));
 	if (!PG_ARGISNULL(6))
-		own.lease.retention = RetentionFromArg(fcinfo, 6);
+		own.lease.retention = RetentionFromArg(fcinfo, 6, name->scope);
 	ClaimFinish(name, &own, &outcome, omitLarge);
 	if (own.claim == NULL)
 		ScopeSetResult(name->scope, name->key, true);

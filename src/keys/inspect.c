@@ -70,7 +70,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	/* Probe, then lock: the table and the key in the order of a claim */
 	state = KeyStoreProbe(&name, &stored, &seen);
 	InjectionPoint("forget-lock");
-	if (!KeyLockAcquire(&name, DefaultWait))
+	if (!KeyLockAcquire(&name, WaitOfScope(name.scope)))
 		ErrorInProgress(&name, 0);
 	InjectionPoint("forget-probe");
 	if (!KeyStoreUnchanged(&seen))

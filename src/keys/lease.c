@@ -129,7 +129,7 @@ OwnByToken(const KeyName *name, int64 token, Ownership *own)
 
 	/* Lock the key */
 	InjectionPoint("owner-lock");
-	if (!KeyLockAcquire(name, DefaultWait))
+	if (!KeyLockAcquire(name, WaitOfScope(name->scope)))
 		ErrorInProgress(name, 0);
 
 	/* Compare the token of the locked row */
@@ -340,7 +340,8 @@ Checkpoint(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 	if (VARSIZE_ANY_EXHDR(point) > RECOVERY_POINT_BYTES)
 		ErrorBadArgument("recovery point is too long",
 						 "Name the step in at most 255 bytes, and pass other data as the state.");
-	if (state != NULL && VARSIZE_ANY_EXHDR(state) > (Size) MaxResponseSize)
+	if (state != NULL &&
+		VARSIZE_ANY_EXHDR(state) > (Size) SettingNumber(&ResponseSizeSetting, name->scope))
 		ErrorTooLarge(name, "state", VARSIZE_ANY_EXHDR(state));
 
 	/* Write the checkpoint */

@@ -47,7 +47,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 
 	/* Check the arguments */
 	KeyNameFromArgs(fcinfo, &name);
-	retention = RetentionFromArg(fcinfo, 2);
+	retention = RetentionFromArg(fcinfo, 2, name.scope);
 	PreventUnsafeCall(fcinfo, "idempotency.once()");
 
 	/* Store the record, unless there is one */
@@ -137,7 +137,7 @@ idempotency_once_many(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	text *scope = ScopeFromArg(fcinfo);
-	Retention retention = RetentionFromArg(fcinfo, 2);
+	Retention retention = RetentionFromArg(fcinfo, 2, scope);
 	KeyStoreBatch *batch;
 	KeyName *names;
 	int count;

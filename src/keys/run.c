@@ -171,9 +171,9 @@ idempotency_run(PG_FUNCTION_ARGS)
 
 	/* Check the arguments */
 	KeyNameFromArgs(fcinfo, &request.name);
-	RequireSetting(&FinalErrorsSetting);
-	request.waitMs = WaitFromArg(fcinfo, 4, DefaultWait);
-	request.retention = RetentionFromArg(fcinfo, 5);
+	RequireSetting(&FinalErrorsSetting, NULL);
+	request.waitMs = WaitFromArg(fcinfo, 4, WaitOfScope(request.name.scope));
+	request.retention = RetentionFromArg(fcinfo, 5, request.name.scope);
 	request.fingerprint = document == NULL ? NULL : FingerprintOfDocument(document);
 	if (PG_ARGISNULL(3))
 		ErrorBadArgument("handler is missing", "Pass a function as regprocedure.");

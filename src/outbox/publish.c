@@ -209,15 +209,17 @@ CheckedBytes(const text *topic, const text *payload, const text *headers)
 {
 	Size bytes = (payload == NULL ? 0 : VARSIZE_ANY_EXHDR(payload)) +
 				 (headers == NULL ? 0 : VARSIZE_ANY_EXHDR(headers));
+	int most = SettingNumber(&PayloadSizeSetting, NULL);
 
-	if (bytes > (Size) MaxPayloadSize)
+	if (bytes > (Size) most)
 	{
-		RequireSetting(&PayloadSizeSetting);
+		RequireSetting(&PayloadSizeSetting, NULL);
 		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 						errmsg("event of %zu bytes exceeds idempotency.max_payload_size (%d bytes)",
-							   bytes, MaxPayloadSize),
+							   bytes, most),
 						errdetail("Topic \"%s\".", text_to_cstring(topic)),
-						errhint("Publish a reference to the large part, or raise the setting.")));
+						errhint("Publish a reference to the large part, or raise the limit "
+								"with idempotency.configure().")));
 	}
 	return (int32) bytes;
 }

@@ -92,7 +92,7 @@ RunState
 OutboxReapBatch(bool dontWait, int64 maxRows, int64 *reaped)
 {
 	int64 most = Min(maxRows, BATCH_EVENTS);
-	Interval retention = {.time = OutboxRetention * USECS_PER_SEC};
+	Interval retention = {.time = SettingNumber(&OutboxRetentionSetting, NULL) * USECS_PER_SEC};
 	Datum parameters[2] = {Int64GetDatum(most), IntervalPGetDatum(&retention)};
 	int64 deleted;
 

@@ -303,12 +303,14 @@ GraceIsOver(void)
 static void
 StartTimeouts(void)
 {
-	if (HandlerTimeout == 0)
+	int most = SettingNumber(&HandlerTimeoutSetting, NULL);
+
+	if (most == 0)
 		return;
 	if (graceTimeout == MAX_TIMEOUTS)
 		graceTimeout = RegisterTimeout(USER_TIMEOUT, GraceIsOver);
-	enable_timeout_after(STATEMENT_TIMEOUT, HandlerTimeout);
-	enable_timeout_after(graceTimeout, (int) Min((int64) HandlerTimeout + GRACE_MS, PG_INT32_MAX));
+	enable_timeout_after(STATEMENT_TIMEOUT, most);
+	enable_timeout_after(graceTimeout, (int) Min((int64) most + GRACE_MS, PG_INT32_MAX));
 }
 
 /*

@@ -109,6 +109,10 @@ SELECT set_eq(
 		('stats_reset()', 'void', 'c', 'volatile', 'unsafe', false),
 		('reap(max_rows integer DEFAULT 1000)', 'bigint', 'c', 'volatile', 'unsafe', false),
 
+		-- settings
+		('configure(name text, value text, scope text DEFAULT ''*''::text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('setting(name text, scope text DEFAULT NULL::text)', 'text', 'plpgsql', 'stable', 'unsafe', false),
+
 		-- privileges
 		('grant_client(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
 		('grant_consumer(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
@@ -156,6 +160,11 @@ SELECT set_eq(
 		('is_worker_fetch()', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('relay_problem(subscription text)', 'text', 'c', 'volatile', 'safe', true),
 
+		-- what configure() calls
+		('setting(name text, scope text DEFAULT ''''::text)', 'text', 'c', 'stable', 'safe', true),
+		('check_setting(name text, value text)', 'void', 'c', 'stable', 'safe', true),
+		('forget_settings()', 'void', 'c', 'volatile', 'unsafe', false),
+
 		-- the I/O functions of the type document, and its casts
 		('document(jsonb)', 'idempotency.document', 'c', 'immutable', 'safe', true),
 		('document_in(cstring)', 'idempotency.document', 'c', 'immutable', 'safe', true),
@@ -190,7 +199,7 @@ SELECT set_eq(
 -- Delivery's functions read tables to which consumers have no right.
 SELECT set_eq(
 	'SELECT proname::text FROM pg_temp.function WHERE prosecdef',
-	ARRAY['subscribe', 'alter_subscription', 'unsubscribe', 'pause', 'resume', 'seek', 'fetch', 'has_more', 'ack', 'nack', 'extend', 'handler_of', 'redrive', 'discard'],
+	ARRAY['subscribe', 'alter_subscription', 'unsubscribe', 'pause', 'resume', 'seek', 'fetch', 'has_more', 'ack', 'nack', 'extend', 'handler_of', 'redrive', 'discard', 'configure', 'setting', 'apply_settings'],
 	'these functions run with the rights of their owner, and no other');
 
 SELECT is_empty(

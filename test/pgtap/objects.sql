@@ -74,6 +74,8 @@ SELECT set_eq(
 		('sequence', 'idempotency.token'),
 		('view', 'idempotency.keys'),
 		('view', 'idempotency.zombies'),
+		('table', 'idempotency.configuration'),
+		('view', 'idempotency.settings'),
 		('table', 'idempotency.outbox'),
 		('sequence', 'idempotency.outbox_seq'),
 		('table', 'idempotency.subscription'),
@@ -433,13 +435,16 @@ SELECT results_eq(
 		WHERE tgrelid IN (SELECT oid FROM pg_temp.relation)
 		ORDER BY 1
 	$$,
-	$$ VALUES ('idempotency.outbox',
+	$$ VALUES ('idempotency.configuration',
+		'CREATE TRIGGER apply_settings AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON idempotency.configuration FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.apply_settings()',
+		'A'),
+		('idempotency.outbox',
 		'CREATE TRIGGER refuse_update BEFORE UPDATE ON idempotency.outbox FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.refuse_update()',
 		'O'),
 		('idempotency.subscription',
 		'CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON idempotency.subscription FOR EACH STATEMENT EXECUTE FUNCTION idempotency_internal.subscriptions_changed()',
 		'O') $$,
-	'two triggers: one refuses UPDATE of events, and one tells workers of changes');
+	'three triggers: one checks settings, one refuses UPDATE of events, and one tells workers of changes');
 
 SELECT is_empty(
 	$$

@@ -162,6 +162,8 @@ SELECT set_eq(
 		('idempotency_internal.relay_problem(text)', 'operator'),
 		('idempotency.stats_reset()', 'operator'),
 		('idempotency.reap(integer)', 'operator'),
+		('idempotency.configure(text,text,text)', ''),
+		('idempotency.setting(text,text)', 'client consumer operator'),
 		('idempotency.grant_client(regrole)', ''),
 		('idempotency.grant_consumer(regrole)', ''),
 		('idempotency.grant_operator(regrole)', ''),
@@ -201,9 +203,9 @@ SELECT set_eq(
 	$$,
 	$$ VALUES ('keys', 'operator', 'SELECT'), ('zombies', 'operator', 'SELECT'), ('stats', 'operator', 'SELECT'),
 		('reaper', 'operator', 'SELECT'), ('subscriptions', 'operator', 'SELECT'), ('partitions', 'operator', 'SELECT'),
-		('dead_letters', 'operator', 'SELECT'),
+		('dead_letters', 'operator', 'SELECT'), ('settings', 'operator', 'SELECT'),
 		('key', 'backup', 'SELECT'), ('outbox', 'backup', 'SELECT'), ('subscription', 'backup', 'SELECT'), ('partition', 'backup', 'SELECT'),
-		('position', 'backup', 'SELECT'), ('parked', 'backup', 'SELECT'), ('reaper', 'backup', 'SELECT') $$,
+		('position', 'backup', 'SELECT'), ('parked', 'backup', 'SELECT'), ('reaper', 'backup', 'SELECT'), ('configuration', 'backup', 'SELECT') $$,
 	'relations: an operator can read the views, a backup the tables, and nothing else');
 
 SELECT set_eq(

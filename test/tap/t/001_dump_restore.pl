@@ -211,6 +211,8 @@ sub leases_restored
 		qq(for ever|{"amount" :  1.50}|2|begun|t\nreleased|{"amount" :  1.50}|2|charged|t), "$dbname: claim_abandoned returns released operations");
 	is( $node->safe_psql($dbname, q{SELECT string_agg(key::text, ', ') FROM idempotency.key WHERE scope = 'lease' AND retention IS NULL AND token IS NOT NULL}),
 		'for ever', "$dbname: released operations keep their retention");
+	is( $node->safe_psql($dbname, q{SELECT idempotency.once('refund/eu', 'k'); SELECT expires_in > '8 days' FROM idempotency.keys WHERE scope = 'refund/eu'}),
+		"t\nt", "$dbname: what configure() has stored applies");
 }
 
 # fresh creates an empty database and runs commands that must restore into it.
@@ -230,6 +232,7 @@ $node->command_fails_like([ 'pg_dump', '--username=backup', '--format=custom', '
 $node->safe_psql('postgres', q{SELECT idempotency.grant_backup('backup')});
 $before{rights} = rights_of('postgres');
 
+$node->safe_psql('postgres', q{SELECT idempotency.configure('retention', '9 days', 'refund/*')});
 my @psql = ('psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file');
 my @restore = ('pg_restore', '--exit-on-error');
 
@@ -255,7 +258,7 @@ fails_with($node, "SET ROLE backup; $_", '42501', "backup may not: $_") foreach 
 
 my $text = slurp_file("$dir/plain");
 is(scalar(() = $text =~ /^CREATE EXTENSION.*idempotency/mg), 1, 'a dump creates the extension once');
-is(join(', ', sort $text =~ /^COPY idempotency\."?(\w+)/mg), 'key, outbox, parked, partition, position, reaper, subscription',
+is(join(', ', sort $text =~ /^COPY idempotency\."?(\w+)/mg), 'configuration, key, outbox, parked, partition, position, reaper, subscription',
 	'a dump copies all tables of the extension');
 is(join(', ', sort $text =~ /^SELECT pg_catalog\.setval\('idempotency\.(\w+)', \d+, (?:true|false)\)/mg),
 	'outbox_seq, token', 'a dump sets the sequences of the extension');

@@ -109,7 +109,9 @@ SELECT idempotency.checkpoint('s', 'l', token, 'p', '{}'), idempotency.renew('s'
 	FROM idempotency.claim('s', 'l', '{}', lease => '1 min')
 SELECT idempotency.complete('s', key, '1', token => token) FROM idempotency.claim_abandoned('s', '1 min')
 SELECT outcome FROM idempotency.run('s', 'run', '{}', 'app.handler(pg_catalog.json)')
+SELECT idempotency.configure('retention', '2 h', 's*'), idempotency.configure('wait', '2 s'), idempotency.setting('wait', 's')
 SELECT idempotency.once('s', 'o'), idempotency.once('s', 'o')
+SELECT idempotency.configure('retention', NULL, 's*')
 SELECT idempotency.once_many('s', ARRAY['o', 'p'])
 SELECT idempotency.current_key('s'), (idempotency.peek('s', 'k')).status, idempotency.check_commit()
 INSERT INTO app.guarded VALUES (1)
@@ -134,6 +136,7 @@ SELECT * FROM idempotency.zombies
 SELECT * FROM idempotency.stats
 SELECT idempotency.stats_reset() FROM idempotency.stats
 SELECT * FROM idempotency.subscriptions
+SELECT * FROM idempotency.settings
 SELECT * FROM idempotency.partitions
 SELECT * FROM idempotency.dead_letters
 SELECT idempotency.forget('s', 'k'), idempotency.reap(10)
@@ -220,6 +223,7 @@ $node->safe_psql('portable', q{CREATE SCHEMA app; CREATE TABLE app.guarded (i pg
 	CREATE TABLE app.done (n pg_catalog.text);
 	CREATE FUNCTION app.handle(e idempotency.event) RETURNS pg_catalog.void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS 'INSERT INTO app.done VALUES ((e).payload::text)';
 	GRANT USAGE ON SCHEMA app TO "user"; GRANT ALL ON app.guarded, app.done TO "user"; GRANT TEMPORARY ON DATABASE portable TO "user";
+	GRANT EXECUTE ON FUNCTION idempotency.configure TO "user";
 	SELECT idempotency.grant_client('user'), idempotency.grant_consumer('user'), idempotency.grant_operator('user')});
 my @portable = map { s/,\s*'[{][}]'::pg_catalog.jsonb::idempotency.document//r }
   grep { !/idempotency\.(?:stats|keytext)|'::idempotency\.keytext/ } @use;

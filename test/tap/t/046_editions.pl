@@ -236,14 +236,31 @@ sub next_token
 		SELECT count(idempotency.forget(scope, key)) FROM idempotency.keys}) =~ s/\n.*//sr;
 }
 
+# configured tests that what configure() has stored applies in a new session. With the library, which
+# gives the setting of the session a value, the portable edition does not use it.
+sub configured
+{
+	my ($dbname, $when) = @_;
+	my $is_portable = $node->safe_psql($dbname, q{SELECT to_regproc('idempotency_internal.configured_retention') IS NOT NULL}) eq 't';
+	is($node->safe_psql($dbname, $is_portable ? q{SELECT idempotency_internal.configured_retention('refund/eu') = '9 days'}
+			: q{SELECT idempotency.setting('retention', 'refund/eu') = '9 days'}), 't', "what configure() has stored applies $when");
+	return;
+}
+
 # The definitions that portable/idempotency.sql makes from others do not depend on the setting.
 $node->safe_psql('postgres', 'ALTER DATABASE postgres SET quote_all_identifiers = on');
 my @tokens = next_token();
+$node->safe_psql('postgres', q{SELECT idempotency.configure('retention', '9 days', 'refund/*')});
 foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
 {
 	change_edition($recipe);
 	push @tokens, next_token();
 	dumps($node, "a role with grant_backup dumps the database after $recipe.sql", '--username=backup', '--file', "$dir/dump", 'postgres');
+	configured('postgres', "after $recipe.sql");
+	$node->safe_psql('template1', 'DROP DATABASE IF EXISTS restored');
+	$node->safe_psql('template1', 'CREATE DATABASE restored TEMPLATE template0');
+	$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/dump", '--dbname', 'restored' ], 'the dump is restored');
+	configured('restored', 'after the restore');
 }
 is_deeply(\@tokens, [ sort { $a <=> $b } @tokens ], 'tokens grow from one edition to the other, also if all keys were deleted');
 

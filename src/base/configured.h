@@ -1,0 +1,26 @@
+/*-------------------------------------------------------------------------
+ *
+ * base/configured.h
+ *	  What idempotency.configure() has stored.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEMPOTENCY_BASE_CONFIGURED_H
+#define IDEMPOTENCY_BASE_CONFIGURED_H
+
+#include "base/setting.h"
+
+/* A row of the table setting; it is valid until the next lookup. */
+typedef struct ConfiguredSetting
+{
+	const Setting *setting;
+	text *pattern;
+	int literals; /* characters besides "*"; 0: the database */
+	char *text;
+	SettingValue value;
+	struct ConfiguredSetting *next;
+} ConfiguredSetting;
+
+extern const ConfiguredSetting *ConfiguredFind(const Setting *setting, const text *scope);
+
+#endif /* IDEMPOTENCY_BASE_CONFIGURED_H */
