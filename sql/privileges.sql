@@ -97,6 +97,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT * FROM idempotency.dead_letters'),
 	('SELECT * FROM idempotency.outbox'),
 	('SELECT * FROM idempotency.subscription'),
+	('SELECT idempotency.has_more(''s'')'),
 	('SELECT idempotency.setting(''wait'')'),
 	('SELECT idempotency.configure(''wait'', ''1 s'')'),
 	('SELECT * FROM idempotency.settings'),

@@ -119,6 +119,7 @@ SELECT idempotency.subscribe('sub', '{t*}', start_at => 'beginning', max_attempt
 SELECT idempotency.publish('t', '{"n": 1}', 'a', 'made', '{"h": 1}', '00000000-0000-7000-8000-000000000001'), idempotency.publish('t', '{"n": 2}')
 SELECT idempotency.extend('sub', batch, '1 h'), idempotency.nack('sub', batch, id, 'no') FROM idempotency.fetch('sub', 1, '0', '1 min')
 SELECT idempotency.redrive('sub'), idempotency.redrive('sub', '00000000-0000-7000-8000-000000000001')
+SELECT idempotency.has_more('sub')
 SELECT idempotency.ack('sub', batch) FROM idempotency.fetch('sub', 1)
 SELECT idempotency.alter_subscription('sub', handler => 'app.handle(idempotency.event)', partitions => 2)
 SELECT idempotency.pause('sub'), idempotency.resume('sub'), idempotency.handler_of('sub'), idempotency.discard('sub')
