@@ -182,8 +182,9 @@ OptionalName(FunctionCallInfo fcinfo, int arg, const char *what, bool *isnull)
 }
 
 /*
- * Bucket returns the hash by which partitions share events: hashtext() of the aggregate in the
- * collation "C", as in the portable edition; without an aggregate, that of the id.
+ * Bucket returns the hash by which partitions share events: that of the aggregate in UTF-8, which
+ * a dump can move to a database of another encoding, and as hashtext() of the portable edition;
+ * without an aggregate, that of the id.
  */
 static int32
 Bucket(const text *aggregate, const pg_uuid_t *id)
@@ -192,10 +193,8 @@ Bucket(const text *aggregate, const pg_uuid_t *id)
 	int length = UUID_LEN;
 
 	if (aggregate != NULL)
-	{
-		bytes = (const unsigned char *) VARDATA_ANY(aggregate);
-		length = VARSIZE_ANY_EXHDR(aggregate);
-	}
+		bytes = (const unsigned char *) Utf8OfServerText(VARDATA_ANY(aggregate),
+														 VARSIZE_ANY_EXHDR(aggregate), &length);
 	return (int32) (hash_bytes(bytes, length) & PG_INT32_MAX);
 }
 

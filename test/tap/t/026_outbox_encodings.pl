@@ -70,5 +70,11 @@ foreach my $encoding (sort keys %encoding)
 	$session->quit;
 }
 
+# A dump can be restored into another encoding while events of an aggregate wait: later ones must
+# belong to the same partition.
+my $aggregate = q{convert_from('\xe38182', 'UTF8')};
+my ($utf8, $eucjp) = map { $node->safe_psql($_, qq{SELECT FROM idempotency.publish('t', '1', $aggregate); SELECT bucket FROM idempotency.outbox WHERE aggregateid = $aggregate}) } qw(UTF8 EUC_JP);
+is($eucjp, $utf8, 'an aggregate has the same bucket in all encodings');
+
 $node->stop;
 done_testing();
