@@ -216,7 +216,8 @@ BEGIN
 		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
 	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END,
 		'idempotency.outbox'::regclass::oid, base, born, mark, top,
-		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
+		-- without a model, "born" is that of a subtransaction that has ended: no id is between the end of "base" and it
+		started.xids, started.froms, coalesce(started.range_from, mark), mark, 0, false, '{}', 0, false, 0, false, 0, 0
 	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_altered('position');

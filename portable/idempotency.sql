@@ -4001,18 +4001,20 @@ END
 $$;
 COMMENT ON FUNCTION idempotency_internal.snapshot() IS 'the current snapshot, in which this transaction is in progress';
 
--- Whether this transaction can have drawn numbers for events: publish() keeps the lock of its INSERT.
--- In PL/pgSQL, so that a session plans it once.
-CREATE FUNCTION idempotency_internal.has_published()
+-- Whether a transaction can have drawn numbers for events before this call: publish() keeps the lock of its INSERT.
+-- It cannot if it is in progress and does not have that lock, in one look at all locks.
+CREATE FUNCTION idempotency_internal.has_published(xid xid8 DEFAULT pg_current_xact_id_if_assigned())
 	RETURNS boolean
-	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
+	LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-BEGIN
-	RETURN EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_backend_pid() AND l.mode = 'RowExclusiveLock'
-		AND l.relation = 'idempotency.outbox'::regclass AND l.locktype = 'relation');
-END
+	SELECT $1 IS NOT NULL AND NOT EXISTS (
+		SELECT FROM pg_locks AS l
+		GROUP BY l.virtualtransaction
+		HAVING bool_or(l.locktype = 'transactionid' AND l.transactionid = $1::xid AND l.mode = 'ExclusiveLock')
+			AND NOT bool_or(l.locktype = 'relation' AND l.relation = 'idempotency.outbox'::regclass AND l.mode = 'RowExclusiveLock'
+				AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())))
 $$;
-COMMENT ON FUNCTION idempotency_internal.has_published() IS 'whether this transaction has published events';
+COMMENT ON FUNCTION idempotency_internal.has_published(xid8) IS 'whether a transaction can have published events';
 
 -- Whether the ids of a position are those of another cluster, or of another table: after a restore.
 -- Without a subquery, so that the planner inlines it.
@@ -4027,27 +4029,29 @@ COMMENT ON FUNCTION idempotency_internal.is_foreign(idempotency.position) IS 'wh
 -- The columns xids, froms and range_from for a snapshot, by a position that has read less.
 CREATE FUNCTION idempotency_internal.in_progress(
 	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
+DECLARE
+	last bigint;
 BEGIN
 	IF pg_snapshot_xmin(snapshot) = pg_snapshot_xmax(snapshot) THEN
 		xids := '{}';
 		froms := '{}';
 	ELSE
+		last := coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0);
 		SELECT coalesce(array_agg(x), '{}'), coalesce(array_agg(CASE
 			WHEN u.start IS NOT NULL THEN u.start
 			WHEN x >= p.born THEN p.mark
 			WHEN x >= pg_snapshot_xmax(p.base) THEN p.range_from
-			-- this transaction, if it has drawn none
-			WHEN x = pg_current_xact_id_if_assigned() AND NOT idempotency_internal.has_published()
-				THEN coalesce(pg_sequence_last_value('idempotency.outbox_seq'), 0)
+			-- one that no position has seen: the first subscription finds it, or it is this transaction
+			WHEN NOT idempotency_internal.has_published(x) THEN last
 			ELSE 0
 		END), '{}')
 		INTO xids, froms
 		FROM pg_snapshot_xip(snapshot) AS x
 		LEFT JOIN unnest(p.xids, p.froms) AS u (xid, start) ON u.xid = x;
 	END IF;
-	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE coalesce(p.mark, 0) END;
+	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE p.mark END;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.position, pg_snapshot) IS
@@ -4149,7 +4153,7 @@ COMMENT ON FUNCTION idempotency_internal.begin_here(idempotency.position) IS
 
 -- Ends a window, all of which was read.
 CREATE FUNCTION idempotency_internal.end_window(INOUT p idempotency.position, part idempotency.partition)
-	LANGUAGE plpgsql STABLE PARALLEL SAFE
+	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
 DECLARE
 	started record := idempotency_internal.in_progress(p, p.upto);
@@ -4551,7 +4555,8 @@ BEGIN
 		xids, froms, range_from, reached, skip, ended, events, size, retried, failures, alone, acknowledged, failed)
 	SELECT name, first + r, 1, clock_timestamp(), CASE WHEN NOT is_foreign THEN c.system_identifier ELSE 0 END,
 		'idempotency.outbox'::regclass::oid, base, born, mark, top,
-		started.xids, started.froms, started.range_from, mark, 0, false, '{}', 0, false, 0, false, 0, 0
+		-- without a model, "born" is that of a subtransaction that has ended: no id is between the end of "base" and it
+		started.xids, started.froms, coalesce(started.range_from, mark), mark, 0, false, '{}', 0, false, 0, false, 0, 0
 	FROM generate_series(0, partitions - 1) AS r, pg_control_system() AS c;
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_altered('position');
