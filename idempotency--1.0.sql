@@ -3310,7 +3310,7 @@ AS $$
 DECLARE
 	deadline pg_catalog.timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) coalesce(duration, '1000 years');
 	routine pg_catalog.record;
-	deferred pg_catalog.text;
+	reset pg_catalog.text;
 	events idempotency.event[];
 	event idempotency.event;
 	done pg_catalog.int8[];
@@ -3374,25 +3374,38 @@ BEGIN
 				done := '{}';
 				EXIT;
 			END IF;
-			IF deferred IS NULL THEN
-				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
-				FROM pg_catalog.pg_constraint AS c
-				JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
-				WHERE c.condeferred AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND NOT pg_catalog.pg_is_other_temp_schema(n.oid)
-					AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
-						WHERE o.conname OPERATOR(pg_catalog.=) c.conname AND o.connamespace OPERATOR(pg_catalog.=) c.connamespace AND NOT o.condeferrable);
+			-- Each statement costs what it names.  So all are deferred, and those that are immediate at first are named,
+			-- unless these are more, or some cannot be named: in a schema without USAGE, or with a name that others have, too.
+			IF reset IS NULL THEN
+				SELECT coalesce(CASE
+					WHEN pg_catalog.count(*) FILTER (WHERE c.is_deferred) OPERATOR(pg_catalog.>=) pg_catalog.count(*) FILTER (WHERE NOT c.is_deferred)
+						AND pg_catalog.bool_and(c.is_deferred OR c.has_name) AND pg_catalog.bool_or(c.is_deferred)
+					THEN pg_catalog.concat('SET CONSTRAINTS ALL DEFERRED',
+						'; SET CONSTRAINTS ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(c.name, ', ') FILTER (WHERE NOT c.is_deferred) OPERATOR(pg_catalog.||) ' IMMEDIATE')
+					ELSE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(c.name, ', ') FILTER (WHERE c.is_deferred AND c.has_name)
+						OPERATOR(pg_catalog.||) ' DEFERRED'
+				END, '') INTO reset
+				FROM (
+					SELECT pg_catalog.format('%I.%I', n.nspname, o.conname) AS name, pg_catalog.bool_or(o.condeferred) AS is_deferred,
+						pg_catalog.bool_and(o.condeferrable) AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS has_name
+					FROM pg_catalog.pg_constraint AS o
+					JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) o.connamespace
+					-- those of a partition follow those of its parent
+					WHERE NOT pg_catalog.pg_is_other_temp_schema(n.oid) AND o.conparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
+					GROUP BY n.oid, n.nspname, o.conname
+					HAVING pg_catalog.bool_or(o.condeferrable)) AS c;
 			END IF;
 			code := NULL;
 			BEGIN
 				EXECUTE pg_catalog.format('SELECT %I.%I($1)', routine.schema_name, routine.function_name) USING event;
 				SET CONSTRAINTS ALL IMMEDIATE;
-				IF deferred OPERATOR(pg_catalog.<>) '' THEN
+				IF reset OPERATOR(pg_catalog.<>) '' THEN
 					BEGIN
-						EXECUTE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) deferred OPERATOR(pg_catalog.||) ' DEFERRED';
+						EXECUTE reset;
 					EXCEPTION
 						WHEN undefined_object OR wrong_object_type OR invalid_schema_name THEN
 							-- One has changed: look again, in the next transaction
-							deferred := NULL;
+							reset := NULL;
 							started_at := 'epoch';
 					END;
 				END IF;
@@ -3469,7 +3482,8 @@ COMMENT ON COLUMN idempotency.dead_letters.headers IS 'metadata';
 COMMENT ON COLUMN idempotency.dead_letters.seq IS 'the event''s number in the outbox';
 
 -- The first event of a partition that was published and is neither read nor in its list; see
--- scan.sql.
+-- scan.sql.  The planner expects few rows from conditions, and would sort all unread events, with
+-- JIT compilation; it expects half of the rows from CASE.
 CREATE VIEW idempotency.partitions AS
 	SELECT
 		a.subscription,
@@ -3501,13 +3515,12 @@ CREATE VIEW idempotency.partitions AS
 		SELECT o.seq, o.published_at FROM idempotency.outbox AS o
 		WHERE o.seq > greatest(n.skip, least(n.mark, n.range_from, n.reached, (SELECT min(f) FROM unnest(n.froms) AS f)))
 			AND CASE
+				WHEN o.bucket % a.modulus <> a.remainder OR NOT o.aggregatetype LIKE ANY (s.patterns) OR NOT pg_visible_in_snapshot(o.txid, a.stop) THEN false
 				WHEN n.former_base IS NOT NULL AND o.seq <= n.mark
 				THEN o.seq > n.reached AND (o.seq <= n.former_top AND pg_visible_in_snapshot(o.txid, n.former_base)) IS NOT TRUE
 				ELSE NOT pg_visible_in_snapshot(o.txid, n.base)
 					AND (n.upto IS NOT NULL AND pg_visible_in_snapshot(o.txid, n.upto) AND o.seq <= n.reached) IS NOT TRUE
 			END
-			AND (a.stop IS NULL OR pg_visible_in_snapshot(o.txid, a.stop))
-			AND o.bucket % a.modulus = a.remainder AND o.aggregatetype LIKE ANY (s.patterns)
 		ORDER BY o.seq LIMIT 1
 	) AS unread ON true
 	LEFT JOIN LATERAL (

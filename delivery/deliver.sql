@@ -37,7 +37,7 @@ AS $$
 DECLARE
 	deadline pg_catalog.timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) coalesce(duration, '1000 years');
 	routine pg_catalog.record;
-	deferred pg_catalog.text;
+	reset pg_catalog.text;
 	events idempotency.event[];
 	event idempotency.event;
 	done pg_catalog.int8[];
@@ -101,25 +101,38 @@ BEGIN
 				done := '{}';
 				EXIT;
 			END IF;
-			IF deferred IS NULL THEN
-				SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.format('%I.%I', n.nspname, c.conname), ', '), '') INTO deferred
-				FROM pg_catalog.pg_constraint AS c
-				JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.connamespace
-				WHERE c.condeferred AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND NOT pg_catalog.pg_is_other_temp_schema(n.oid)
-					AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
-						WHERE o.conname OPERATOR(pg_catalog.=) c.conname AND o.connamespace OPERATOR(pg_catalog.=) c.connamespace AND NOT o.condeferrable);
+			-- Each statement costs what it names.  So all are deferred, and those that are immediate at first are named,
+			-- unless these are more, or some cannot be named: in a schema without USAGE, or with a name that others have, too.
+			IF reset IS NULL THEN
+				SELECT coalesce(CASE
+					WHEN pg_catalog.count(*) FILTER (WHERE c.is_deferred) OPERATOR(pg_catalog.>=) pg_catalog.count(*) FILTER (WHERE NOT c.is_deferred)
+						AND pg_catalog.bool_and(c.is_deferred OR c.has_name) AND pg_catalog.bool_or(c.is_deferred)
+					THEN pg_catalog.concat('SET CONSTRAINTS ALL DEFERRED',
+						'; SET CONSTRAINTS ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(c.name, ', ') FILTER (WHERE NOT c.is_deferred) OPERATOR(pg_catalog.||) ' IMMEDIATE')
+					ELSE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(c.name, ', ') FILTER (WHERE c.is_deferred AND c.has_name)
+						OPERATOR(pg_catalog.||) ' DEFERRED'
+				END, '') INTO reset
+				FROM (
+					SELECT pg_catalog.format('%I.%I', n.nspname, o.conname) AS name, pg_catalog.bool_or(o.condeferred) AS is_deferred,
+						pg_catalog.bool_and(o.condeferrable) AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS has_name
+					FROM pg_catalog.pg_constraint AS o
+					JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) o.connamespace
+					-- those of a partition follow those of its parent
+					WHERE NOT pg_catalog.pg_is_other_temp_schema(n.oid) AND o.conparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
+					GROUP BY n.oid, n.nspname, o.conname
+					HAVING pg_catalog.bool_or(o.condeferrable)) AS c;
 			END IF;
 			code := NULL;
 			BEGIN
 				EXECUTE pg_catalog.format('SELECT %I.%I($1)', routine.schema_name, routine.function_name) USING event;
 				SET CONSTRAINTS ALL IMMEDIATE;
-				IF deferred OPERATOR(pg_catalog.<>) '' THEN
+				IF reset OPERATOR(pg_catalog.<>) '' THEN
 					BEGIN
-						EXECUTE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) deferred OPERATOR(pg_catalog.||) ' DEFERRED';
+						EXECUTE reset;
 					EXCEPTION
 						WHEN undefined_object OR wrong_object_type OR invalid_schema_name THEN
 							-- One has changed: look again, in the next transaction
-							deferred := NULL;
+							reset := NULL;
 							started_at := 'epoch';
 					END;
 				END IF;

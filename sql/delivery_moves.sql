@@ -137,11 +137,12 @@ SELECT idempotency.discard('m'), pg_temp.error_of(format('SELECT idempotency.ack
 
 -- A deferred constraint that is dropped while deliver() runs fails no event.
 CREATE TABLE referenced (n int PRIMARY KEY);
-CREATE TABLE effect (n int, attempt int, CONSTRAINT later FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE effect (n int, attempt int, CONSTRAINT later FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED,
+	CONSTRAINT sooner UNIQUE (n, attempt) DEFERRABLE);
 CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	IF e.payload::text = '1' THEN
-		ALTER TABLE effect DROP CONSTRAINT later, ADD CONSTRAINT other FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED;
+		ALTER TABLE effect DROP CONSTRAINT later, DROP CONSTRAINT sooner, ADD CONSTRAINT other FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED;
 	END IF;
 	INSERT INTO effect VALUES (e.payload::text::int, e.attempt);
 	INSERT INTO referenced SELECT e.payload::text::int WHERE e.payload::text <> '3';
@@ -151,6 +152,30 @@ SELECT idempotency.alter_subscription('m', max_lag => '-1 s', partitions => 1, m
 CALL idempotency.deliver('m', 'handle(idempotency.event)');
 SELECT * FROM effect ORDER BY n;
 SELECT event_id, attempts, error FROM idempotency.dead_letters;
+DROP TABLE effect, referenced;
+DROP FUNCTION handle(idempotency.event);
+
+-- The second event finds each constraint as it is at first: deferred, or immediate.
+CREATE TABLE referenced (n int PRIMARY KEY);
+CREATE TABLE effect (n int REFERENCES referenced DEFERRABLE INITIALLY DEFERRED, event int UNIQUE DEFERRABLE);
+CREATE FUNCTION handle(e idempotency.event) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO effect VALUES (e.payload::text::int, e.payload::text::int);
+	INSERT INTO referenced SELECT e.payload::text::int;
+	BEGIN
+		INSERT INTO effect VALUES (e.payload::text::int, e.payload::text::int);
+	EXCEPTION WHEN unique_violation THEN
+		INSERT INTO effect VALUES (e.payload::text::int, -e.payload::text::int);
+	END;
+END
+$$;
+SELECT pg_temp.publish('{1,2}');
+CALL idempotency.deliver('m', 'handle(idempotency.event)');
+-- also if most of them are immediate at first
+ALTER TABLE effect ADD UNIQUE (event, n) DEFERRABLE;
+SELECT pg_temp.publish('{3,4}');
+CALL idempotency.deliver('m', 'handle(idempotency.event)');
+SELECT * FROM effect ORDER BY abs(event), event;
 DROP TABLE effect, referenced;
 DROP FUNCTION handle(idempotency.event);
 

@@ -5,6 +5,7 @@
 # transactions that have published, a batch reads as many buffers as at the beginning;
 # the same holds after 1,000 failures. A position takes two row versions per batch, whose
 # space is reused, and a session's memory does not grow with the number of fetches.
+# The views have no plan that reads a backlog, or that is compiled, before the first ANALYZE.
 # `make soak` runs 2,000 batches and more fetches. The script takes more than 15 seconds,
 # because a cost that grows shows itself only after many batches.
 #
@@ -252,6 +253,24 @@ sub keeps_its_memory
 }
 keeps_its_memory('fetches', soak(20_000, 100_000));
 keeps_its_memory('blocks', soak(10_000, 50_000));
+
+# ----------------------------------------------------------------
+# Views without statistics
+# ----------------------------------------------------------------
+
+$node->safe_psql('postgres', 'CREATE DATABASE fresh');
+$node->safe_psql('fresh', q{
+	CREATE EXTENSION idempotency;
+	SELECT idempotency.subscribe('s' || n, '{t*}', partitions => 8) FROM generate_series(1, 20) AS n;
+	SELECT idempotency.publish('t', '1', n::text) FROM generate_series(1, 20000) AS n});
+foreach my $view (qw(partitions subscriptions))
+{
+	my $plan = $node->safe_psql('fresh', "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) SELECT * FROM idempotency.$view");
+	my ($cost, $hit, $read) = map { $plan =~ /"$_": ([0-9.]+)/ } 'Total Cost', 'Shared Hit Blocks', 'Shared Read Blocks';
+
+	cmp_ok($cost, '<', $node->safe_psql('fresh', 'SHOW jit_above_cost'), "$view is not compiled");
+	cmp_ok($hit + $read, '<', 5000, "$view does not read the backlog of each partition");
+}
 
 $node->stop;
 done_testing();
