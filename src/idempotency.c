@@ -17,7 +17,7 @@
 #include "base/wakeup.h"
 #include "keys/transaction.h"
 #include "launcher/launcher.h"
-#include "outbox/wakeup.h"
+#include "outbox/outbox.h"
 #include "relay/relay.h"
 
 PG_MODULE_MAGIC;

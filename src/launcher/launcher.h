@@ -47,9 +47,6 @@ extern void CycleInit(void);
 extern long CycleRun(void);
 extern void CycleReport(Oid database, VisitResult result);
 
-/* relays.c: the workers of the relay */
-extern long RelaysRun(void);
-
 /* visit.c: the background worker that the launcher starts for a visit */
 extern PGDLLEXPORT void idempotency_reaper_main(Datum unused);
 

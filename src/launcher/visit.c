@@ -3,7 +3,7 @@
  * launcher/visit.c
  *	  The background worker that the launcher starts for a visit to one database.
  *
- * A visit has up to three tasks: survey the subscriptions (relay/survey.c); delete expired
+ * A visit has up to three tasks: survey the subscriptions; delete expired
  * keys (reaper/keys.c), and events that all subscriptions have passed (reaper/events.c).  Each
  * task works in batches of one transaction, with a pause as long as the last batch and a
  * millisecond.  A visit ends after DURATION_MS: DROP DATABASE waits 5 seconds for it.  Commits
@@ -20,6 +20,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "fmgr.h"
@@ -28,14 +29,20 @@
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 #include "base/bgworker.h"
 #include "base/compat.h"
+#include "base/query.h"
 #include "base/relation.h"
+#include "base/stats.h"
 #include "base/timing.h"
 #include "launcher/launcher.h"
 #include "reaper/reaper.h"
@@ -61,6 +68,16 @@ typedef enum Task
 	TASKS
 } Task;
 
+static ExtensionQuery surveyQuery = {
+	.table = "subscription",
+	.text = "SELECT v.subscription, v.owner, v.topics, v.partitions, v.is_due, v.due_at"
+			" FROM idempotency_internal.survey() AS v",
+	.results = {TEXTOID, NAMEOID, TEXTARRAYOID, INT4OID, BOOLOID, TIMESTAMPTZOID},
+};
+
+static const char *const surveyTables[] = {"subscription", "partition", "position", "parked",
+										   "outbox"};
+
 /* SIGTERM must cancel the batch that runs. */
 static volatile sig_atomic_t atWork = false;
 
@@ -74,6 +91,48 @@ typedef struct Visit
 	bool refused; /* a task was, and the log says so */
 	bool ended[TASKS];
 } Visit;
+
+/*
+ * Survey brings the slots of this database up to date.  Returns RUN_BUSY if the tables
+ * are locked.
+ */
+static RunState
+Survey(void)
+{
+	RelationsLockResult lock = ExtensionRelationsLock(surveyTables, lengthof(surveyTables));
+	RelayFound *found;
+	uint64 rows;
+
+	if (lock == RELATIONS_BUSY)
+		return RUN_BUSY;
+	if (lock == RELATIONS_MISSING)
+	{
+		RelayForgetDatabase(MyDatabaseId);
+		return RUN_ENDED;
+	}
+	rows = ExtensionQueryRun(&surveyQuery, NULL, NULL);
+	found = palloc0(Max(rows, 1) * sizeof(RelayFound));
+	for (uint64 row = 0; row < rows; row++)
+	{
+		Datum owner = ExtensionQueryValue(&surveyQuery, row, 2, NULL);
+		Datum topics = ExtensionQueryValue(&surveyQuery, row, 3, NULL);
+		bool never;
+		Datum dueAt = ExtensionQueryValue(&surveyQuery, row, 6, &never);
+
+		CHECK_FOR_INTERRUPTS();
+		found[row].name = TextDatumGetCString(ExtensionQueryValue(&surveyQuery, row, 1, NULL));
+		found[row].owner = get_role_oid(NameStr(*DatumGetName(owner)), true);
+		TopicSetFromPatterns(&found[row].topics, DatumGetArrayTypeP(topics));
+		found[row].partitions = DatumGetInt32(ExtensionQueryValue(&surveyQuery, row, 4, NULL));
+		found[row].due = DatumGetBool(ExtensionQueryValue(&surveyQuery, row, 5, NULL));
+		found[row].dueAt = never ? 0 : DatumGetTimestampTz(dueAt);
+	}
+	if (rows > 0)
+		StatsAddDatabase(); /* so that the slots are freed when the database is gone */
+	RelayMerge(found, (int) rows);
+	ExtensionQueryEnd();
+	return RUN_ENDED;
+}
 
 /*
  * Rest sleeps for as long as work has taken since it "began" and 1 ms, but not beyond the end
@@ -131,7 +190,7 @@ Batch(Visit *visit, Task task, bool last)
 	}
 
 	if (task == TASK_SURVEY)
-		state = RelaySurvey();
+		state = Survey();
 	else if (task == TASK_KEYS)
 	{
 		state = ReapKeys(visit);

@@ -14,10 +14,14 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "common/hashfn.h"
 #include "executor/executor.h"
@@ -34,13 +38,73 @@
 #include "base/errors.h"
 #include "base/guc.h"
 #include "base/reevaluation.h"
+#include "base/relation.h"
 #include "base/stats.h"
 #include "keys/transaction.h"
-#include "outbox/table.h"
-#include "outbox/wakeup.h"
+#include "outbox/outbox.h"
 #include "request/request.h"
 
 PG_FUNCTION_INFO_V1(idempotency_publish);
+
+/* The columns of idempotency.outbox, in order. */
+enum
+{
+	OUT_SEQ = 1,
+	OUT_TXID,
+	OUT_PUBLISHED_AT,
+	OUT_ID,
+	OUT_BUCKET,
+	OUT_BYTES,
+	OUT_DELIVER_AT,
+	OUT_TOPIC,
+	OUT_AGGREGATE,
+	OUT_TYPE,
+	OUT_PAYLOAD,
+	OUT_HEADERS,
+	OUTBOX_COLUMNS = OUT_HEADERS
+};
+
+static const TableColumn columns[OUTBOX_COLUMNS] = {
+	{"seq", INT8OID, true},
+	{"txid", XID8OID, true},
+	{"published_at", TIMESTAMPTZOID, true},
+	{"id", UUIDOID, true},
+	{"bucket", INT4OID, true},
+	{"bytes", INT4OID, true},
+	{"deliver_at", TIMESTAMPTZOID, false},
+	{"aggregatetype", TEXTOID, true},
+	{"aggregateid", TEXTOID, false},
+	{"type", TEXTOID, false},
+	{"payload", JSONOID, false},
+	{"headers", JSONOID, false},
+};
+
+/*
+ * CheckOutbox throws 55000 unless the columns and the primary key are those that the
+ * extension made.
+ */
+static void
+CheckOutbox(Relation table)
+{
+	Oid primaryKey = RelationGetPrimaryKeyIndexCompat(table);
+	bool fits = false;
+
+	TableCheckColumns(table, columns, OUTBOX_COLUMNS);
+	if (OidIsValid(primaryKey))
+	{
+		Relation index = index_open(primaryKey, AccessShareLock);
+
+		fits = index->rd_index->indnkeyatts == 1 && index->rd_index->indkey.values[0] == OUT_SEQ &&
+			   index->rd_rel->relam == BTREE_AM_OID;
+		index_close(index, AccessShareLock);
+	}
+	if (!fits)
+		ErrorStoreAltered("outbox", "Its primary key is not (seq).",
+						  "Add PRIMARY KEY (seq) again.");
+}
+
+static ExtensionTable OutboxTable = {
+	.name = "outbox", .trigger = "refuse_update", .check = CheckOutbox};
 
 /* The arguments of publish(). */
 enum
@@ -61,7 +125,7 @@ enum
 static void
 Insert(const Datum *values, const bool *isnull)
 {
-	Relation table = OutboxTableOpen(RowExclusiveLock);
+	Relation table = ExtensionTableOpen(&OutboxTable, RowExclusiveLock);
 	Relation numbers = ExtensionSequenceOpen("outbox_seq", "Delivery");
 	FullTransactionId txid = GetTopFullTransactionId();
 	EState *estate = CreateExecutorState();

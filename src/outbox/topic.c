@@ -21,7 +21,7 @@
 #include "catalog/pg_type.h"
 
 #include "base/compat.h"
-#include "outbox/topic.h"
+#include "outbox/outbox.h"
 
 /* The bit that all topics have. */
 #define EVERYTHING 0

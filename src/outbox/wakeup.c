@@ -36,8 +36,7 @@
 
 #include "base/compat.h"
 #include "base/shmem.h"
-#include "outbox/topic.h"
-#include "outbox/wakeup.h"
+#include "outbox/outbox.h"
 
 PG_FUNCTION_INFO_V1(idempotency_listen);
 PG_FUNCTION_INFO_V1(idempotency_wait_for_event);

@@ -14,7 +14,7 @@
 #include "storage/latch.h"
 
 #include "base/bgworker.h"
-#include "outbox/topic.h"
+#include "outbox/outbox.h"
 
 #define RELAY_TYPE "idempotency relay"
 
@@ -84,9 +84,6 @@ extern void RelayLeave(const RelayJob *job, RelayEnd end, TimestampTz dueAt, boo
 					   bool keep);
 extern void RelayFailed(const RelayJob *job, RelayEnd end);
 extern void RelayProblem(const RelayJob *job, const char *database, const char *problem);
-
-/* survey.c: what a survey of a database finds */
-extern RunState RelaySurvey(void);
 
 /* worker.c: the background worker that the launcher starts for one subscription */
 extern PGDLLEXPORT void idempotency_relay_main(Datum unused);

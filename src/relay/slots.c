@@ -30,7 +30,7 @@
 #include "base/errors.h"
 #include "base/shmem.h"
 #include "base/stats.h"
-#include "outbox/wakeup.h"
+#include "outbox/outbox.h"
 #include "relay/relay.h"
 
 PG_FUNCTION_INFO_V1(idempotency_wake_relay);
