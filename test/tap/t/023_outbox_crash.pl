@@ -139,13 +139,48 @@ sub numbers_advance
 	return;
 }
 
+# drain_sql is the SQL that drains a subscription, and shows what drained() returns.
+sub drain_sql
+{
+	my ($name, $max, $label) = @_;
+	return qq{TRUNCATE got; CALL drain('$name', $max);
+		SELECT '$name', '$label', string_agg(n || CASE WHEN attempt > 1 THEN 'x' || attempt ELSE '' END, ' ' ORDER BY place) FROM got;\n};
+}
+
+# state_of returns what the phases left behind, as a hash of subscription and label: one session
+# looks at all of them, because each new one plans the queries of fetch().
+sub state_of
+{
+	my (%name) = @_;
+	my (%is, $sql);
+	foreach my $phase (sort keys %name)
+	{
+		my $name = $name{$phase};
+		my $left = $phases{$phase}->{left} // 'none';
+		$sql .= qq{SELECT '$name', 'out', coalesce(batch, 0), extract(day FROM leased_until - now())::int
+			FROM idempotency.position WHERE subscription = '$name';\n};
+		$sql .= "SELECT '$name', 'fetched', count(*) FROM idempotency.fetch('$name');\n" if $left ne 'none';
+		$sql .= "SELECT idempotency.ack('$name', batch) FROM idempotency.position WHERE subscription = '$name';\n" if $left eq 'out';
+		$sql .= "UPDATE idempotency.position SET leased_until = leased_at + interval '1 us' WHERE subscription = '$name';\n" if $left eq 'over';
+		$sql .= drain_sql($name, 100, 'given')
+		  . "SELECT '$name', 'parked', count(*) FROM idempotency.parked WHERE subscription = '$name' AND dead_at IS NULL;\n"
+		  . "SELECT '$name', 'dead', idempotency.redrive('$name');\n"
+		  . drain_sql($name, 100, 'redriven') . publish(9, $name) . drain_sql($name, 1, 'new');
+	}
+	foreach (split /\n/, $node->safe_psql('postgres', $sql))
+	{
+		my ($name, $label, @values) = split /\|/, $_, -1;
+		$is{$name}{$label} = \@values if defined $label;
+	}
+	return %is;
+}
+
 # check_phase checks the state that a phase left behind.
 sub check_phase
 {
-	my ($phase, $name, $when) = @_;
+	my ($phase, $state, $when) = @_;
 	my %is = (left => 'none', %{ $phases{$phase} });
-	my ($out, $days) = split /\|/, $node->safe_psql('postgres',
-		"SELECT coalesce(batch, 0), extract(day FROM leased_until - now())::int FROM idempotency.position WHERE subscription = '$name'");
+	my ($out, $days) = @{ $state->{out} };
 
 	if ($is{left} eq 'none')
 	{
@@ -153,17 +188,14 @@ sub check_phase
 	}
 	else
 	{
-		is($node->safe_psql('postgres', "SELECT count(*) FROM idempotency.fetch('$name')"), 0, "$when: the batch is unacknowledged");
+		isnt($out, 0, "$when: a batch is out");
+		is("@{ $state->{fetched} }", 0, "$when: the batch is unacknowledged");
 		is($days, $is{days}, "$when: the lease of the batch is unchanged") if defined $is{days};
-		$node->safe_psql('postgres', $is{left} eq 'out' ? "SELECT idempotency.ack('$name', $out)"
-			: "UPDATE idempotency.position SET leased_until = leased_at + interval '1 us' WHERE subscription = '$name'");
 	}
-	is(drained($node, 'postgres', 100, $name)->{$name}, $is{given}, "$when: the events that are delivered next");
-	is($node->safe_psql('postgres', qq{SELECT count(*) FROM idempotency.parked WHERE subscription = '$name' AND dead_at IS NULL;
-			SELECT idempotency.redrive('$name')}), '0' . "\n" . ($is{dead} // 0), "$when: parked events and dead letters");
-	is(drained($node, 'postgres', 100, $name)->{$name}, $is{dead} // '', "$when: redriven events are delivered");
-	$node->safe_psql('postgres', publish(9, $name));
-	is(drained($node, 'postgres', 1, $name)->{$name}, '9', "$when: a new event is delivered");
+	is("@{ $state->{given} }", $is{given}, "$when: the events that are delivered next");
+	is("@{ $state->{parked} } @{ $state->{dead} }", '0 ' . ($is{dead} // 0), "$when: parked events and dead letters");
+	is("@{ $state->{redriven} }", $is{dead} // '', "$when: redriven events are delivered");
+	is("@{ $state->{new} }", '9', "$when: a new event is delivered");
 	return;
 }
 
@@ -210,7 +242,8 @@ foreach my $crash (sort keys %crashes)
 	wait_for_end($session{$_}) foreach sort keys %session;
 
 	numbers_advance($crash);
-	check_phase($_, $name{$_}, "$crash, $_") foreach sort keys %phases;
+	my %state = state_of(%name);
+	check_phase($_, $state{ $name{$_} }, "$crash, $_") foreach sort keys %phases;
 	$node->safe_psql('postgres', publish(4, 'prepared'));
 	is_deeply(drained($node, 'postgres', 1, @prepared), { map { $_ => '4' } @prepared }, "$crash: other events are not held back after the crash");
 }
