@@ -51,11 +51,11 @@ help: ## print this list
 	@echo 'clean          remove build results, results/, dist/ and site/'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 15
 
-demo: ## install missing packages, build, and play the scenes of examples/payments-demo
+demo: ## install missing packages, build, and play the scenes of examples/demo
 	@tools/prerequisites demo
 	@tools/build
 	@tools/server run shared_preload_libraries=idempotency idempotency.reaper_naptime=1s \
-		-- examples/payments-demo/run
+		-- examples/demo/run
 	@examples/payments/run -- examples/payments/demo
 
 payments: ## start the payments service of examples/payments on a throw-away server, and print its URL

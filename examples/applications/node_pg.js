@@ -10,7 +10,7 @@ const { Client } = require("pg");
 // deadlocks, no resources, lock timeouts, shutdown and failover; IK409, the first request
 // is in progress; IK410, another owner took the lease over, whose result a retry returns;
 // IK408, another consumer has the events of the batch.
-const transient = /^(08|40|53|55P03|57P|25006|IK408|IK409|IK410)/;
+const transient = /^(08|40|53|55P03|57P|25006|IK408|IK409|IK410|E[A-Z]+$)/;
 
 // The provider neither did nor refused what it was asked for.
 class Unavailable extends Error {}
@@ -29,9 +29,8 @@ async function retrying(work) {
 			return await work(client);
 		} catch (error) {
 			end ??= Date.now() + 1000 * (process.env.RETRY_SECONDS ?? 30);
-			// Errors of the connection have no SQLSTATE, but a code such as ECONNREFUSED, or none.
-			const again = /^[0-9A-Z]{5}$/.test(error.code) ? transient.test(error.code)
-				: error instanceof Unavailable || /^E[A-Z]+$/.test(error.code) || /Connection terminated/.test(error.message);
+			// Errors of the connection have no SQLSTATE, but a code such as EPIPE, or none.
+			const again = error.code ? transient.test(error.code) : error instanceof Unavailable || /Connection terminated/.test(error.message);
 			if (!again || Date.now() + pause > end)
 				throw error;
 		} finally {
