@@ -19,7 +19,7 @@ use Test::More;
 # of a worker.
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
-idempotency.reaper_naptime = '100ms'
+idempotency.reaper_naptime = '300ms'
 restart_after_crash = on
 max_connections = 40
 log_statement = none
@@ -270,7 +270,7 @@ wait_for_reapers(2);
 change_settings($node, 'idempotency.reaper_naptime' => '0');
 $node->safe_psql('postgres', q{BEGIN; SELECT idempotency.publish('request a visit', '{}'); ROLLBACK});
 wait_for_reapers(0);
-change_settings($node, 'idempotency.reaper_naptime' => '100ms');
+change_settings($node, 'idempotency.reaper_naptime' => '300ms');
 wait_for_reapers(2);
 my $log = log_since();
 is(scalar(() = $log =~ /LOG:  idempotency reaper leaves/g), 1, 'an altered table is logged once');
@@ -338,7 +338,7 @@ sub backlog
 	$backlog++;
 	foreach my $part (1 .. $rows / 50_000) { expire_keys($node, 50_000, "backlog $backlog $part ") }
 	$before = (split /\|/, reaped())[0];
-	change_settings($node, 'idempotency.reaper_naptime' => '100ms');
+	change_settings($node, 'idempotency.reaper_naptime' => '300ms');
 	$node->poll_query_until('postgres', qq{SELECT rows_reaped > $before FROM idempotency.reaper})
 		or die 'the reaper does not start';
 	return $before;
@@ -376,7 +376,7 @@ sub stops
 
 stops('immediate');
 is($node->safe_psql('postgres', $live), $alive, 'unexpired rows are unchanged');
-change_settings($node, 'idempotency.reaper_naptime' => '100ms');
+change_settings($node, 'idempotency.reaper_naptime' => '300ms');
 gone('the remaining rows are deleted after the restart');
 is((left($before))[0], $rows, 'the counters match after the restart');
 is(($node->psql('postgres', q{SELECT bt_index_check('idempotency.key_pkey', true)}))[2], '', 'every row is in the index');

@@ -238,7 +238,7 @@ drop_databases('bare', 'closed', 'pattern', 'later', 'Odd, "name"');
 is_quiet('DROP DATABASE', $too_late);
 
 # Repeatedly, at random moments.
-foreach my $round (1 .. 15)
+foreach my $round (1 .. soak(8, 15))
 {
 	$node->safe_psql('postgres', 'CREATE DATABASE brief TEMPLATE one');
 	usleep(int rand 150_000);
@@ -271,7 +271,7 @@ is($node->safe_psql('without', 'CREATE EXTENSION idempotency; SELECT count(*) FR
 expire_keys($node, 10, 'k', 'without');
 gone('without', 'the recreated extension is detected');
 is_quiet('DROP EXTENSION');
-foreach my $round (1 .. 20)
+foreach my $round (1 .. soak(8, 20))
 {
 	$node->safe_psql('without', 'DROP EXTENSION idempotency; CREATE EXTENSION idempotency');
 	expire_keys($node, 10, 'k', 'without') if $round % 2;

@@ -17,7 +17,7 @@ use Test::More;
 
 my $conf = q{
 shared_preload_libraries = 'idempotency'
-idempotency.reaper_naptime = '100ms'
+idempotency.reaper_naptime = '300ms'
 restart_after_crash = on
 max_prepared_transactions = 10
 max_connections = 40
@@ -438,7 +438,7 @@ foreach my $way (sort keys %end)
 	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.fetch('slow', 38000, lease => '1 hour')});
 	$node->safe_psql('postgres', q{SELECT idempotency.ack('slow', batch) FROM idempotency.position WHERE subscription = 'slow'});
 	my $count = $node->safe_psql('postgres', q{SELECT sum(events_reaped) FROM idempotency.reaper});
-	change_settings($node, 'idempotency.reaper_naptime' => '100ms');
+	change_settings($node, 'idempotency.reaper_naptime' => '300ms');
 	$node->poll_query_until('postgres', qq{SELECT sum(events_reaped) > $count + 1000 FROM idempotency.reaper}) or die "$way: the reaper does not start";
 	$end{$way}->();
 	is($node->safe_psql('postgres', qq{SELECT (SELECT sum(events_reaped) - $count FROM idempotency.reaper) + count(*) FROM idempotency.outbox}),

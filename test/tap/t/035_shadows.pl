@@ -16,7 +16,7 @@ use Test::More;
 
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
-idempotency.reaper_naptime = '200ms'
+idempotency.reaper_naptime = '1s'
 log_statement = none
 });
 

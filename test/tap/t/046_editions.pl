@@ -24,7 +24,7 @@ my $dir = PostgreSQL::Test::Utils::tempdir;
 
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
-idempotency.reaper_naptime = '100ms'
+idempotency.reaper_naptime = '300ms'
 idempotency.outbox_retention = 0
 log_statement = none
 synchronous_commit = off
