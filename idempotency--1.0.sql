@@ -791,9 +791,9 @@ CREATE FUNCTION idempotency_internal.duration(value text, unit text)
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 BEGIN
-	IF value ~ '^ *[-+]?[0-9.]+([eE][-+]?[0-9]+)? *$' THEN
+	IF value ~ E'^ *[-+]\x3F[0-9.]+([eE][-+]\x3F[0-9]+)\x3F *$' THEN
 		RETURN value::double precision * ('1' || unit)::interval;
-	ELSIF value ~ '^ *[-+]?[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
+	ELSIF value ~ E'^ *[-+]\x3F[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
 		RETURN make_interval(secs => extract(epoch FROM value::interval)::double precision);
 	END IF;
 	RETURN value::interval;
@@ -1238,7 +1238,7 @@ DECLARE
 BEGIN
 	FOR s IN SELECT * FROM idempotency.configuration AS e ORDER BY e.name, e.scope LOOP
 		PERFORM idempotency_internal.check_name('scope', s.scope);
-		IF s.scope !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+		IF s.scope !~ E'^(\x3F:\\\\.|[^\\\\])*$' THEN
 			PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
 				'A backslash escapes the next character; write two for one.');
 		ELSIF s.literals > 0 AND idempotency_internal.setting_name(s.name) <> ALL ('{retention,wait,max_response_size}') THEN

@@ -54,7 +54,7 @@ DECLARE
 BEGIN
 	FOR s IN SELECT * FROM idempotency.configuration AS e ORDER BY e.name, e.scope LOOP
 		PERFORM idempotency_internal.check_name('scope', s.scope);
-		IF s.scope !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+		IF s.scope !~ E'^(\x3F:\\\\.|[^\\\\])*$' THEN
 			PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
 				'A backslash escapes the next character; write two for one.');
 		ELSIF s.literals > 0 AND idempotency_internal.setting_name(s.name) <> ALL ('{retention,wait,max_response_size}') THEN

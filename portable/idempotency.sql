@@ -2,41 +2,43 @@
 
 -- The extension's functions for keys, leases and requests in SQL and PL/pgSQL, for servers
 -- on which no C library can be loaded.  Any role that may CREATE in the database installs
--- it, in one transaction:
+-- it.  The script is one statement, without commands of psql, which leaves nothing set: psql, a
+-- migration tool, a driver and a provider's console can all run it as it is, in a transaction or not:
 --
---	psql --no-psqlrc --file=portable/idempotency.sql
+--	psql --no-psqlrc --set=ON_ERROR_STOP=1 --file=portable/idempotency.sql
 --
 -- That role owns the functions and the table: clients call them with its rights, which is
 -- why every function that is SECURITY DEFINER has a fixed search path, and takes no value of a
 -- type of its caller's: see "JSON of other types than text".  README.md beside this file
 -- lists what differs from the extension.
+--
+-- Some tools take a question mark, a colon before a word, or a dollar sign before a brace for a
+-- parameter, also inside strings: write \x3F in an E'' string, and no colon before a word.
 
-\set idempotency_on_error_stop :ON_ERROR_STOP
-\set ON_ERROR_STOP on
-\if :{?within_transaction}
-\else
-BEGIN;
-\endif
-SET LOCAL search_path = pg_catalog, pg_temp;
-SET LOCAL quote_all_identifiers = off; -- definitions are made from others, see below
-
-DO $$
+DO $installation$
+DECLARE
+	path CONSTANT text := pg_catalog.current_setting('search_path');
+	quoting CONSTANT text := pg_catalog.current_setting('quote_all_identifiers');
+	detail text;
+	hint text;
 BEGIN
-	IF pg_catalog.to_regnamespace('idempotency') IS NOT NULL
-		OR pg_catalog.to_regnamespace('idempotency_internal') IS NOT NULL THEN
-		RAISE EXCEPTION USING
-			ERRCODE = 'duplicate_object',
-			MESSAGE = 'idempotency is installed already in this database',
-			DETAIL = 'It is the portable edition or the extension: see \dx and \dn+ idempotency*.',
-			HINT = 'Run portable/uninstall.sql first, which also deletes all stored keys.';
-	ELSIF pg_catalog.current_setting('server_encoding') OPERATOR(pg_catalog.<>) 'UTF8' THEN
-		RAISE EXCEPTION USING
-			ERRCODE = 'feature_not_supported',
-			MESSAGE = 'the portable edition requires a database in UTF8',
-			HINT = 'Create the database with ENCODING ''UTF8''.';
-	END IF;
-END
-$$;
+IF pg_catalog.to_regnamespace('idempotency') IS NOT NULL
+	OR pg_catalog.to_regnamespace('idempotency_internal') IS NOT NULL THEN
+	RAISE EXCEPTION USING
+		ERRCODE = 'duplicate_object',
+		MESSAGE = 'idempotency is installed already in this database',
+		DETAIL = 'It is the portable edition or the extension: see pg_extension, and the schemas idempotency and idempotency_internal.',
+		HINT = 'Run portable/uninstall.sql first, which also deletes all stored keys.';
+ELSIF pg_catalog.current_setting('server_encoding') OPERATOR(pg_catalog.<>) 'UTF8' THEN
+	RAISE EXCEPTION USING
+		ERRCODE = 'feature_not_supported',
+		MESSAGE = 'the portable edition requires a database in UTF8',
+		HINT = 'Create the database with ENCODING ''UTF8''.';
+END IF;
+PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+	pg_catalog.set_config('quote_all_identifiers', 'off', true); -- definitions are made from others, see below
+BEGIN
+EXECUTE $idempotency$
 
 CREATE SCHEMA idempotency;
 COMMENT ON SCHEMA idempotency IS 'idempotency keys: retries have their effect exactly once';
@@ -563,7 +565,7 @@ CREATE FUNCTION idempotency_internal.pattern_prefix(pattern text)
 	RETURNS text
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT regexp_replace(substring($1 FROM E'^(?:\\\\.|[^\\\\*])*'), E'\\\\(.)', E'\\1', 'g')
+	SELECT regexp_replace(substring($1 FROM E'^(\x3F:\\\\.|[^\\\\*])*'), E'\\\\(.)', E'\\1', 'g')
 $$;
 COMMENT ON FUNCTION idempotency_internal.pattern_prefix(text) IS 'what each scope that a pattern matches begins with';
 
@@ -573,7 +575,7 @@ CREATE FUNCTION idempotency_internal.like_pattern(pattern text)
 AS $$
 	SELECT coalesce(string_agg(CASE WHEN m.match[1] = '*' THEN '%' WHEN m.match[1] IN ('%', '_', E'\\') THEN E'\\' || m.match[1] ELSE m.match[1] END,
 			'' ORDER BY m.position), '')
-		FROM regexp_matches($1, E'\\\\?.', 'g') WITH ORDINALITY AS m (match, position)
+		FROM regexp_matches($1, E'\\\\\x3F.', 'g') WITH ORDINALITY AS m (match, position)
 $$;
 COMMENT ON FUNCTION idempotency_internal.like_pattern(text) IS 'a pattern of scopes as a pattern of LIKE';
 
@@ -583,7 +585,7 @@ CREATE FUNCTION idempotency_internal.check_pattern(pattern text)
 AS $$
 BEGIN
 	PERFORM idempotency_internal.check_name('scope', pattern);
-	IF pattern !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+	IF pattern !~ E'^(\x3F:\\\\.|[^\\\\])*$' THEN
 		PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
 			'A backslash escapes the next character; write two for one.');
 	END IF;
@@ -610,9 +612,9 @@ CREATE FUNCTION idempotency_internal.duration(value text, unit text)
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 BEGIN
-	IF value ~ '^ *[-+]?[0-9.]+([eE][-+]?[0-9]+)? *$' THEN
+	IF value ~ E'^ *[-+]\x3F[0-9.]+([eE][-+]\x3F[0-9]+)\x3F *$' THEN
 		RETURN value::double precision * ('1' || unit)::interval;
-	ELSIF value ~ '^ *[-+]?[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
+	ELSIF value ~ E'^ *[-+]\x3F[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
 		RETURN make_interval(secs => extract(epoch FROM value::interval)::double precision);
 	END IF;
 	RETURN value::interval;
@@ -915,9 +917,9 @@ CREATE FUNCTION idempotency_internal.check_numbers(value jsonb)
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 DECLARE
-	numbers CONSTANT pg_catalog.jsonpath := 'strict $.** ? (@ >= 1e100 || @ <= -1e100 || @ < 1e-100 && @ > -1e-100)';
+	numbers CONSTANT pg_catalog.jsonpath := E'strict $.** \x3F (@ >= 1e100 || @ <= -1e100 || @ < 1e-100 && @ > -1e-100)';
 BEGIN
-	IF value OPERATOR(pg_catalog.@?) numbers THEN
+	IF pg_catalog.jsonb_path_exists_opr(value, numbers) THEN
 		PERFORM idempotency_internal.check_number(q.number::pg_catalog.numeric)
 		FROM pg_catalog.jsonb_path_query(value, numbers) AS q (number);
 	END IF;
@@ -956,7 +958,7 @@ DECLARE
 BEGIN
 	PERFORM idempotency_internal.check_numbers(value);
 	tokens := string_to_array(rtrim(regexp_replace(value::text,
-		E'((?:"(?:[^"\\\\]|\\\\.)*":)?) ?("(?:[^"\\\\]|\\\\.)*"|\\{\\}|\\[\\]|[][{}]|[^][{}, "]+)(?:, )?',
+		E'((\x3F:"(\x3F:[^"\\\\]|\\\\.)*":)\x3F) \x3F("(\x3F:[^"\\\\]|\\\\.)*"|\\{\\}|\\[\\]|[][{}]|[^][{}, "]+)(\x3F:, )\x3F',
 		E'\\1\x02\\2\x01', 'g'), E'\x01'), E'\x01');
 	lengths := array_fill(1, ARRAY[cardinality(tokens)]);
 	steps := array_fill(0, ARRAY[cardinality(tokens) + 1]);
@@ -981,7 +983,7 @@ BEGIN
 			depth := depth + 1;
 			opened[depth] := place;
 			is_object[depth] := token = '{';
-		ELSIF token ~ '^-?[0-9]' AND (length(token) > 21 OR strpos(token, '.') > 0) THEN
+		ELSIF token ~ E'^-\x3F[0-9]' AND (length(token) > 21 OR strpos(token, '.') > 0) THEN
 			token := idempotency_internal.canonical_number(token::numeric);
 		END IF;
 		tokens[place] := name || token;
@@ -1026,7 +1028,7 @@ DECLARE
 	member pg_catalog.text;
 BEGIN
 	IF pg_catalog.pg_column_size(value OPERATOR(pg_catalog.||) '{}') OPERATOR(pg_catalog.<=) 900
-		AND NOT value OPERATOR(pg_catalog.@?) '$.** ? (@ >= 1000000000000000000000 || @ <= -1000000000000000000000)' THEN
+		AND NOT pg_catalog.jsonb_path_exists_opr(value, E'$.** \x3F (@ >= 1000000000000000000000 || @ <= -1000000000000000000000)') THEN
 		document := value;
 	END IF;
 	IF pg_catalog.octet_length(document) OPERATOR(pg_catalog.<=) 400
@@ -1205,13 +1207,13 @@ CREATE FUNCTION idempotency.parse_header(value text)
 	LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	string text := substring(value FROM E'^ *("(?:[ !#-\\[\\]-~]|\\\\["\\\\])*)');
-	parameters CONSTANT text := '^(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:'
-		|| '-?(?:[0-9]{1,15}|[0-9]{1,12}[.][0-9]{1,3})'
-		|| E'|"(?:[ !#-\\[\\]-~]|\\\\["\\\\])*"'
+	string text := substring(value FROM E'^ *("(\x3F:[ !#-\\[\\]-~]|\\\\["\\\\])*)');
+	parameters CONSTANT text := E'^(\x3F:; *[a-z*][a-z0-9_.*-]*(\x3F:=(\x3F:'
+		|| E'-\x3F(\x3F:[0-9]{1,15}|[0-9]{1,12}[.][0-9]{1,3})'
+		|| E'|"(\x3F:[ !#-\\[\\]-~]|\\\\["\\\\])*"'
 		|| E'|[A-Za-z*][A-Za-z0-9!#$%&''*+.^_`|~:/-]*'
-		|| '|:(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?:'
-		|| '|[?][01]))?)*';
+		|| E'|:(\x3F:[A-Za-z0-9+/]{4})*(\x3F:[A-Za-z0-9+/]{2}(\x3F:==)\x3F|[A-Za-z0-9+/]{3}=\x3F)\x3F:'
+		|| E'|[\x3F][01]))\x3F)*';
 	at integer;
 	rest text;
 	key text;
@@ -1263,8 +1265,8 @@ CREATE FUNCTION idempotency_internal.uri_reference(uri text)
 AS $$
 	SELECT CASE
 		WHEN octet_length($1) <= 2000
-			AND $1 ~ '^([A-Za-z][A-Za-z0-9+.-]*:|[^:]*$|[^:]*[/?#])'
-			AND $1 ~ E'^([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*(#([]A-Za-z0-9._~:/?@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*)?$'
+			AND $1 ~ E'^([A-Za-z][A-Za-z0-9+.-]*:|[^:]*$|[^:]*[/\x3F#])'
+			AND $1 ~ E'^([]A-Za-z0-9._~:/\x3F@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*(#([]A-Za-z0-9._~:/\x3F@!$&''()*+,;=[-]|%[0-9A-Fa-f]{2})*)\x3F$'
 			THEN $1
 		ELSE ''
 	END
@@ -1717,20 +1719,48 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.put_within(idempotency.key, tid, xid, bigint) IS
 	'write a row within a time, unless another transaction came first';
 
--- A token that grows from owner to owner of a key, also where a key was deleted in between,
--- and on every node of a cluster.
+-- Tokens grow from owner to owner of a key, also where the key was deleted in between, and on every
+-- node of a cluster.  Above 17 random bits, which no other client can compute, they have the time
+-- since 2025 in units of 16.384 ms, so that a double holds them until 2060.  Within a unit, and if the
+-- clock was set back, a token grows from the last one of its row; see also outlive().  After a
+-- move from the extension, whose tokens do not depend on the clock, an offset keeps them growing.
+CREATE SEQUENCE idempotency_internal.token_offset;
+COMMENT ON SEQUENCE idempotency_internal.token_offset IS 'added to the time in tokens; from_extension.sql sets it';
+
+CREATE FUNCTION idempotency_internal.token_time()
+	RETURNS bigint
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+	RETURN (extract(epoch FROM clock_timestamp() - timestamptz '2025-01-01 00:00:00+00') * 61.03515625)::bigint
+		+ coalesce(pg_sequence_last_value('idempotency_internal.token_offset'), 0);
+COMMENT ON FUNCTION idempotency_internal.token_time() IS 'the time in tokens';
+
 CREATE FUNCTION idempotency_internal.new_token(last bigint)
 	RETURNS bigint
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$SELECT greatest($1 + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)$$;
+AS $$
+	SELECT greatest($1 + 1, idempotency_internal.token_time() << 17) + (('x' || right(gen_random_uuid()::text, 8))::bit(32)::bigint & 131071)
+$$;
 COMMENT ON FUNCTION idempotency_internal.new_token(bigint) IS 'a fencing token greater than the last one, which can be NULL';
 
+-- Before a row is deleted: the next token of the key is greater than this one only in another unit.
+CREATE FUNCTION idempotency_internal.outlive(token bigint)
+	RETURNS void
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	IF token >> 17 >= idempotency_internal.token_time() THEN
+		PERFORM pg_sleep(0.017);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.outlive(bigint) IS 'wait until the time in tokens is greater than that of a token, for one unit at most';
+
 -- The row of a granted claim: without a lease, with one, or the finished record of once().
--- "stored" is the row of an abandoned operation, or NULL.  A row that is not final gets its
--- token after a wait, which is greater than all before.
+-- "stored" is the row of an abandoned operation, or NULL; "last" is the last token of a row that is
+-- overwritten.  A row that is not final gets its token after a wait, which is greater than all before.
 CREATE FUNCTION idempotency_internal.granted_row(
 	stored idempotency.key, p_scope text, p_key text, request_fingerprint bytea, request json,
-	lease interval, retention interval, for_once boolean, is_final boolean DEFAULT true)
+	lease interval, retention interval, for_once boolean, is_final boolean DEFAULT true, last bigint DEFAULT NULL)
 	RETURNS idempotency.key
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
@@ -1760,7 +1790,10 @@ BEGIN
 		new.leased_until := now + lease;
 		new.expires_at := idempotency_internal.retention_end(retention, new.leased_until);
 		new.retention := nullif(retention, interval '-1 s');
-		new.token := CASE WHEN is_final THEN idempotency_internal.new_token(new.token) ELSE coalesce(new.token, 0) END;
+		new.token := greatest(new.token, last, 0);
+		IF is_final THEN
+			new.token := idempotency_internal.new_token(new.token);
+		END IF;
 		new.attempt := coalesce(new.attempt, 0) + 1;
 		new.fingerprint := coalesce(new.fingerprint, request_fingerprint);
 		new.request := coalesce(new.request, request);
@@ -1768,7 +1801,7 @@ BEGIN
 	RETURN new;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.granted_row(idempotency.key, text, text, bytea, json, interval, interval, boolean, boolean) IS
+COMMENT ON FUNCTION idempotency_internal.granted_row(idempotency.key, text, text, bytea, json, interval, interval, boolean, boolean, bigint) IS
 	'the row that a granted claim writes';
 
 -- Gives a row that was written after a wait its token, and times that begin now.
@@ -1916,7 +1949,8 @@ BEGIN
 				uncontended := FOUND;
 			END IF;
 			new := idempotency_internal.granted_row(CASE state WHEN 'abandoned' THEN stored END,
-				p_scope, p_key, request_fingerprint, request, lease, retention, for_once, uncontended);
+				p_scope, p_key, request_fingerprint, request, lease, retention, for_once, uncontended,
+				CASE WHEN seen IS NOT NULL THEN coalesce(stored.token, stored.finished_by) END);
 			IF uncontended THEN
 				written := idempotency_internal.put(new, seen, writer);
 			ELSE
@@ -2016,7 +2050,8 @@ CREATE FUNCTION idempotency_internal.replayed(status smallint, headers json, res
 COMMENT ON FUNCTION idempotency_internal.replayed(smallint, json, json, timestamptz, bytea) IS 'a stored outcome as an operation';
 
 -- The checkpoint of another owner is shown to a caller with the same request only:
--- "request_fingerprint" is that of the caller, which did not mismatch.
+-- "request_fingerprint" is that of the caller, which did not mismatch.  The rest of the lease is
+-- rounded up: with its microseconds, a client could compute when it began, and most of its token.
 CREATE FUNCTION idempotency_internal.in_progress(stored idempotency.key, fingerprint bytea, request_fingerprint bytea)
 	RETURNS idempotency.operation
 	LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -2024,7 +2059,8 @@ AS $$
 	SELECT ROW('in_progress', false, NULL, ($1).attempt,
 		CASE WHEN ($1).fingerprint IS NULL OR $3 IS NOT NULL THEN ($1).recovery_point END,
 		CASE WHEN ($1).fingerprint IS NULL OR $3 IS NOT NULL THEN ($1).recovery_state END, NULL, NULL, NULL, false,
-		CASE WHEN now.now BETWEEN ($1).leased_at AND ($1).leased_until THEN ($1).leased_until - now.now ELSE interval '0' END,
+		CASE WHEN now.now BETWEEN ($1).leased_at AND ($1).leased_until
+			THEN date_trunc('milliseconds', ($1).leased_until - now.now + interval '999 us') ELSE interval '0' END,
 		NULL, $2)::idempotency.operation
 	FROM clock_timestamp() AS now (now)
 $$;
@@ -2564,6 +2600,7 @@ BEGIN
 			AND k.recovery_point IS NOT NULL;
 	END IF;
 	IF NOT FOUND THEN
+		PERFORM idempotency_internal.outlive(own_token);
 		DELETE FROM idempotency.key AS k
 		WHERE k.scope = release.scope COLLATE "C" AND k.key = release.key COLLATE "C"
 			AND CASE WHEN own_token IS NULL THEN k.claim_retention IS NOT NULL ELSE k.token = own_token END;
@@ -2653,7 +2690,7 @@ DECLARE
 BEGIN
 	PERFORM idempotency_internal.check_pattern(scope);
 	prefix := idempotency_internal.pattern_prefix(scope);
-	is_exact := scope ~ E'^(?:\\\\.|[^\\\\*])*$';
+	is_exact := scope ~ E'^(\x3F:\\\\.|[^\\\\*])*$';
 	PERFORM idempotency_internal.check_prefix(prefix, scope);
 	-- distributed: IF split_part(scope, '/', 1) <> split_part(prefix, '/', 1) THEN
 	-- distributed: 	PERFORM idempotency_internal.raise('0A000', 'pattern of scopes does not name the tenant', NULL, 'Pass a pattern such as "acme/*".');
@@ -2952,6 +2989,7 @@ BEGIN
 			PERFORM idempotency_internal.raise_claimed_here(scope, key);
 		END IF;
 	END IF;
+	PERFORM idempotency_internal.outlive(coalesce(stored.token, stored.finished_by));
 	DELETE FROM idempotency.key AS k WHERE k.scope = forget.scope COLLATE "C" AND k.key = forget.key COLLATE "C";
 	RAISE LOG 'idempotency.forget() by role "%": scope "%", key "%"',
 		coalesce(nullif(current_setting('role'), 'none'), session_user), scope, key;
@@ -3100,7 +3138,7 @@ DECLARE
 	code text;
 BEGIN
 	FOREACH code IN ARRAY regexp_split_to_array(btrim(value), ' *, *') LOOP
-		IF code !~ '^([0-9A-Z]{5})?$' OR code ~ '^(00|08|25|40|53|55|57|58|72|F0|HV|IK|XX)' AND code <> 'IKFIN' THEN
+		IF code !~ E'^([0-9A-Z]{5})\x3F$' OR code ~ '^(00|08|25|40|53|55|57|58|72|F0|HV|IK|XX)' AND code <> 'IKFIN' THEN
 			PERFORM idempotency_internal.raise_setting('final_errors', value,
 				format(CASE
 					WHEN code ~ '^[0-9A-Z]{5}$' THEN '"%s" is a transient failure, which cannot be final.'
@@ -3231,7 +3269,7 @@ BEGIN
 		PERFORM idempotency.complete(scope, key, response);
 	ELSE
 		PERFORM idempotency.fail(scope, key,
-			pg_catalog.concat('{"type":"about:blank","title":', pg_catalog.to_json(message), ',"status":422',
+			pg_catalog.concat('{"type":"about:blank","title":', pg_catalog.to_json(message), E',"status"\x3A422',
 				CASE WHEN detail OPERATOR(pg_catalog.<>) '' THEN ',"detail":' OPERATOR(pg_catalog.||) pg_catalog.to_json(detail)::pg_catalog.text END, '}'),
 			422, '{"Content-Type": "application/problem+json"}'::pg_catalog.text);
 	END IF;
@@ -3358,7 +3396,7 @@ BEGIN
 	FOR form IN
 		SELECT p.proname AS name, t.type, p.provolatile, p.proparallel, p.proisstrict, pg_get_function_result(p.oid) AS result,
 			regexp_replace(regexp_replace(pg_get_function_arguments(p.oid),
-				'\m(document|body|response|state) (text|jsonb)( DEFAULT NULL::text)?', '\1 ' || t.type),
+				E'\\m(document|body|response|state) (text|jsonb)( DEFAULT NULL::text)\x3F', '\1 ' || t.type),
 				'\mheaders text DEFAULT NULL::text', 'headers ' || t.type || ' DEFAULT NULL') AS arguments,
 			(SELECT string_agg('$' || a.ordinality || CASE WHEN a.name IN ('document', 'body', 'response', 'state', 'headers') THEN '::' || f.type ELSE '' END,
 				', ' ORDER BY a.ordinality)
@@ -3758,7 +3796,7 @@ DECLARE
 BEGIN
 	FOR s IN SELECT * FROM idempotency.configuration AS e ORDER BY e.name, e.scope LOOP
 		PERFORM idempotency_internal.check_name('scope', s.scope);
-		IF s.scope !~ E'^(?:\\\\.|[^\\\\])*$' THEN
+		IF s.scope !~ E'^(\x3F:\\\\.|[^\\\\])*$' THEN
 			PERFORM idempotency_internal.raise('22023', 'pattern of scopes ends in a backslash', NULL,
 				'A backslash escapes the next character; write two for one.');
 		ELSIF s.literals > 0 AND idempotency_internal.setting_name(s.name) <> ALL ('{retention,wait,max_response_size}') THEN
@@ -6316,9 +6354,15 @@ BEGIN
 END
 $$;
 
-\if :{?within_transaction}
-\else
-COMMIT;
-\endif
-\set ON_ERROR_STOP :idempotency_on_error_stop
-\unset idempotency_on_error_stop
+$idempotency$;
+EXCEPTION
+	-- The context of the error is the whole script
+	WHEN OTHERS OR query_canceled THEN
+		GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+		RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = SQLERRM,
+			DETAIL = pg_catalog.concat_ws(' ', 'Nothing was installed.', CASE WHEN detail OPERATOR(pg_catalog.<>) '' THEN detail END),
+			HINT = CASE WHEN hint OPERATOR(pg_catalog.=) '' THEN 'Correct the cause, and run the script again.' ELSE hint END;
+END;
+PERFORM pg_catalog.set_config('search_path', path, true), pg_catalog.set_config('quote_all_identifiers', quoting, true);
+END
+$installation$;

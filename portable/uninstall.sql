@@ -1,22 +1,15 @@
 /* portable/uninstall.sql: removes the portable edition with all stored keys and events */
 
--- The role that installed it runs this file, which is one transaction.  Stored keys are
+-- The role that installed it runs this file, which is one statement.  Stored keys are
 -- lost: retries of their operations run again.  It fails if other objects depend on the
 -- edition, such as a trigger of require_claim() or a default with current_key(): drop them
 -- before.
 --
---	psql --no-psqlrc --file=portable/uninstall.sql
-
-\set uninstall_on_error_stop :ON_ERROR_STOP
-\set ON_ERROR_STOP on
-\if :{?within_transaction}
-\else
-BEGIN;
-\endif
-SET LOCAL search_path = pg_catalog, pg_temp;
+--	psql --no-psqlrc --set=ON_ERROR_STOP=1 --file=portable/uninstall.sql
 
 DO $$
 DECLARE
+	path CONSTANT text := pg_catalog.current_setting('search_path');
 	command text;
 	routines text;
 BEGIN
@@ -27,6 +20,7 @@ BEGIN
 			HINT = 'DROP EXTENSION idempotency removes it, with all stored keys.';
 	END IF;
 
+	PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 	DROP VIEW idempotency.settings, idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters;
 	DROP TRIGGER refuse_update ON idempotency.outbox;
 	DROP TRIGGER apply_settings ON idempotency.configuration;
@@ -58,12 +52,6 @@ BEGIN
 	DROP TYPE idempotency.event, idempotency.abandoned, idempotency.operation, idempotency.outcome;
 	DROP DOMAIN idempotency.document, idempotency.identifier, idempotency.keytext;
 	DROP SCHEMA idempotency, idempotency_internal;
+	PERFORM pg_catalog.set_config('search_path', path, true);
 END
 $$;
-
-\if :{?within_transaction}
-\else
-COMMIT;
-\endif
-\set ON_ERROR_STOP :uninstall_on_error_stop
-\unset uninstall_on_error_stop

@@ -216,7 +216,7 @@ is($node->safe_psql('shadows', q{SELECT idempotency.unsubscribe('relay'); DROP F
 # A type "record" is a shadow, too: PL/pgSQL looks it up as any other type.
 $node->safe_psql('postgres', 'CREATE DATABASE portable TEMPLATE shadows; ALTER DATABASE portable SET search_path = public, pg_catalog');
 $node->safe_psql('portable', 'DROP SCHEMA app CASCADE; CREATE DOMAIN public.record AS pg_catalog.text CHECK (false)');
-$node->command_ok([ 'psql', '--no-psqlrc', '--quiet', '--dbname', $node->connstr('portable'), '--file', '../../portable/idempotency.sql' ],
+$node->command_ok([ 'psql', '--no-psqlrc', '--quiet', '--set=ON_ERROR_STOP=1', '--dbname', $node->connstr('portable'), '--file', '../../portable/idempotency.sql' ],
 	'the portable edition is installed among shadows');
 $node->safe_psql('portable', q{CREATE SCHEMA app; CREATE TABLE app.guarded (i pg_catalog.int4);
 	CREATE FUNCTION app.handler(pg_catalog.json) RETURNS pg_catalog.json LANGUAGE sql AS 'SELECT $1';

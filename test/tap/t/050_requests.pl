@@ -18,7 +18,7 @@ my $scripts = PostgreSQL::Test::Utils::tempdir;
 my $node = new_node('main');
 
 $node->safe_psql('postgres', 'CREATE DATABASE portable');
-PostgreSQL::Test::Utils::system_or_bail('psql', '-qX', '-d', $node->connstr('portable'), '-f', "$portable/idempotency.sql");
+PostgreSQL::Test::Utils::system_or_bail('psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('portable'), '-f', "$portable/idempotency.sql");
 
 # peak returns the most memory in bytes that a new session has had after some statements, which
 # can fail, beyond that of a session with a small request.
