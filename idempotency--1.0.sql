@@ -1803,7 +1803,7 @@ BEGIN
 		PERFORM idempotency_internal.raise_read_only(function);
 	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
 		PERFORM idempotency_internal.raise('25001', format('idempotency.%s() works in READ COMMITTED only', function),
-			'A fixed snapshot does not show what was published and read after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED.');
+			'A fixed snapshot does not show what was published and read after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED; before CALL, SET default_transaction_isolation = ''read committed''.');
 	END IF;
 END
 $$;
@@ -2171,6 +2171,8 @@ DECLARE
 	dead bigint;
 BEGIN
 	PERFORM idempotency_internal.check_name('subscription', subscription);
+	-- an old snapshot does not show all
+	PERFORM idempotency_internal.check_transaction('unsubscribe');
 	IF NOT EXISTS (SELECT FROM idempotency.subscription AS s WHERE s.subscription = unsubscribe.subscription COLLATE "C") THEN
 		RETURN false;
 	END IF;

@@ -98,7 +98,7 @@ SELECT pg_temp.error_of('SELECT idempotency.' || c) AS error FROM unnest(ARRAY['
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT pg_temp.error_of('SELECT idempotency.' || c) AS error FROM unnest(ARRAY['fetch(''s'')', 'subscribe(''new'', ''{t}'')', 'subscribe(''s'', ''{t}'')',
 	'alter_subscription(''s'', partitions => 2)', 'seek(''s'', ''beginning'')', 'seek(''s'', ''now'')', 'redrive(''s'')', 'discard(''s'')', 'pause(''s'')',
-	'resume(''s'')', 'unsubscribe(''s'')']) AS c;
+	'resume(''s'')', 'unsubscribe(''s'')', 'unsubscribe(''unknown'')', 'has_more(''s'')']) AS c;
 ROLLBACK;
 
 -- Events of the own transaction come after its commit, also those of a fetch in between.
