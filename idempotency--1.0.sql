@@ -1162,8 +1162,8 @@ CREATE TYPE idempotency.event AS (
 	batch bigint,
 	seq bigint,
 	id uuid,
-	aggregatetype text,
-	aggregateid text,
+	topic text,
+	aggregate_id text,
 	type text,
 	payload json,
 	headers json,
@@ -1174,8 +1174,8 @@ COMMENT ON TYPE idempotency.event IS 'an event as it is delivered';
 COMMENT ON COLUMN idempotency.event.batch IS 'the batch of the event, for ack()';
 COMMENT ON COLUMN idempotency.event.seq IS 'the order in which the events were published';
 COMMENT ON COLUMN idempotency.event.id IS 'the event''s id, the same in each delivery';
-COMMENT ON COLUMN idempotency.event.aggregatetype IS 'the topic';
-COMMENT ON COLUMN idempotency.event.aggregateid IS 'the object of the event';
+COMMENT ON COLUMN idempotency.event.topic IS 'the topic';
+COMMENT ON COLUMN idempotency.event.aggregate_id IS 'the object of the event';
 COMMENT ON COLUMN idempotency.event.type IS 'the kind of event';
 COMMENT ON COLUMN idempotency.event.payload IS 'the payload, byte for byte';
 COMMENT ON COLUMN idempotency.event.headers IS 'metadata';
@@ -3368,7 +3368,7 @@ BEGIN
 		is_late := false;
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
-			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
+			CONTINUE WHEN event.aggregate_id OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
 			IF is_late THEN
 				-- What was handled is acknowledged, and what the time did not allow is given back
 				PERFORM idempotency.ack(subscription, number, done);
@@ -3424,7 +3424,7 @@ BEGIN
 				PERFORM idempotency.ack(subscription, number, done);
 				done := '{}';
 				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
-				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
+				behind := behind OPERATOR(pg_catalog.||) event.aggregate_id;
 				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
 			is_late := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline;

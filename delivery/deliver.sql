@@ -93,7 +93,7 @@ BEGIN
 		is_late := false;
 		FOREACH event IN ARRAY events LOOP
 			-- nack() has taken it out of the batch
-			CONTINUE WHEN event.aggregateid OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
+			CONTINUE WHEN event.aggregate_id OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
 			IF is_late THEN
 				-- What was handled is acknowledged, and what the time did not allow is given back
 				PERFORM idempotency.ack(subscription, number, done);
@@ -149,7 +149,7 @@ BEGIN
 				PERFORM idempotency.ack(subscription, number, done);
 				done := '{}';
 				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
-				behind := behind OPERATOR(pg_catalog.||) event.aggregateid;
+				behind := behind OPERATOR(pg_catalog.||) event.aggregate_id;
 				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
 			is_late := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline;

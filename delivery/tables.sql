@@ -271,8 +271,8 @@ CREATE TYPE idempotency.event AS (
 	batch bigint,
 	seq bigint,
 	id uuid,
-	aggregatetype text,
-	aggregateid text,
+	topic text,
+	aggregate_id text,
 	type text,
 	payload json,
 	headers json,
@@ -283,8 +283,8 @@ COMMENT ON TYPE idempotency.event IS 'an event as it is delivered';
 COMMENT ON COLUMN idempotency.event.batch IS 'the batch of the event, for ack()';
 COMMENT ON COLUMN idempotency.event.seq IS 'the order in which the events were published';
 COMMENT ON COLUMN idempotency.event.id IS 'the event''s id, the same in each delivery';
-COMMENT ON COLUMN idempotency.event.aggregatetype IS 'the topic';
-COMMENT ON COLUMN idempotency.event.aggregateid IS 'the object of the event';
+COMMENT ON COLUMN idempotency.event.topic IS 'the topic';
+COMMENT ON COLUMN idempotency.event.aggregate_id IS 'the object of the event';
 COMMENT ON COLUMN idempotency.event.type IS 'the kind of event';
 COMMENT ON COLUMN idempotency.event.payload IS 'the payload, byte for byte';
 COMMENT ON COLUMN idempotency.event.headers IS 'metadata';

@@ -67,7 +67,7 @@ SELECT idempotency.publish('fetch', '{"b" : 1,  "a":[ ]}', 'order 7', 'placed', 
 SELECT idempotency.publish('fetch', NULL) IS NOT NULL AS published;
 SELECT pg_temp.publish('{3,1,2}');
 CREATE TEMPORARY TABLE got AS SELECT row_number() OVER () AS n, * FROM idempotency.fetch('fetch');
-SELECT n, aggregatetype, aggregateid, type, payload, headers, attempt FROM got ORDER BY n;
+SELECT n, topic, aggregate_id, type, payload, headers, attempt FROM got ORDER BY n;
 SELECT count(DISTINCT batch) AS batches, min(batch) > 0 AS positive, min(batch) = pg_temp.batch('fetch') AS returned FROM got;
 SELECT bool_and(got.seq = o.seq AND got.published_at = o.published_at) AS same, count(*),
 		array_agg(got.seq ORDER BY n) = array_agg(got.seq ORDER BY got.seq) AS ordered

@@ -114,19 +114,19 @@ SELECT outcome FROM idempotency.claim('nack', 'copy');
 SELECT idempotency.complete('nack', 'copy');
 SELECT idempotency.publish('nack', '{"b" : 1,  "a":[ ]}', 'order ''7''', 'placed', '{"trace": "☃"}', pg_temp.id(7));
 COMMIT;
-SELECT f.aggregatetype, f.aggregateid, f.type, f.payload, f.headers, f.attempt, f.id, f.seq = o.seq AND f.published_at = o.published_at AS same
+SELECT f.topic, f.aggregate_id, f.type, f.payload, f.headers, f.attempt, f.id, f.seq = o.seq AND f.published_at = o.published_at AS same
 	FROM idempotency.fetch('nack') AS f JOIN idempotency.outbox AS o USING (id);
 SELECT seq, published_at FROM idempotency.outbox WHERE id = pg_temp.id(7) \gset
 SELECT pg_temp.nack('nack', 7), pg_temp.ack('nack');
 DELETE FROM idempotency.outbox WHERE id = pg_temp.id(7);
-SELECT f.aggregatetype, f.aggregateid, f.type, f.payload, f.headers, f.attempt, f.id, f.seq = :seq AND f.published_at = :'published_at' AS same
+SELECT f.topic, f.aggregate_id, f.type, f.payload, f.headers, f.attempt, f.id, f.seq = :seq AND f.published_at = :'published_at' AS same
 	FROM idempotency.fetch('nack') AS f;
 SELECT pg_temp.ack('nack');
 -- The same holds for an event that has only a topic.
 SELECT idempotency.publish('nack', NULL, event_id => pg_temp.id(8));
 SELECT payload, headers, attempt FROM idempotency.fetch('nack');
 SELECT pg_temp.nack('nack', 8), pg_temp.ack('nack');
-SELECT aggregatetype, aggregateid, type, payload, headers, attempt, id FROM idempotency.fetch('nack');
+SELECT topic, aggregate_id, type, payload, headers, attempt, id FROM idempotency.fetch('nack');
 SELECT pg_temp.ack('nack');
 
 -- Rolling back the transaction or a savepoint undoes nack().

@@ -178,7 +178,7 @@ DECLARE
 	result text;
 BEGIN
 	PERFORM idempotency.subscribe('meant', patterns, start_at => 'beginning');
-	SELECT string_agg(aggregatetype, '  ' ORDER BY seq) INTO result FROM idempotency.fetch('meant');
+	SELECT string_agg(topic, '  ' ORDER BY seq) INTO result FROM idempotency.fetch('meant');
 	PERFORM idempotency.unsubscribe('meant');
 	RETURN coalesce(result, '(none)');
 END

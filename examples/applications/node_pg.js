@@ -143,11 +143,11 @@ async function events(subscription) {
 	for (;;)
 		await retrying(async (client) => {
 			// Committed at once, so that the delivery counts even if this program dies.
-			const { rows: batch } = await client.query(`SELECT batch, id, aggregateid, payload
+			const { rows: batch } = await client.query(`SELECT batch, id, aggregate_id, payload
 				FROM idempotency.fetch($1, max_events => 10, wait => '10 seconds', lease => $2)`, [subscription, lease]);
 			const left = new Set(); // aggregates whose events have left the batch
-			for (const { batch: number, id, aggregateid, payload } of batch) {
-				if (left.has(aggregateid))
+			for (const { batch: number, id, aggregate_id, payload } of batch) {
+				if (left.has(aggregate_id))
 					continue;
 				let error, dead = false;
 				try {
@@ -159,8 +159,8 @@ async function events(subscription) {
 				}
 				if (error) {
 					await client.query("SELECT idempotency.nack($1, $2, $3, $4, dead => $5)", [subscription, number, id, error, dead]);
-					if (aggregateid)
-						left.add(aggregateid);
+					if (aggregate_id)
+						left.add(aggregate_id);
 				}
 			}
 			if (batch.length)

@@ -137,7 +137,7 @@ def events(subscription):
 
     def work(connection):
         # Committed at once, so that the delivery counts even if this program dies.
-        batch = connection.execute("SELECT batch, id, aggregateid, payload FROM idempotency.fetch(%s, max_events => 10, "
+        batch = connection.execute("SELECT batch, id, aggregate_id, payload FROM idempotency.fetch(%s, max_events => 10, "
                                    "wait => '10 seconds', lease => %s)", (subscription, lease)).fetchall()
         left = set()  # aggregates whose events have left the batch
         for number, event, aggregate, payload in batch:

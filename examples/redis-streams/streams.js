@@ -12,7 +12,7 @@ const { createClient } = require("redis");
 const transient = /^(08|40|53|55P03|57P|25006|IK408|IK409|E[A-Z]+$)/;
 // The event itself is wrong: invalid data, a violated constraint, an error that the function raises.
 const poison = /^(22|23|P0|IKFIN)/;
-const fields = ["id", "aggregatetype", "aggregateid", "type", "payload", "headers"];
+const fields = ["id", "topic", "aggregate_id", "type", "payload", "headers"];
 
 // repeating calls work(client, broker) for ever; after a transient error with new connections and growing pauses. Throws other errors.
 async function repeating(work) {
@@ -43,23 +43,23 @@ async function repeating(work) {
 // relay adds a batch to the streams events:TOPIC, in one MULTI: no event overtakes an earlier one.
 async function relay(client, broker, subscription) {
 	await broker.ping(); // while Redis is away, no delivery is counted
-	const { rows: events } = await client.query(`SELECT batch, id, aggregatetype, aggregateid, type, payload::text, headers::text
+	const { rows: events } = await client.query(`SELECT batch, id, topic, aggregate_id, type, payload::text, headers::text
 		FROM idempotency.fetch($1, wait => '10 seconds', lease => $2)`, [subscription, process.env.LEASE ?? "30 seconds"]);
 	if (events.length === 0)
 		return;
 	const [{ batch }] = events, chunk = broker.multi(), left = new Set();
 	for (const event of events)
-		chunk.xAdd(`events:${event.aggregatetype}`, "*", Object.fromEntries(fields.map((name) => [name, event[name]]).filter(([, value]) => value !== null)));
+		chunk.xAdd(`events:${event.topic}`, "*", Object.fromEntries(fields.map((name) => [name, event[name]]).filter(([, value]) => value !== null)));
 	const replies = await chunk.exec().catch(async (error) => {
 		if (error.replies)
 			return error.replies; // Redis has executed the MULTI and refused some
 		await client.query("SELECT idempotency.nack($1, $2, NULL)", [subscription, batch]); // counts as no event's failure
 		throw error;
 	});
-	for (const [number, { id, aggregateid }] of events.entries())
-		if (replies[number] instanceof Error && !left.has(aggregateid)) {
+	for (const [number, { id, aggregate_id }] of events.entries())
+		if (replies[number] instanceof Error && !left.has(aggregate_id)) {
 			await client.query("SELECT idempotency.nack($1, $2, $3, $4)", [subscription, batch, id, replies[number].message]);
-			left.add(aggregateid ?? id); // later events of the aggregate leave the batch
+			left.add(aggregate_id ?? id); // later events of the aggregate leave the batch
 		}
 	await client.query("SELECT idempotency.ack($1, $2)", [subscription, batch]);
 }

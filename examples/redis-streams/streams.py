@@ -15,7 +15,7 @@ import redis
 TRANSIENT = re.compile(r"08|40|53|55P03|57P|25006|IK408|IK409")
 # The event itself is wrong: invalid data, a violated constraint, an error that the function raises.
 POISON = re.compile(r"22|23|P0|IKFIN")
-FIELDS = ("id", "aggregatetype", "aggregateid", "type", "payload", "headers")
+FIELDS = ("id", "topic", "aggregate_id", "type", "payload", "headers")
 
 
 def repeating(work):
@@ -39,7 +39,7 @@ def repeating(work):
 def relay(connection, broker, subscription):
     """Adds a batch to the streams events:TOPIC, in one MULTI: no event overtakes an earlier one."""
     broker.ping()  # while Redis is away, no delivery is counted
-    events = connection.execute("SELECT batch, id::text, aggregatetype, aggregateid, type, payload::text, headers::text "
+    events = connection.execute("SELECT batch, id::text, topic, aggregate_id, type, payload::text, headers::text "
                                 "FROM idempotency.fetch(%s, wait => '10 seconds', lease => %s)",
                                 (subscription, os.environ.get("LEASE", "30 seconds"))).fetchall()
     if not events:

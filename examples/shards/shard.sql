@@ -57,7 +57,7 @@ CREATE TABLE api.charge_count (tenant text PRIMARY KEY, charges bigint NOT NULL)
 
 CREATE FUNCTION api.count_charge(event idempotency.event) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_tenant text := split_part(event.aggregateid, '/', 1);
+    v_tenant text := split_part(event.aggregate_id, '/', 1);
 BEGIN
     PERFORM shard.enter(v_tenant);
     IF idempotency.once(v_tenant || '/count_charge', event.id::text, retention => '30 days') THEN

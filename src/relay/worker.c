@@ -85,7 +85,7 @@ static ExtensionQuery findQuery = {
 };
 static ExtensionQuery fetchQuery = {
 	.table = "subscription",
-	.text = "SELECT f.batch, f.seq, f.id, f.aggregateid, f"
+	.text = "SELECT f.batch, f.seq, f.id, f.aggregate_id, f"
 			" FROM idempotency.fetch($1, $2, wait => $3) AS f",
 	.parameters = 3,
 	.types = {TEXTOID, INT4OID, INTERVALOID},

@@ -37,7 +37,7 @@ our $handlers = q{
 		said text;
 	BEGIN
 		INSERT INTO done (topic, seq, id, what, attempt, lag)
-			VALUES (e.aggregatetype, e.seq, e.id, what, e.attempt, clock_timestamp() - e.published_at);
+			VALUES (e.topic, e.seq, e.id, what, e.attempt, clock_timestamp() - e.published_at);
 		CASE split_part(what, ' ', 1)
 		WHEN 'fail' THEN RAISE EXCEPTION 'no: %', what USING ERRCODE = 'P0042', DETAIL = 'in detail';
 		WHEN 'once' THEN

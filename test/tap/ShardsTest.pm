@@ -186,7 +186,7 @@ sub consume
 	my ($shard, $ledger) = @_;
 	my @relay = (extra_params => [ '-U', 'relay' ]);
 	my ($rc, $events) = $shard->psql('postgres', q{
-		SELECT batch, format('SELECT book(%L, %L, %L);', id, aggregateid, payload)
+		SELECT batch, format('SELECT book(%L, %L, %L);', id, aggregate_id, payload)
 		FROM idempotency.fetch('ledger', 1000)}, @relay);
 	return -1 if $rc != 0;
 	my ($batch) = $events =~ /^(\d+)\|/ or return 0;

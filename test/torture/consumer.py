@@ -13,7 +13,7 @@ import psycopg2
 import plan
 from session import Session, Stopped, Unknown
 
-FETCH = ("SELECT batch, id, aggregateid, payload ->> 'n', attempt"
+FETCH = ("SELECT batch, id, aggregate_id, payload ->> 'n', attempt"
          " FROM idempotency.fetch(%s, %s, wait => '100 ms', lease => '400 ms')")
 HANDLED = "INSERT INTO torture.handled (subscription, event, aggregate, n) SELECT %s, %s, %s, %s::bigint"
 

@@ -64,7 +64,7 @@ DECLARE
 	chance int := abs(hashtext(e.id::text)) % 100;
 BEGIN
 	INSERT INTO torture.handled (subscription, event, aggregate, n)
-		VALUES ('relayed', e.id, e.aggregateid, (e.payload ->> 'n')::bigint);
+		VALUES ('relayed', e.id, e.aggregate_id, (e.payload ->> 'n')::bigint);
 	IF chance < 12 THEN PERFORM pg_sleep(0.01); END IF;
 	IF chance = 99 AND e.attempt = 1 THEN RAISE EXCEPTION 'not the first time'; END IF;
 END $$;

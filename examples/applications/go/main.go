@@ -154,7 +154,7 @@ func events(subscription string) (string, error) {
 	}
 	work := func(connection *pgx.Conn) error {
 		// Committed at once, so that the delivery counts even if this program dies.
-		rows, _ := connection.Query(ctx, `SELECT batch, id::text, coalesce(aggregateid, ''), coalesce(payload::text, 'null')
+		rows, _ := connection.Query(ctx, `SELECT batch, id::text, coalesce(aggregate_id, ''), coalesce(payload::text, 'null')
 			FROM idempotency.fetch($1, max_events => 10, wait => '10 seconds', lease => $2::text::interval)`, subscription, lease)
 		batch, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
 		if err != nil || len(batch) == 0 {

@@ -23,7 +23,7 @@ var (
 	transient = regexp.MustCompile(`^(08|40|53|55P03|57P|25006|IK408|IK409)`)
 	// The event itself is wrong: invalid data, a violated constraint, an error that the function raises.
 	poison = regexp.MustCompile(`^(22|23|P0|IKFIN)`)
-	fields = []string{"id", "aggregatetype", "aggregateid", "type", "payload", "headers"}
+	fields = []string{"id", "topic", "aggregate_id", "type", "payload", "headers"}
 )
 
 // connected calls work with new connections until it fails.
@@ -51,7 +51,7 @@ func relay(connection *pgx.Conn, broker *redis.Client, subscription string) erro
 	if err := broker.Ping(ctx).Err(); err != nil {
 		return err // while Redis is away, no delivery is counted
 	}
-	rows, _ := connection.Query(ctx, `SELECT batch, ARRAY[id::text, aggregatetype, aggregateid, type, payload::text, headers::text]
+	rows, _ := connection.Query(ctx, `SELECT batch, ARRAY[id::text, topic, aggregate_id, type, payload::text, headers::text]
 		FROM idempotency.fetch($1, wait => '10 seconds', lease => coalesce(nullif($2, ''), '30 seconds')::interval)`, subscription, os.Getenv("LEASE"))
 	var batch int64
 	var values []*string

@@ -180,7 +180,7 @@ sub event
 	return refused($self, "subscribe('s', ARRAY[$pattern])", 'IK400') if refusal($self, $topic =~ s/([\\*])/\\$1/gr);
 	answers($self, "SELECT idempotency.subscribe('s', ARRAY[$pattern])", 't');
 	$self->{session}->ok("SELECT idempotency.publish($arguments)", "SELECT idempotency.publish('another ' || left(" . literal($topic) . ", 200), '2')");
-	answers($self, 'SELECT ' . join(', ', map { hex_of($_) } qw(aggregatetype aggregateid type)) . q{ FROM idempotency.fetch('s')}, $expected);
+	answers($self, 'SELECT ' . join(', ', map { hex_of($_) } qw(topic aggregate_id type)) . q{ FROM idempotency.fetch('s')}, $expected);
 
 	# An error text is stored unchanged.
 	my $error = hostile_bytes();

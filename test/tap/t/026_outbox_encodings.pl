@@ -35,7 +35,7 @@ sub is_known
 
 	is( $session->query_safe(qq{SELECT idempotency.subscribe($n, ARRAY[$p], max_attempts => 1);
 			SELECT FROM idempotency.publish($t, '1', $n);
-			SELECT count(*), bool_and(aggregatetype = $t AND aggregateid = $n) FROM idempotency.fetch($n);
+			SELECT count(*), bool_and(topic = $t AND aggregate_id = $n) FROM idempotency.fetch($n);
 			WITH e AS (SELECT p.batch, o.id FROM idempotency.position AS p, idempotency.outbox AS o WHERE p.batch IS NOT NULL)
 				SELECT count(idempotency.nack($n, batch, id)) FROM e;
 			SELECT count(*) FROM idempotency.dead_letters WHERE subscription = $n AND topic = $t AND aggregate_id = $n;

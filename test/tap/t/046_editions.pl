@@ -84,8 +84,8 @@ CREATE FUNCTION app.consume() RETURNS int8 LANGUAGE plpgsql AS $$
 DECLARE
 	given int8;
 BEGIN
-	WITH event AS MATERIALIZED (SELECT batch, id, aggregateid FROM idempotency.fetch('load', 20, '50 ms')),
-		noted AS (INSERT INTO app.received SELECT id, aggregateid FROM event)
+	WITH event AS MATERIALIZED (SELECT batch, id, aggregate_id FROM idempotency.fetch('load', 20, '50 ms')),
+		noted AS (INSERT INTO app.received SELECT id, aggregate_id FROM event)
 	SELECT max(batch) INTO given FROM event;
 	RETURN idempotency.ack('load', given) WHERE given IS NOT NULL;
 END $$;
