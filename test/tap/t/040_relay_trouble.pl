@@ -177,10 +177,10 @@ $node->safe_psql('postgres', 'DELETE FROM done');
 idle();
 
 # A batch ends at a number of bytes.
-$node->safe_psql('postgres', q{ALTER ROLE app SET idempotency.max_payload_size = '50MB'});
-as_app(q{SELECT idempotency.publish('large', json_build_object('do', 'memory', 'filler', repeat('x', 40000000))) FROM generate_series(1, 10)});
+$node->safe_psql('postgres', q{ALTER ROLE app SET idempotency.max_payload_size = '25MB'});
+as_app(q{SELECT idempotency.publish('large', json_build_object('do', 'memory', 'filler', repeat('x', 20000000))) FROM generate_series(1, 10)});
 becomes_true(q{SELECT count(*) = 10 FROM done WHERE topic = 'large'}, 'large events are handled');
-cmp_ok($node->safe_psql('postgres', q{SELECT max(note::bigint) / 1048576 FROM done WHERE topic = 'large'}), '<', 300, 'and few of them are in memory');
+cmp_ok($node->safe_psql('postgres', q{SELECT max(note::bigint) / 1048576 FROM done WHERE topic = 'large'}), '<', 150, 'and few of them are in memory');
 $node->safe_psql('postgres', q{ALTER ROLE app RESET ALL; DELETE FROM done});
 idle();
 
@@ -281,11 +281,11 @@ idle();
 # DROP DATABASE and a copy of the database, while endless work runs.
 my $endless = q{
 	SELECT idempotency.subscribe('endless', ARRAY['endless'], 'handle(idempotency.event)');
-	SELECT count(idempotency.publish('endless', '{"do": "nap 0.01"}')) FROM generate_series(1, 20000)};
+	SELECT count(idempotency.publish('endless', '{"do": "nap 0.05"}')) FROM generate_series(1, 4000)};
 as_app($endless, 'second');
 becomes_true(q{SELECT count(*) > 5 FROM done WHERE topic = 'endless'}, 'endless work', 'second');
 is(($node->psql('postgres', 'CREATE DATABASE copy TEMPLATE second'))[2], '', 'CREATE DATABASE copies a database while events are delivered');
-becomes_true(q{SELECT count(*) > (SELECT count(*) FROM idempotency.outbox) - 20100 AND EXISTS (SELECT FROM done WHERE topic = 'endless' AND at > pg_postmaster_start_time())
+becomes_true(q{SELECT count(*) > (SELECT count(*) FROM idempotency.outbox) - 4100 AND EXISTS (SELECT FROM done WHERE topic = 'endless' AND at > pg_postmaster_start_time())
 	FROM done WHERE topic = 'endless'}, 'the copy is served', 'copy');
 is($node->safe_psql('copy', q{SELECT count(*) - count(DISTINCT seq) FROM done WHERE topic = 'endless'}), '0', 'each event of the copy is handled once');
 becomes_true(q{SELECT count(*) > 5 FROM done WHERE topic = 'endless'}, "the database is being served", 'second');

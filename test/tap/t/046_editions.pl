@@ -192,7 +192,7 @@ foreach (1 .. soak(4, 20))
 {
 	foreach my $recipe ('from_extension', 'to_extension')
 	{
-		my $goal = $node->safe_psql('postgres', 'SELECT count(*) + 300 FROM app.given');
+		my $goal = $node->safe_psql('postgres', 'SELECT count(*) + 150 FROM app.given');
 		$node->poll_query_until('postgres', "SELECT count(*) >= $goal FROM app.given") or die "no progress: @output";
 		change_edition($recipe);
 		$changes++;
