@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "miscadmin.h"
 #include "storage/proc.h"
 #include "utils/resowner.h"
 
@@ -53,6 +54,8 @@ WaitInSubtransaction(void *argument)
 	{
 		LockTimeout = wait->ms;
 		(void) LockForTransaction(wait->tag, wait->mode, false);
+		/* the time can end just as the lock is granted: its cancel must not outlive the wait */
+		CHECK_FOR_INTERRUPTS();
 	}
 	PG_FINALLY();
 	{
