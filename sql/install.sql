@@ -22,15 +22,42 @@ CREATE TEMPORARY VIEW member AS
 					AND (t.typelem <> 0 OR c.relkind <> 'c'));
 SELECT object FROM member ORDER BY object COLLATE "C";
 
--- The planner's properties of each function: only helpers are parallel safe, the pure
--- ones are immutable, and peek() is stable.
-SELECT p.proname, p.provolatile, p.proparallel, p.proisstrict
-	FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
-	WHERE p.pronamespace = 'idempotency'::regnamespace
-	ORDER BY p.proname COLLATE "C", p.oid::regprocedure::text COLLATE "C";
-
--- The table of outcomes and its unique index, which decides conflicts.
-\d idempotency.key
+-- The columns of each relation and type, in their order; "!" is NOT NULL.
+\pset format unaligned
+SELECT c.relname, c.relkind, string_agg(format('%s %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+		CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || l.collname END, CASE WHEN a.attnotnull THEN '!' END), ', ' ORDER BY a.attnum) AS columns
+	FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation l ON l.oid = a.attcollation
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind NOT IN ('i', 'S') AND a.attnum > 0 AND NOT a.attisdropped
+	GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname COLLATE "C";
+SELECT enum_range(NULL::idempotency.outcome);
+-- Tables are plain heaps, without defaults and rules; the unique index decides conflicts.
+SELECT c.relname, c.relpersistence, m.amname, c.relrowsecurity, c.relhasrules, (SELECT count(*) FROM pg_attrdef WHERE adrelid = c.oid) AS defaults
+	FROM pg_class c JOIN pg_am m ON m.oid = c.relam
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind = 'r' ORDER BY c.relname COLLATE "C";
+SELECT pg_get_indexdef(i.indexrelid), i.indisprimary, i.indisvalid
+	FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+	WHERE c.relnamespace = 'idempotency'::regnamespace ORDER BY i.indexrelid::regclass::text COLLATE "C";
+SELECT pg_get_triggerdef(g.oid), g.tgenabled
+	FROM pg_trigger g JOIN pg_class c ON c.oid = g.tgrelid
+	WHERE c.relnamespace = 'idempotency'::regnamespace AND NOT g.tgisinternal ORDER BY g.tgrelid::regclass::text COLLATE "C", g.tgname;
+-- Numbers of events and tokens are drawn one by one, and never reused.
+SELECT seqrelid::regclass, format_type(seqtypid, NULL), seqincrement, seqmin, seqmax, seqcache, seqcycle
+	FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
+	WHERE c.relnamespace = 'idempotency'::regnamespace ORDER BY c.relname COLLATE "C";
+-- The input types have the storage of json and text. The usual types of callers cast to them
+-- implicitly, and no operator takes them, so that the casts change no other query.
+SELECT t.typname, (t.typlen, t.typbyval, t.typalign, t.typstorage) = (b.typlen, b.typbyval, b.typalign, b.typstorage) AS same_storage,
+		t.typispreferred, (SELECT count(*) FROM pg_operator WHERE t.oid IN (oprleft, oprright)) AS operators
+	FROM (VALUES ('document', 'json'), ('identifier', 'text')) AS v (input, base)
+		JOIN pg_type t ON t.oid = ('idempotency.' || v.input)::regtype JOIN pg_type b ON b.oid = v.base::regtype ORDER BY t.typname;
+SELECT format_type(castsource, NULL) AS source, format_type(casttarget, NULL) AS target, castcontext, castmethod
+	FROM pg_cast JOIN member m ON m.classid = 'pg_cast'::regclass AND m.objid = pg_cast.oid
+	ORDER BY format_type(casttarget, NULL) COLLATE "C", format_type(castsource, NULL) COLLATE "C";
+-- The settings.
+LOAD 'idempotency';
+SELECT name, boot_val, unit, vartype, context, min_val, max_val, short_desc <> '' AS described
+	FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C";
+\pset format aligned
 
 -- pg_dump dumps every table and sequence with its data.
 SELECT unnest(extconfig)::regclass AS dumped, unnest(extcondition) AS condition
