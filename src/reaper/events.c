@@ -67,15 +67,20 @@ LockTables(bool dontWait)
 
 /*
  * IsEmpty returns whether a table has no pages: it has had no row, or a vacuum has removed
- * the pages.  The caller has locked the table.
+ * the pages.  False if there is no such table, as in an older version of the extension.  The
+ * caller has locked the table.
  */
 static bool
 IsEmpty(const char *name)
 {
-	Relation table = relation_open(ExtensionRelationOid(name), NoLock);
-	bool empty =
-		table->rd_rel->relkind == RELKIND_RELATION && RelationGetNumberOfBlocks(table) == 0;
+	Oid relid = ExtensionRelationOid(name);
+	Relation table;
+	bool empty;
 
+	if (!OidIsValid(relid))
+		return false;
+	table = relation_open(relid, NoLock);
+	empty = table->rd_rel->relkind == RELKIND_RELATION && RelationGetNumberOfBlocks(table) == 0;
 	relation_close(table, NoLock);
 	return empty;
 }
