@@ -3922,7 +3922,8 @@ BEGIN
 		given := idempotency_internal.event_headers(given);
 		bytes := bytes + coalesce(octet_length(given::text), 0);
 	END IF;
-	IF (bytes > 1048576 OR idempotency_internal.setting('max_payload_size') <> '')
+	-- the least limit, and the default one
+	IF bytes > 1024 AND (bytes > 1048576 OR idempotency_internal.setting('max_payload_size') <> '')
 		AND bytes > idempotency_internal.size_setting('max_payload_size', idempotency_internal.setting('max_payload_size')) THEN
 		PERFORM idempotency_internal.raise('54000',
 			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes,
@@ -3933,7 +3934,7 @@ BEGIN
 	END IF;
 	-- A UUID of version 7, as of uuidv7()
 	IF event_id IS NULL THEN
-		microseconds := extract(epoch FROM now) * 1000000;
+		microseconds := date_part('epoch', now) * 1000000;
 		event_id := encode(overlay(uuid_send(gen_random_uuid())
 			PLACING substr(int8send(microseconds / 1000), 3) || int2send((28672 + (microseconds % 1000 << 12) / 1000)::smallint) FROM 1), 'hex');
 	END IF;
