@@ -440,7 +440,7 @@ CREATE INDEX key_abandoned ON idempotency.key (scope, token) WHERE token IS NOT 
 COMMENT ON INDEX idempotency.key_abandoned IS 'leases in progress, oldest token first';
 
 -- One sequence for all keys: a token never repeats, even after its key is deleted.
-CREATE SEQUENCE idempotency.token AS bigint NO CYCLE;
+CREATE SEQUENCE idempotency.token AS bigint INCREMENT 131072 NO CYCLE;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.token', '');
 COMMENT ON SEQUENCE idempotency.token IS 'fencing tokens of leases';
 

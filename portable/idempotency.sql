@@ -3011,6 +3011,8 @@ AS $$
 DECLARE
 	first_row CONSTANT tid := format('(%s,0)', first);
 	next_row CONSTANT tid := format('(%s,0)', first + pages);
+	-- after a row with a token of this unit, the next token of its key might not be greater
+	least_token CONSTANT bigint := idempotency_internal.token_time() << 17;
 	kept bigint;
 	expired bigint;
 	first_expired tid;
@@ -3020,6 +3022,7 @@ BEGIN
 		SELECT e.ctid
 		FROM idempotency.key AS e
 		WHERE e.ctid >= first_row AND e.ctid < next_row AND e.expires_at <= statement_timestamp()
+			AND (coalesce(e.token, e.finished_by) >= least_token) IS NOT TRUE
 			AND (pg_current_xact_id_if_assigned() IN (e.claimed_in, e.proven_in)
 				AND (e.claim_retention IS NOT NULL OR e.token IS NOT NULL) AND idempotency_internal.is_written_here(e.xmin)) IS NOT TRUE
 		LIMIT max_rows

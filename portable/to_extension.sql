@@ -20,11 +20,14 @@
 BEGIN ISOLATION LEVEL READ COMMITTED;
 
 \ir moved.sql
+CREATE TEMPORARY TABLE moved_token ON COMMIT DROP AS
+	SELECT (extract(epoch FROM clock_timestamp() - timestamptz '2025-01-01 00:00:00+00') * 61.03515625)::bigint
+		+ coalesce(pg_sequence_last_value('idempotency_internal.token_offset'), 0) + 1 << 17 AS next;
 \ir uninstall.sql
 CREATE EXTENSION idempotency;
 \ir moved_in.sql
 SELECT setval('idempotency.token', greatest(max(m.token), max(m.finished_by),
-	(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) AS last_token
+	(SELECT t.next FROM pg_temp.moved_token AS t))) AS last_token
 FROM pg_temp.moved_key AS m;
 SELECT CASE g.kind WHEN 'client' THEN idempotency.grant_client(g.role) WHEN 'consumer' THEN idempotency.grant_consumer(g.role)
 	WHEN 'operator' THEN idempotency.grant_operator(g.role) ELSE idempotency.grant_backup(g.role) END

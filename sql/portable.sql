@@ -33,8 +33,7 @@ SELECT idempotency.grant_backup('regress_idempotency_backup');
 -- The owner is no superuser, and PUBLIC has no privilege.
 SELECT rolsuper FROM pg_namespace JOIN pg_roles AS r ON r.oid = nspowner WHERE nspname = 'idempotency';
 SELECT count(*) AS public_functions FROM pg_proc AS p, aclexplode(coalesce(proacl, acldefault('f', proowner))) AS a
-	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0
-		AND p.proname <> 'new_token'; -- which the tests replace
+	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0;
 SELECT count(*) AS public_relations FROM pg_class, aclexplode(relacl) AS a
 	WHERE relnamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0;
 
@@ -235,6 +234,53 @@ SELECT key FROM idempotency.key WHERE scope = 'portable order';
 SELECT count(*) FROM message, LATERAL idempotency.once_many('portable many', ARRAY[id::text]);
 DROP TABLE message;
 DROP FUNCTION relevant;
+
+--
+-- Tokens: random, and growing from owner to owner of a key
+--
+
+-- The tests have replaced the function, for the expected output.
+BEGIN;
+ALTER FUNCTION idempotency_internal.new_token(bigint) RENAME TO test_token;
+ALTER FUNCTION idempotency_internal.random_token(bigint) RENAME TO new_token;
+
+-- The low bits are random, a double holds each token, and it grows even if the clock was set back.
+SELECT count(DISTINCT t & 131071) > 90 AS are_random, max(t) < 1::bigint << 53 AS are_exact
+	FROM (SELECT idempotency_internal.new_token(NULL) AS t FROM generate_series(1, 100)) AS n;
+SELECT min(t) > 1::bigint << 52 AND count(DISTINCT t) > 90 AS grow
+	FROM (SELECT idempotency_internal.new_token(1::bigint << 52) AS t FROM generate_series(1, 100)) AS n;
+
+-- The next owner of a key has a greater one, however the row of the former owner ended.
+CREATE FUNCTION pg_temp.grows(ending text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+	last bigint := 0;
+	next bigint;
+BEGIN
+	FOR i IN 1 .. 20 LOOP
+		next := (idempotency.claim('portable token', ending, lease => '1 min')).token;
+		IF next <= last THEN
+			RETURN false;
+		END IF;
+		last := next;
+		EXECUTE format('SELECT idempotency.' || ending, 'portable token', ending, last);
+	END LOOP;
+	RETURN true;
+END $$;
+SELECT e.ending, pg_temp.grows(e.ending) FROM (VALUES ('release(%L, %L, %s)'),
+	('forget(%1$L, %2$L) FROM idempotency.complete(%1$L, %2$L, token => %3$s)'), ('complete(%L, %L, token => %s, retention => ''1 us'')')) AS e (ending);
+ROLLBACK;
+
+-- Rows whose token is of this moment are left for a later reap().
+BEGIN;
+INSERT INTO idempotency.key (scope, key, created_at, expires_at, token, finished_by, attempt, leased_at, leased_until)
+SELECT 'portable reap', g, now(), '-infinity', CASE g % 2 WHEN 0 THEN idempotency_internal.random_token(NULL) END,
+	CASE g % 2 WHEN 1 THEN idempotency_internal.random_token(NULL) END, 1, now(), '-infinity' FROM generate_series(1, 4) AS g;
+UPDATE idempotency.key AS k SET token = k.token + (1::bigint << 40), finished_by = k.finished_by + (1::bigint << 40)
+	WHERE k.scope = 'portable reap' AND k.key IN ('1', '2');
+UPDATE idempotency.key AS k SET token = 1 WHERE k.scope = 'portable reap' AND k.key = '4';
+SELECT idempotency.reap(NULL) IS NOT NULL AS reaped;
+SELECT key FROM idempotency.key WHERE scope = 'portable reap' AND key <> '3' ORDER BY key;
+ROLLBACK;
 
 --
 -- The tests install it with default privileges for a role, which have no effect

@@ -338,25 +338,28 @@ OpenSequence(const char *name)
  * that, which the caller keeps until the transaction ends: the sequence cannot be
  * altered.  Throws 55000, which names the "purpose" of the values, unless they are
  * consecutive across sessions and crashes: no session caches one, and none is returned
- * twice.
+ * twice.  Fills "increment" with the distance of two values, which is 1 if it is NULL.
  */
 Relation
-ExtensionSequenceOpen(const char *name, const char *purpose)
+ExtensionSequenceOpen(const char *name, const char *purpose, int64 *increment)
 {
 	Relation sequence = OpenSequence(name);
 	HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(RelationGetRelid(sequence)));
 	Form_pg_sequence form = HeapTupleIsValid(tuple) ? (Form_pg_sequence) GETSTRUCT(tuple) : NULL;
 
-	if (form == NULL || form->seqcache != 1 || form->seqincrement != 1 || form->seqcycle ||
+	if (form == NULL || form->seqcache != 1 || form->seqcycle || form->seqincrement < 1 ||
+		(increment == NULL && form->seqincrement != 1) ||
 		sequence->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 		ereport(
 			ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("sequence idempotency.%s was altered", name),
 			 errdetail("%s relies on values that come one by one and are never reused.", purpose),
-			 errhint("Use ALTER SEQUENCE idempotency.%s INCREMENT 1 CACHE 1 NO CYCLE, and SET "
+			 errhint("Use ALTER SEQUENCE idempotency.%s INCREMENT %d CACHE 1 NO CYCLE, and SET "
 					 "LOGGED.",
-					 name)));
+					 name, increment == NULL ? 1 : SEQUENCE_RANDOM)));
+	if (increment != NULL)
+		*increment = form->seqincrement;
 	ReleaseSysCache(tuple);
 	return sequence;
 }

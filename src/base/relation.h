@@ -39,13 +39,16 @@ typedef enum RelationsLockResult
 	RELATIONS_MISSING /* as in an older version of the extension */
 } RelationsLockResult;
 
+/* The increment of a sequence whose values get random bits. */
+#define SEQUENCE_RANDOM 131072
+
 extern RelationsLockResult ExtensionRelationsLock(const char *const *names, int count);
 extern bool ExtensionRelationLock(const char *name, LOCKMODE lockmode, bool dontWait);
 extern bool ExtensionIsSubscriber(void);
 extern void TableCheckColumns(Relation table, const TableColumn *columns, int count);
 extern void CompositeCheck(TupleDesc desc, const char *type, const Oid *attributes, int count);
 extern Relation ExtensionTableOpen(ExtensionTable *table, LOCKMODE lockmode);
-extern Relation ExtensionSequenceOpen(const char *name, const char *purpose);
+extern Relation ExtensionSequenceOpen(const char *name, const char *purpose, int64 *increment);
 extern Oid ExtensionRelationOid(const char *name);
 
 #endif /* IDEMPOTENCY_BASE_RELATION_H */

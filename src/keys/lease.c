@@ -12,6 +12,7 @@
 #include "access/relation.h"
 #include "access/xlog.h"
 #include "commands/sequence.h"
+#include "common/int.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
@@ -58,16 +59,23 @@ MakeDurable(Relation tokens)
 
 /*
  * NewToken returns a token that no other owner of a key of this database has, has had
- * or will have.  Throws 55000 if the sequence was altered.
+ * or will have, and that no other client can compute: a number between two values of the
+ * sequence, by chance.  Throws 55000 if the sequence was altered.
  */
 static int64
 NewToken(void)
 {
-	Relation tokens = ExtensionSequenceOpen("token", "The fencing of owners");
+	int64 increment;
+	Relation tokens = ExtensionSequenceOpen("token", "The fencing of owners", &increment);
 	int64 token = nextval_internal(RelationGetRelid(tokens), false);
+	uint64 random;
 
 	MakeDurable(tokens);
 	relation_close(tokens, NoLock);
+	if (!pg_strong_random(&random, sizeof(random)))
+		elog(ERROR, "could not generate random values");
+	if (pg_add_s64_overflow(token, (int64) (random % (uint64) increment), &token))
+		token = PG_INT64_MAX; /* nextval() throws from the next call on */
 	return token;
 }
 

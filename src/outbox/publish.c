@@ -126,7 +126,7 @@ static void
 Insert(const Datum *values, const bool *isnull)
 {
 	Relation table = ExtensionTableOpen(&OutboxTable, RowExclusiveLock);
-	Relation numbers = ExtensionSequenceOpen("outbox_seq", "Delivery");
+	Relation numbers = ExtensionSequenceOpen("outbox_seq", "Delivery", NULL);
 	FullTransactionId txid = GetTopFullTransactionId();
 	EState *estate = CreateExecutorState();
 	ResultRelInfo *relinfo = makeNode(ResultRelInfo);

@@ -94,10 +94,10 @@ $node->safe_psql('postgres', qq{
 		idempotency.release('lease', 'released', $token{released}),
 		idempotency.checkpoint('lease', 'for ever', $token{'for ever'}, 'begun'),
 		idempotency.release('lease', 'for ever', $token{'for ever'})});
-my $greatest = $node->safe_psql('postgres', 'SELECT last_value FROM idempotency.token');
-is($node->safe_psql('postgres', q{SELECT string_agg(keys.state, ', ' ORDER BY key), max(token) FROM idempotency.keys
+my $greatest = $node->safe_psql('postgres', 'SELECT max(token) FROM idempotency.key');
+is($node->safe_psql('postgres', q{SELECT string_agg(keys.state, ', ' ORDER BY key), max(token) >= (SELECT last_value FROM idempotency.token) FROM idempotency.keys
 		JOIN idempotency.key USING (scope, key) WHERE token IS NOT NULL}),
-	"abandoned, released, in_progress, released|$greatest", 'the source has all kinds of leases');
+	'abandoned, released, in_progress, released|t', 'the source has all kinds of leases');
 
 # An uncommitted key, which no dump may contain.
 my $open = open_session($node);
