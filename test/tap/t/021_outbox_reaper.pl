@@ -202,15 +202,17 @@ append_to_file("$dir/subscribe.sql", <<'SQL');
 \set n random(1, 1000000000)
 BEGIN;
 SELECT idempotency.subscribe('beginning ' || :n, '{*}', start_at => 'beginning');
+INSERT INTO left_then SELECT 'beginning ' || :n, o.id FROM idempotency.outbox AS o;
 SELECT idempotency.subscribe('now ' || :n, '{*}');
 \sleep 20 ms
 COMMIT;
-INSERT INTO subscribed SELECT 'now ' || :n, clock_timestamp();
+INSERT INTO subscribed SELECT start || :n, clock_timestamp() FROM (VALUES ('now '), ('beginning ')) AS v (start);
 \sleep 100 ms
 SELECT consume('beginning ' || :n, 5);
 SELECT consume('now ' || :n, 5);
 SQL
-$node->safe_psql('postgres', 'CREATE TABLE subscribed (subscription text PRIMARY KEY, at timestamptz NOT NULL)');
+$node->safe_psql('postgres', 'CREATE TABLE subscribed (subscription text PRIMARY KEY, at timestamptz NOT NULL);
+	CREATE TABLE left_then (subscription text, id uuid)');
 $node->command_checks_all([ $node->installed_command('pgbench'), '-n', '-c', '9', '-t', soak(150, 1000), '--random-seed=1', '--max-tries=1000',
 		'-f', "$dir/publish.sql\@400", '-f', "$dir/consume_fast.sql\@200", '-f', "$dir/consume_slow.sql\@200", '-f', "$dir/subscribe.sql\@10",
 		$node->connstr('postgres') ],
@@ -230,11 +232,9 @@ is($node->safe_psql('postgres', q{SELECT count(*) > 500, count(*) FILTER (WHERE 
 is($node->safe_psql('postgres', q{SELECT count(*) FROM subscribed JOIN published ON published.at > subscribed.at
 		LEFT JOIN delivered USING (subscription, id) WHERE delivered.id IS NULL}),
 	'0', 'a new subscription receives every later event');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM (SELECT subscription, min(seq) AS first FROM delivered
-			WHERE subscription LIKE 'beginning %' GROUP BY 1) AS b
-		JOIN delivered AS f ON f.subscription = 'fast' AND f.seq > b.first
-		LEFT JOIN delivered AS d ON d.subscription = b.subscription AND d.id = f.id WHERE d.id IS NULL}),
-	'0', 'a subscription from the beginning receives every event that was left');
+# The events that are left can have gaps: one of a late transaction stays, those around it are deleted.
+is($node->safe_psql('postgres', q{SELECT count(*) > 0, count(*) FILTER (WHERE d.id IS NULL) FROM left_then AS l LEFT JOIN delivered AS d USING (subscription, id)}),
+	't|0', 'a subscription from the beginning receives every event that was left');
 gone('no event is left once all subscriptions have received it');
 is($node->safe_psql('postgres', q{SELECT count(*), count(*) FILTER (WHERE lag IS NOT NULL OR lag_events > 0) FROM idempotency.partitions}),
 	@all . '|0', 'no subscription lags');
