@@ -75,7 +75,7 @@ soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stre
 
 coverage: ## run the tests with gcov: lines and branches by folder, functions that no test calls; ONLY=, TESTS=
 	@tools/prerequisites test
-	@test/coverage/run
+	@tools/coverage/run
 
 matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=; SOURCE=directory of PostgreSQL's source
 	@ONLY="$(if $(SOURCE),regress isolation pgtap tap)" tools/prerequisites $(if $(SOURCE),sanitize,matrix)

@@ -7,7 +7,8 @@
 # directory for the whole run:
 #
 #	tree		copy of the checkout, which the servers' user can write
-#	templates	clusters that test/programs/initdb copies, unless TEMPLATES names a directory
+#	templates	clusters that test/initdb copies, unless TEMPLATES names a directory
+#	programs	initdb, which is first in PATH
 #	jobs/N		files of job N; jobs/N.log its output, jobs/N.time its times
 
 # reaper_rests tells whether a test needs the reaper at rest, which its first lines say:
@@ -46,7 +47,8 @@ make_work() {
 	choose_servers
 	work=$(server_directory test)
 	end_with remove_work
-	as_server mkdir "$work"/{tree,templates,jobs}
+	as_server mkdir "$work"/{tree,templates,jobs,programs}
+	as_server ln -s "$work/tree/test/initdb" "$work/programs/"
 	tar -c --exclude=./.git --exclude=./results . |
 		(cd "$work/tree" && as_server tar -x --no-same-owner)
 }
@@ -58,8 +60,8 @@ environment() {
 	for name in $(compgen -e | grep -x 'PG[A-Z]*' | grep -vx PGISOLATIONTIMEOUT); do
 		unset "$name"
 	done
-	export TEMPLATES=${TEMPLATES:-$work/templates} INITDB=$work/tree/test/programs/initdb
-	PATH=$work/tree/test/programs:$("$PG_CONFIG" --bindir):$PATH
+	export TEMPLATES=${TEMPLATES:-$work/templates} INITDB=$work/tree/test/initdb
+	PATH=$work/programs:$("$PG_CONFIG" --bindir):$PATH
 }
 
 # start runs a job in the background, and sets pid: start number [variable=value ...] --

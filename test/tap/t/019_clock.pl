@@ -6,7 +6,7 @@
 # can finish until another owner takes over. A clock that is set back makes leases and
 # retention longer, never shorter.
 #
-# The server runs with test/clock/clock.c, which reads the clock's offset from a file.
+# The server runs with test/tap/clock.c, which reads the clock's offset from a file.
 # The test does not sleep: the clock jumps by hours.
 
 use FindBin;
@@ -20,7 +20,7 @@ use Test::More;
 
 my $clock = PostgreSQL::Test::Utils::tempdir . '/clock';
 my $library = "$clock.so";
-system_or_bail('cc', '-shared', '-fPIC', '-o', $library, "$FindBin::RealBin/../../clock/clock.c");
+system_or_bail('cc', '-shared', '-fPIC', '-o', $library, "$FindBin::RealBin/../clock.c");
 append_to_file($clock, pack 'q2', 0, 0);
 
 # write_clock writes the two numbers of the server's clock, in place.

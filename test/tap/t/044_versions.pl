@@ -9,7 +9,7 @@
 # artificial versions, so that it has something to test before the next release: "0.9"
 # without the outbox, and "99.0" with additional objects.
 #
-# test/upgrade/check contains further rules for released versions. The test runs it
+# tools/check-released contains further rules for released versions. The test runs it
 # here, and on incorrect trees.
 
 use FindBin;
@@ -45,16 +45,16 @@ sub wrong_in
 	my %file = (%sql,
 		'CHANGELOG.md' => "# Changes\n\n## 1.2 (not released)\n\n## 1.1 (2027-03-01)\n\n## 1.0 (2027-01-01)\n",
 		'idempotency.control' => "default_version = '1.2'\n",
-		'test/upgrade/released' => "# comment\n" . join '',
+		'tools/released' => "# comment\n" . join '',
 		map { Digest::SHA::sha256_hex($sql{"idempotency--$_.sql"}) . "  idempotency--$_.sql\n" } qw(1.0 1.0--1.1 1.1));
 
 	$change->() for \%file;
-	make_path("$tree/test/upgrade");
+	make_path("$tree/tools");
 	append_to_file("$tree/$_", $file{$_}) for grep { defined $file{$_} } keys %file;
-	return (run_command([ "$top/test/upgrade/check", $tree ]))[0];
+	return (run_command([ "$top/tools/check-released", $tree ]))[0];
 }
 
-is((run_command([ "$top/test/upgrade/check", $top ]))[0], '', 'the released versions are unchanged');
+is((run_command([ "$top/tools/check-released", $top ]))[0], '', 'the released versions are unchanged');
 is(wrong_in(sub { }), '', 'a tree with two released versions is accepted');
 is(wrong_in(sub { $_->{'CHANGELOG.md'} =~ s/^## 1\.1/## 1.1.1 (2027-04-01)\n\n$&/m }), '', 'a release without a new script is accepted');
 foreach my $mistake (
@@ -62,7 +62,7 @@ foreach my $mistake (
 	[ 'a changed update script of a release', sub { $_->{'idempotency--1.0--1.1.sql'} .= "--\n" }, qr/^idempotency--1\.0--1\.1\.sql: has changed/ ],
 	[ 'a missing script of a release', sub { $_->{'idempotency--1.0.sql'} = undef }, qr/^idempotency--1\.0\.sql: there is none/m ],
 	[ 'a release without its checksum', sub { $_->{'CHANGELOG.md'} =~ s/not released/2027-05-01/ }, qr/1\.2\.sql: is released, and not in/ ],
-	[ 'a checksum before the release', sub { $_->{'test/upgrade/released'} .= '0' x 64 . "  idempotency--1.2.sql\n" }, qr/not the script of a released version/ ],
+	[ 'a checksum before the release', sub { $_->{'tools/released'} .= '0' x 64 . "  idempotency--1.2.sql\n" }, qr/not the script of a released version/ ],
 	[ 'no update script to the new version', sub { $_->{'idempotency--1.1--1.2.sql'} = undef }, qr/no script leads from 1\.0 to 1\.2\n.*no script leads from 1\.1 to 1\.2/ ],
 	[ 'a version without a heading', sub { $_->{'idempotency--1.3.sql'} = '' }, qr/a script for 1\.3, and no heading/ ],
 	[ 'another default version', sub { $_->{'idempotency.control'} = "default_version = '1.1'\n" }, qr/CHANGELOG\.md begins with 1\.2/ ],
