@@ -433,16 +433,16 @@ foreach my $way (sort keys %end)
 	change_settings($node, 'idempotency.reaper_naptime' => 0);
 	$node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'})
 	  or die "$way: the reaper does not pause";
-	publish(40_000);
+	publish(16_000);
 	read_all('fast');
-	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.fetch('slow', 38000, lease => '1 hour')});
+	$node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.fetch('slow', 14000, lease => '1 hour')});
 	$node->safe_psql('postgres', q{SELECT idempotency.ack('slow', batch) FROM idempotency.position WHERE subscription = 'slow'});
 	my $count = $node->safe_psql('postgres', q{SELECT sum(events_reaped) FROM idempotency.reaper});
 	change_settings($node, 'idempotency.reaper_naptime' => '300ms');
 	$node->poll_query_until('postgres', qq{SELECT sum(events_reaped) > $count + 1000 FROM idempotency.reaper}) or die "$way: the reaper does not start";
 	$end{$way}->();
 	is($node->safe_psql('postgres', qq{SELECT (SELECT sum(events_reaped) - $count FROM idempotency.reaper) + count(*) FROM idempotency.outbox}),
-		'40000', "$way: deleted and remaining events add up");
+		'16000', "$way: deleted and remaining events add up");
 	gone("$way: the reaper continues", 2000);
 	wait_for_reapers(2);
 	is(read_all('slow'), '2000', "$way: the needed events are kept");
@@ -454,7 +454,7 @@ log_since();
 # Without the extension
 # ----------------------------------------------------------------
 
-publish(30_000);
+publish(10_000);
 read_all($_) foreach qw(fast slow);
 $node->safe_psql('postgres', 'DROP EXTENSION idempotency');
 wait_for_reapers(2);
