@@ -17,10 +17,10 @@
 
 DO $installation$
 DECLARE
-	path CONSTANT text := pg_catalog.current_setting('search_path');
-	quoting CONSTANT text := pg_catalog.current_setting('quote_all_identifiers');
-	detail text;
-	hint text;
+	path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
+	quoting CONSTANT pg_catalog.text := pg_catalog.current_setting('quote_all_identifiers');
+	detail pg_catalog.text;
+	hint pg_catalog.text;
 BEGIN
 IF pg_catalog.to_regnamespace('idempotency') IS NOT NULL
 	OR pg_catalog.to_regnamespace('idempotency_internal') IS NOT NULL THEN

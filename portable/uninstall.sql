@@ -9,7 +9,7 @@
 
 DO $$
 DECLARE
-	path CONSTANT text := pg_catalog.current_setting('search_path');
+	path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
 	command text;
 	routines text;
 BEGIN

@@ -256,7 +256,7 @@ foreach my $layout ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public
 		$node->safe_psql('portable', q{SET search_path = pg_catalog, pg_temp;
 			SELECT idempotency_internal.add_tenant('text', 'pg_catalog."default"', '0'); SELECT idempotency_internal.make_again()});
 		$path = 'public, pg_catalog';
-		@portable = grep { !/idempotency\.(?:subscri|alter_s|unsubscri|partitions|publish|fetch|pause|seek|deliver|redrive|dead_letters|.?ack)/ } @portable;
+		@portable = grep { !/idempotency\.(?:subscri|alter_s|unsubscri|partitions|publish|fetch|pause|seek|deliver|redrive|dead_letters|has_more|.?ack)/ } @portable;
 	}
 	my ($rc, $out, $err) = $node->psql('portable', join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @portable, 'COMMIT;'),
 		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=terse', '--username', 'user' ]);
