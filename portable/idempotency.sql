@@ -1858,16 +1858,146 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.is_unchanged(text, text, tid) IS
 	'whether no other transaction has changed or removed a row since the snapshot';
 
+-- Reads the row of a key, for claim().  "seen" and "writer" are its version, or NULL; "state" is
+-- that of the key: absent, expired, stored, mismatched, leased, abandoned, or here if this
+-- transaction holds the key.
+--
+-- A fixed snapshot shows a row that another transaction has removed since, which counts as
+-- absent: an insertion finds out.  Such a row stays visible beside the one that is inserted, so
+-- queries that follow name what the latter has: an open claim, or its token.
+CREATE FUNCTION idempotency_internal.read_key(
+	p_scope text, p_key text, request_fingerprint bytea, is_last boolean, can_wait boolean,
+	OUT stored idempotency.key, OUT seen tid, OUT writer xid, OUT state text, OUT now timestamptz)
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	version record;
+BEGIN
+	SELECT k AS stored, k.ctid, k.xmin, k.xmax,
+		CASE WHEN pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) THEN idempotency_internal.is_written_here(k.xmin) END AS is_own
+	INTO version
+	FROM idempotency.key AS k
+	WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C"
+	ORDER BY is_own DESC NULLS LAST -- not distributed
+	LIMIT 1;
+	state := 'absent';
+	IF NOT FOUND THEN
+		RETURN;
+	END IF;
+	now := clock_timestamp();
+	stored := version.stored;
+	IF version.is_own AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
+		state := 'here';
+	ELSIF stored.expires_at <= now THEN
+		state := 'expired';
+	ELSIF stored.fingerprint <> request_fingerprint THEN
+		state := 'mismatched';
+	ELSIF stored.token IS NULL THEN
+		state := 'stored';
+	ELSIF now BETWEEN stored.leased_at AND stored.leased_until THEN
+		state := 'leased';
+	ELSE
+		state := 'abandoned';
+	END IF;
+	IF NOT is_last AND state <> 'here' AND version.xmax <> 0
+		AND (state IN ('expired', 'abandoned') AND can_wait OR NOT idempotency_internal.is_unchanged(p_scope, p_key, version.ctid)) THEN
+		state := 'absent';
+	ELSE
+		seen := version.ctid;
+		writer := version.xmin;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.read_key(text, text, bytea, boolean, boolean) IS 'read the row of a key, and its state';
+
+-- Whether no other transaction can hold the key, so that a claim writes its row at once: a new one
+-- is announced, and another is locked.  A conflict with a fixed snapshot must be explained instead.
+CREATE FUNCTION idempotency_internal.is_uncontended(p_scope text, p_key text, isolation text, seen tid)
+	RETURNS boolean
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+BEGIN
+	IF isolation <> 'read committed' THEN
+		RETURN false;
+	ELSIF seen IS NULL THEN
+		RETURN idempotency_internal.announce(p_scope, p_key);
+	END IF;
+	-- a row that another transaction has locked is not found
+	PERFORM FROM idempotency.key AS k
+	WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" AND k.ctid = seen
+	FOR NO KEY UPDATE SKIP LOCKED;
+	RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.is_uncontended(text, text, text, tid) IS 'whether a claim can write its row without a bounded wait';
+
+-- The result of a claim that wrote the row "new".
+CREATE FUNCTION idempotency_internal.granted(new idempotency.key, state text, has_lease boolean, for_once boolean)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	result text := idempotency_internal.set_result(new.scope, 'k', new.key);
+BEGIN
+	-- not distributed:
+	IF has_lease THEN
+		PERFORM idempotency_internal.note_call(new.token, is_grant => true);
+	END IF;
+	-- both layouts
+	-- distributed: IF NOT has_lease AND NOT for_once THEN result := idempotency_internal.note_open(new.scope, new.key, false); END IF;
+	RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
+		CASE WHEN has_lease THEN new.token END,
+		CASE WHEN has_lease THEN new.attempt ELSE coalesce(new.attempt, 0) + 1 END,
+		new.recovery_point, new.recovery_state,
+		NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.granted(idempotency.key, text, boolean, boolean) IS 'the result of a granted claim';
+
+-- The result of a claim that was not granted.  With "refuse", raises IK409 and IK422.
+CREATE FUNCTION idempotency_internal.not_granted(
+	p_scope text, p_key text, stored idempotency.key, state text, request_fingerprint bytea, refuse boolean)
+	RETURNS idempotency.operation
+	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+AS $$
+DECLARE
+	result text;
+BEGIN
+	IF refuse AND state <> 'stored' THEN
+		CASE state
+			WHEN 'mismatched' THEN
+				PERFORM idempotency_internal.raise('IK422', 'idempotency key was used with another request',
+					idempotency_internal.detail(p_scope, p_key),
+					'A new request needs a new key; a retry repeats the request unchanged. '
+					'Pass times and other values whose text depends on the session''s settings through idempotency.stable_text().');
+			WHEN 'leased' THEN
+				PERFORM idempotency_internal.raise_leased(p_scope, p_key, stored.leased_until);
+			WHEN 'here' THEN
+				PERFORM idempotency_internal.raise_claimed_here(p_scope, p_key);
+			ELSE
+				PERFORM idempotency_internal.raise_in_progress(p_scope, p_key);
+		END CASE;
+	ELSIF state = 'stored' THEN
+		result := idempotency_internal.set_result(p_scope, 'r', p_key);
+		RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
+	END IF;
+	result := idempotency_internal.set_result(p_scope, 'n', '');
+	IF state = 'leased' THEN
+		RETURN idempotency_internal.in_progress(stored, NULL, request_fingerprint);
+	END IF;
+	RETURN ROW(CASE state WHEN 'mismatched' THEN 'mismatched' ELSE 'in_progress' END,
+		false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
+END
+$$;
+COMMENT ON FUNCTION idempotency_internal.not_granted(text, text, idempotency.key, text, bytea, boolean) IS
+	'the result of a claim that was not granted';
+
 -- Claims a key for claim(), try_claim() and once(), or returns the outcome of another
 -- claim.  With "refuse", raises IK409 and IK422 instead of returning these outcomes.
 --
 -- The row is read first, so that a replay takes no lock and no transaction id; except in
 -- SERIALIZABLE, where reading an absent key would conflict with claims of its neighbours, and
 -- on Citus, where it would be one more query of another node.
---
--- A fixed snapshot shows a row that another transaction has removed since, which counts as
--- absent: an insertion finds out.  Such a row stays visible beside the one that is inserted, so
--- queries that follow name what the latter has: an open claim, or its token.
 CREATE FUNCTION idempotency_internal.claim(
 	p_scope text, p_key text, request_fingerprint bytea, request json, lease interval,
 	wait_ms bigint, retention interval, refuse boolean, for_once boolean)
@@ -1880,96 +2010,45 @@ DECLARE
 	insert_first boolean := isolation IN ('serializable', 'distributed');
 	is_last boolean := isolation = 'read committed';
 	deadline timestamptz := clock_timestamp() + wait_ms * interval '1 ms';
-	pause double precision := 0.01;
-	now timestamptz;
-	version record;
-	stored idempotency.key;
-	seen tid;
-	writer xid;
-	new idempotency.key;
-	state text;
-	uncontended boolean;
-	written boolean;
 	wait_left bigint := wait_ms;
+	pause double precision := 0.01;
 	conflicts integer := 0;
-	result text;
+	version record;
+	state text;
+	new idempotency.key;
+	is_final boolean;
+	written boolean;
 BEGIN
 	LOOP
-		-- Read the row
-		seen := NULL;
-		state := 'absent';
-		IF NOT insert_first THEN
-			SELECT k AS stored, k.ctid, k.xmin, k.xmax,
-				CASE WHEN pg_current_xact_id_if_assigned() IN (k.claimed_in, k.proven_in) THEN idempotency_internal.is_written_here(k.xmin) END AS is_own
-			INTO version
-			FROM idempotency.key AS k
-			WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C"
-			ORDER BY is_own DESC NULLS LAST -- not distributed
-			LIMIT 1;
-			IF FOUND THEN
-				now := clock_timestamp();
-				stored := version.stored;
-				seen := version.ctid;
-				writer := version.xmin;
-			END IF;
-			IF seen IS NULL THEN
-				NULL;
-			ELSIF version.is_own AND (stored.claim_retention IS NOT NULL OR stored.token IS NOT NULL) THEN
-				state := 'here';
-			ELSIF stored.expires_at <= now THEN
-				state := 'expired';
-			ELSIF stored.fingerprint <> request_fingerprint THEN
-				state := 'mismatched';
-			ELSIF stored.token IS NULL THEN
-				state := 'stored';
-			ELSIF now BETWEEN stored.leased_at AND stored.leased_until THEN
-				state := 'leased';
-			ELSE
-				state := 'abandoned';
-			END IF;
-			IF NOT is_last AND seen IS NOT NULL AND state <> 'here' AND version.xmax <> 0
-				AND (state IN ('expired', 'abandoned') AND wait_left > 0 OR NOT idempotency_internal.is_unchanged(p_scope, p_key, seen)) THEN
-				seen := NULL;
-				state := 'absent';
-			END IF;
-		END IF;
+		SELECT * INTO version
+		FROM idempotency_internal.read_key(p_scope, p_key, request_fingerprint, is_last, wait_left > 0)
+		WHERE NOT insert_first;
+		state := coalesce(version.state, 'absent');
 
 		-- Write it, if the claim is granted
 		IF state IN ('absent', 'expired', 'abandoned') THEN
-			uncontended := false;
-			IF isolation <> 'read committed' THEN
-				NULL; -- a conflict with the snapshot must be explained
-			ELSIF seen IS NULL THEN
-				uncontended := idempotency_internal.announce(p_scope, p_key);
+			is_final := idempotency_internal.is_uncontended(p_scope, p_key, isolation, version.seen);
+			new := idempotency_internal.granted_row(CASE state WHEN 'abandoned' THEN version.stored END,
+				p_scope, p_key, request_fingerprint, request, lease, retention, for_once, is_final,
+				CASE WHEN version.seen IS NOT NULL THEN coalesce((version.stored).token, (version.stored).finished_by) END);
+			IF is_final THEN
+				written := idempotency_internal.put(new, version.seen, version.writer);
 			ELSE
-				-- a row that another transaction has locked is not found
-				PERFORM FROM idempotency.key AS k
-				WHERE k.scope = p_scope COLLATE "C" AND k.key = p_key COLLATE "C" AND k.ctid = seen
-				FOR NO KEY UPDATE SKIP LOCKED;
-				uncontended := FOUND;
-			END IF;
-			new := idempotency_internal.granted_row(CASE state WHEN 'abandoned' THEN stored END,
-				p_scope, p_key, request_fingerprint, request, lease, retention, for_once, uncontended,
-				CASE WHEN seen IS NOT NULL THEN coalesce(stored.token, stored.finished_by) END);
-			IF uncontended THEN
-				written := idempotency_internal.put(new, seen, writer);
-			ELSE
-				written := idempotency_internal.put_within(new, seen, writer, wait_left);
+				written := idempotency_internal.put_within(new, version.seen, version.writer, wait_left);
 				IF written THEN -- not distributed
 				-- distributed: IF written AND (lease IS NOT NULL OR clock_timestamp() > deadline - (wait_ms - 100) * interval '1 ms') THEN
 					new := idempotency_internal.finish_waiting(new, lease, retention, for_once);
 				END IF;
 			END IF;
-			IF written THEN
-				EXIT;
-			ELSIF written IS NULL THEN
+			EXIT WHEN written;
+			IF written IS NULL THEN
 				state := 'locked';
 				EXIT;
 			END IF;
 			insert_first := false;
 			is_last := true;
 			conflicts := conflicts + 1;
-			IF conflicts > idempotency_internal.max_conflicts() AND seen IS NULL THEN
+			IF conflicts > idempotency_internal.max_conflicts() AND version.seen IS NULL THEN
 				PERFORM idempotency_internal.raise_conflict(p_scope, p_key);
 			END IF;
 			wait_left := greatest(extract(epoch FROM deadline - clock_timestamp()) * 1000, 0);
@@ -1989,54 +2068,15 @@ BEGIN
 				EXIT;
 			END IF;
 		END IF;
-		EXIT WHEN now >= deadline;
-		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - now), extract(epoch FROM stored.leased_until - now) + 0.001));
+		EXIT WHEN version.now >= deadline;
+		PERFORM pg_sleep(least(pause, extract(epoch FROM deadline - version.now), extract(epoch FROM (version.stored).leased_until - version.now) + 0.001));
 		pause := least(pause * 2, 1);
 	END LOOP;
 
 	IF state IN ('absent', 'expired', 'abandoned') THEN
-		result := idempotency_internal.set_result(p_scope, 'k', p_key);
-		-- not distributed:
-		IF lease IS NOT NULL THEN
-			PERFORM idempotency_internal.note_call(new.token, is_grant => true);
-		END IF;
-		-- both layouts
-		-- distributed: IF lease IS NULL AND NOT for_once THEN result := idempotency_internal.note_open(p_scope, p_key, false); END IF;
-		RETURN ROW(CASE state WHEN 'abandoned' THEN 'taken_over' ELSE 'claimed' END, false,
-			CASE WHEN lease IS NOT NULL THEN new.token END,
-			CASE WHEN lease IS NOT NULL THEN new.attempt ELSE coalesce(new.attempt, 0) + 1 END,
-			new.recovery_point, new.recovery_state,
-			NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
-	ELSIF refuse AND state <> 'stored' THEN
-		CASE state
-			WHEN 'mismatched' THEN
-				PERFORM idempotency_internal.raise('IK422', 'idempotency key was used with another request',
-					idempotency_internal.detail(p_scope, p_key),
-					'A new request needs a new key; a retry repeats the request unchanged. '
-					'Pass times and other values whose text depends on the session''s settings through idempotency.stable_text().');
-			WHEN 'leased' THEN
-				PERFORM idempotency_internal.raise_leased(p_scope, p_key, stored.leased_until);
-			WHEN 'here' THEN
-				PERFORM idempotency_internal.raise_claimed_here(p_scope, p_key);
-			ELSE
-				PERFORM idempotency_internal.raise_in_progress(p_scope, p_key);
-		END CASE;
+		RETURN idempotency_internal.granted(new, state, lease IS NOT NULL, for_once);
 	END IF;
-
-	result := CASE state
-		WHEN 'stored' THEN idempotency_internal.set_result(p_scope, 'r', p_key)
-		ELSE idempotency_internal.set_result(p_scope, 'n', '')
-	END;
-	CASE state
-		WHEN 'stored' THEN
-			RETURN idempotency_internal.replayed(stored.status, stored.headers, stored.response, stored.expires_at, NULL);
-		WHEN 'mismatched' THEN
-			RETURN ROW('mismatched', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
-		WHEN 'leased' THEN
-			RETURN idempotency_internal.in_progress(stored, NULL, request_fingerprint);
-		ELSE
-			RETURN ROW('in_progress', false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
-	END CASE;
+	RETURN idempotency_internal.not_granted(p_scope, p_key, version.stored, state, request_fingerprint, refuse);
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.claim(text, text, bytea, json, interval, bigint, interval, boolean, boolean) IS
