@@ -424,7 +424,7 @@ DECLARE
 	statement text;
 BEGIN
 	FOREACH statement IN ARRAY ARRAY['alter_subscription(''mine'', owner => ''regress_delivery_other'')', 'subscribe(''trapped'', ''{t}'')', 'fetch(''mine'')',
-		'ack(''mine'', 1)', 'seek(''mine'', ''now'')', 'handler_of(''mine'')', 'unsubscribe(''mine'')'] LOOP
+		'ack(''mine'', 1)', 'seek(''mine'', ''now'')', 'handler_of(''mine'')', 'has_more(''mine'')', 'unsubscribe(''mine'')'] LOOP
 		BEGIN
 			EXECUTE 'SELECT idempotency.' || statement;
 			RAISE NOTICE '%: no error', statement;
