@@ -18,12 +18,12 @@ SELECT p.oid::regprocedure AS without_names
 	FROM pg_proc AS p
 	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.pronargs > 0 AND coalesce(p.proargnames[1], '') = '';
 
--- The key is the first argument, and so is the subscription.
+-- The key is the first argument, and so are the subscription and the name of a setting.
 SELECT p.oid::regprocedure AS in_another_order
 	FROM pg_proc AS p
 	WHERE p.pronamespace = 'idempotency'::regnamespace
 		AND ('key' = ANY (p.proargnames) AND p.proargnames[:2] <> '{scope,key}'
-			OR 'scope' = ANY (p.proargnames) AND p.proargnames[1] <> 'scope'
+			OR 'scope' = ANY (p.proargnames) AND p.proargnames[1] <> 'scope' AND p.proname NOT IN ('configure', 'setting')
 			OR 'subscription' = ANY (p.proargnames) AND p.proargnames[1] <> 'subscription');
 
 -- The important columns come first, and times for machines last.
