@@ -52,6 +52,13 @@ AS $$
 DECLARE
 	s idempotency.configuration;
 BEGIN
+	PERFORM idempotency_internal.check_transaction('configure');
+	-- portable only
+	IF current_setting('idempotency.reaper_naptime', true) IS NOT NULL THEN
+		RAISE WARNING 'the settings of the library idempotency precede those of idempotency.configure()' USING
+			HINT = 'Remove the library from shared_preload_libraries, session_preload_libraries and local_preload_libraries.';
+	END IF;
+	-- both editions
 	FOR s IN SELECT * FROM idempotency.configuration AS e ORDER BY e.name, e.scope LOOP
 		PERFORM idempotency_internal.check_name('scope', s.scope);
 		IF s.scope !~ E'^(\x3F:\\\\.|[^\\\\])*$' THEN
@@ -87,9 +94,7 @@ AS $$
 BEGIN
 	name := idempotency_internal.setting_name(name);
 	PERFORM idempotency_internal.check_name('scope', scope);
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('configure');
-	END IF;
+	PERFORM idempotency_internal.check_transaction('configure');
 	LOCK TABLE idempotency.configuration IN SHARE ROW EXCLUSIVE MODE;
 	IF value IS NULL THEN
 		DELETE FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;

@@ -100,7 +100,7 @@ BEGIN
 		PERFORM idempotency_internal.raise_read_only(function);
 	ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
 		PERFORM idempotency_internal.raise('25001', format('idempotency.%s() works in READ COMMITTED only', function),
-			'A fixed snapshot does not show what was published and read after it.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED; before CALL, SET default_transaction_isolation = ''read committed''.');
+			'A fixed snapshot does not show what other transactions have changed since.', 'Use SET TRANSACTION ISOLATION LEVEL READ COMMITTED; before CALL, SET default_transaction_isolation = ''read committed''.');
 	END IF;
 END
 $$;

@@ -146,3 +146,11 @@ DROP ROLE regress_idempotency_client, regress_idempotency_operator;
 
 DROP FUNCTION pay(json);
 DELETE FROM idempotency.key WHERE scope NOT IN (SELECT '');
+
+-- A fixed snapshot would undo what others have stored since; also for changes of the table itself
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT idempotency.configure('retention', '2 h');
+ROLLBACK;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+TRUNCATE idempotency.configuration;
+ROLLBACK;

@@ -16,8 +16,12 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "nodes/pg_list.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -42,7 +46,7 @@ static void CheckColumns(Relation table);
 static ExtensionTable settingTable = {
 	.name = "configuration", .isRead = true, .check = CheckColumns};
 static MemoryContext memory = NULL;
-static ConfiguredSetting *first = NULL; /* in the order of precedence */
+static List *rows = NIL; /* in the order of precedence */
 static bool complete = false;
 
 PG_FUNCTION_INFO_V1(idempotency_setting);
@@ -61,14 +65,19 @@ CheckColumns(Relation table)
 }
 
 /*
- * Precedes tells whether "a" applies where "b" matches, too.
+ * Precedes compares for list_sort(): of two patterns that match a scope, the first applies.
  */
-static bool
-Precedes(const ConfiguredSetting *a, const ConfiguredSetting *b)
+static int
+Precedes(const ListCell *a, const ListCell *b)
 {
-	if (a->literals != b->literals)
-		return a->literals > b->literals;
-	return strcmp(text_to_cstring(a->pattern), text_to_cstring(b->pattern)) < 0;
+	const ConfiguredSetting *left = lfirst(a);
+	const ConfiguredSetting *right = lfirst(b);
+
+	if (left->literals != right->literals)
+		return left->literals > right->literals ? -1 : 1;
+	return DatumGetInt32(DirectFunctionCall2Coll(bttextcmp, C_COLLATION_OID,
+												 PointerGetDatum(left->pattern),
+												 PointerGetDatum(right->pattern)));
 }
 
 /*
@@ -79,7 +88,6 @@ static void
 Add(HeapTuple tuple, TupleDesc desc)
 {
 	ConfiguredSetting *row = palloc0(sizeof(ConfiguredSetting));
-	ConfiguredSetting **next = &first;
 	bool isnull;
 	char *name = TextDatumGetCString(heap_getattr(tuple, COLUMN_NAME, desc, &isnull));
 	Datum literals = heap_getattr(tuple, COLUMN_LITERALS, desc, &isnull);
@@ -95,10 +103,7 @@ Add(HeapTuple tuple, TupleDesc desc)
 				 errmsg("invalid value for parameter \"idempotency.%s\": \"%s\"", name, row->text),
 				 errdetail("It is stored in idempotency.configuration."),
 				 errhint("Replace or remove it with idempotency.configure().")));
-	while (*next != NULL && Precedes(*next, row))
-		next = &(*next)->next;
-	row->next = *next;
-	*next = row;
+	rows = lappend(rows, row);
 }
 
 /*
@@ -116,7 +121,7 @@ Load(void)
 	if (!OidIsValid(ExtensionRelationOid(settingTable.name)))
 		return false;
 	complete = false;
-	first = NULL;
+	rows = NIL;
 	if (memory == NULL)
 		memory =
 			AllocSetContextCreate(CacheMemoryContext, "idempotency settings", ALLOCSET_SMALL_SIZES);
@@ -127,7 +132,11 @@ Load(void)
 	scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
 	caller = MemoryContextSwitchTo(memory);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		CHECK_FOR_INTERRUPTS();
 		Add(tuple, RelationGetDescr(table));
+	}
+	list_sort(rows, Precedes);
 	MemoryContextSwitchTo(caller);
 	systable_endscan(scan);
 	table_close(table, AccessShareLock);
@@ -142,10 +151,14 @@ Load(void)
 const ConfiguredSetting *
 ConfiguredFind(const Setting *setting, const text *scope)
 {
+	ListCell *cell;
+
 	if ((!complete || !settingTable.checked) && !Load())
 		return NULL;
-	for (const ConfiguredSetting *row = first; row != NULL; row = row->next)
+	foreach (cell, rows)
 	{
+		const ConfiguredSetting *row = lfirst(cell);
+
 		if (row->setting == setting &&
 			(row->literals == 0 || (scope != NULL && PatternMatches(row->pattern, scope))))
 			return row;

@@ -18,7 +18,6 @@ typedef struct ConfiguredSetting
 	int literals; /* characters besides "*"; 0: the database */
 	char *text;
 	SettingValue value;
-	struct ConfiguredSetting *next;
 } ConfiguredSetting;
 
 extern const ConfiguredSetting *ConfiguredFind(const Setting *setting, const text *scope);

@@ -31,6 +31,7 @@ sub server
 my $first = server('first');
 $first->safe_psql('postgres', q{SELECT setval('idempotency.token', 3000000000), setval('idempotency.outbox_seq', 5000000000)});
 my $history = make_history($first);
+$first->safe_psql('postgres', q{SELECT idempotency.configure('retention', '30 days', 'refund/*')});
 
 # Load: effect has one row each time that a key was charged. A key of "again" is
 # overwritten as soon as it has expired.
@@ -129,6 +130,8 @@ sub takes_over
 		ALTER SUBSCRIPTION $name DISABLE; ALTER SUBSCRIPTION $name SET (slot_name = NONE); DROP SUBSCRIPTION $name});
 	is($node->safe_psql('postgres', 'SELECT max(last_value) < 1000 FROM idempotency.token'), 't', "$name: sequences are not replicated");
 	sets_forward($node);
+	$node->safe_psql('postgres', q{UPDATE idempotency.configuration SET value = value});
+	is($node->safe_psql('postgres', q{SELECT idempotency.setting('retention', 'refund/1')}), '30 days', "$name: stored settings apply");
 	$node->safe_psql('postgres', q{SELECT setval(pg_get_serial_sequence('effect', 'n'), (SELECT coalesce(max(n), 0) + 1000000 FROM effect)),
 		setval(pg_get_serial_sequence('got', 'place'), 1000000), setval(pg_get_serial_sequence('handled', 'place'), 1000000)});
 	return;
