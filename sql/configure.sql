@@ -84,13 +84,17 @@ SELECT length(idempotency.complete('large', 'k', to_json(repeat('x', 3000)))::te
 SELECT outcome FROM idempotency.claim('small', 'k');
 SELECT idempotency.complete('small', 'k', to_json(repeat('x', 3000)));
 ROLLBACK;
+-- not distributed: it has no outbox
 SELECT idempotency.publish('t', to_json(repeat('x', 3000)));
+-- both layouts
 SELECT idempotency.problem('IK409') ->> 'type';
 CREATE FUNCTION pay(request json) RETURNS json LANGUAGE plpgsql AS $$BEGIN RAISE 'declined' USING ERRCODE = 'PY402'; END$$;
 SELECT failed, response ->> 'title' FROM idempotency.run('run', 'k', NULL, 'pay(json)');
+-- not distributed: it has no outbox
 SELECT idempotency.publish('t', '1') IS NOT NULL AS published;
 SELECT idempotency.reap() > 0 AS reaped;
 SELECT count(*) FROM idempotency.outbox;
+-- both layouts
 SELECT name, scope, value FROM idempotency.settings WHERE name <> 'retention';
 
 -- What cannot be stored
