@@ -19,6 +19,7 @@ DO $installation$
 DECLARE
 	path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
 	quoting CONSTANT pg_catalog.text := pg_catalog.current_setting('quote_all_identifiers');
+	strings CONSTANT pg_catalog.text := pg_catalog.current_setting('standard_conforming_strings');
 	detail pg_catalog.text;
 	hint pg_catalog.text;
 BEGIN
@@ -36,6 +37,7 @@ ELSIF pg_catalog.current_setting('server_encoding') OPERATOR(pg_catalog.<>) 'UTF
 		HINT = 'Create the database with ENCODING ''UTF8''.';
 END IF;
 PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+	pg_catalog.set_config('standard_conforming_strings', 'on', true),
 	pg_catalog.set_config('quote_all_identifiers', 'off', true); -- definitions are made from others, see below
 BEGIN
 EXECUTE $idempotency$
@@ -6412,6 +6414,7 @@ EXCEPTION
 			DETAIL = pg_catalog.concat_ws(' ', 'Nothing was installed.', CASE WHEN detail OPERATOR(pg_catalog.<>) '' THEN detail END),
 			HINT = CASE WHEN hint OPERATOR(pg_catalog.=) '' THEN 'Correct the cause, and run the script again.' ELSE hint END;
 END;
-PERFORM pg_catalog.set_config('search_path', path, true), pg_catalog.set_config('quote_all_identifiers', quoting, true);
+PERFORM pg_catalog.set_config('search_path', path, true), pg_catalog.set_config('quote_all_identifiers', quoting, true),
+	pg_catalog.set_config('standard_conforming_strings', strings, true);
 END
 $installation$;

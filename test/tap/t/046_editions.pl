@@ -247,8 +247,8 @@ sub configured
 	return;
 }
 
-# The definitions that portable/idempotency.sql makes from others do not depend on the setting.
-$node->safe_psql('postgres', 'ALTER DATABASE postgres SET quote_all_identifiers = on');
+# portable/idempotency.sql does not depend on these settings.
+$node->safe_psql('postgres', 'ALTER DATABASE postgres SET quote_all_identifiers = on; ALTER DATABASE postgres SET standard_conforming_strings = off');
 my @tokens = next_token();
 $node->safe_psql('postgres', q{SELECT idempotency.configure('retention', '9 days', 'refund/*')});
 foreach my $recipe ('from_extension', 'to_extension', 'from_extension')
