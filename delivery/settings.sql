@@ -54,7 +54,7 @@ DECLARE
 BEGIN
 	PERFORM idempotency_internal.check_transaction('configure');
 	-- portable only
-	IF current_setting('idempotency.reaper_naptime', true) IS NOT NULL THEN
+	IF EXISTS (SELECT FROM pg_settings AS g WHERE g.name = 'idempotency.retention' AND g.short_desc IS NOT NULL) THEN
 		RAISE WARNING 'the settings of the library idempotency precede those of idempotency.configure()' USING
 			HINT = 'Remove the library from shared_preload_libraries, session_preload_libraries and local_preload_libraries.';
 	END IF;

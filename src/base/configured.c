@@ -167,8 +167,8 @@ ConfiguredFind(const Setting *setting, const text *scope)
 }
 
 /*
- * SettingFromArg returns the setting that the first argument names, one that configure() can
- * store: callers have checked that.
+ * SettingFromArg returns the setting that the first argument names.  Throws 22023 for one that
+ * configure() cannot store.
  */
 static Setting *
 SettingFromArg(FunctionCallInfo fcinfo)
@@ -177,7 +177,8 @@ SettingFromArg(FunctionCallInfo fcinfo)
 	Setting *setting = ConfigurableSetting(name);
 
 	if (setting == NULL)
-		elog(ERROR, "unrecognized setting \"%s\"", name);
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("unrecognized setting \"%s\"", name)));
 	return setting;
 }
 
