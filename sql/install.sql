@@ -25,7 +25,7 @@ SELECT object FROM member ORDER BY object COLLATE "C";
 -- The columns of each relation and type, in their order; "!" is NOT NULL.
 \pset format unaligned
 SELECT c.relname, c.relkind, string_agg(format('%s %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
-		CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || l.collname END, CASE WHEN a.attnotnull THEN '!' END), ', ' ORDER BY a.attnum) AS columns
+		CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || l.collname END, CASE WHEN a.attnotnull THEN '!' END), E',\n  ' ORDER BY a.attnum) AS columns
 	FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation l ON l.oid = a.attcollation
 	WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind NOT IN ('i', 'S') AND a.attnum > 0 AND NOT a.attisdropped
 	GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname COLLATE "C";
