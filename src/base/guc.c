@@ -84,7 +84,8 @@ Setting HandlerTimeoutSetting = {
 };
 Setting PrefixSetting = {.name = "idempotency.scope_prefix", .parse = ParsePrefix};
 Setting FinalErrorsSetting = {.name = "idempotency.final_errors", .parse = ParseFinalErrors};
-static Setting DocumentationSetting = {.name = "idempotency.documentation", .parse = ParseDocumentation};
+static Setting DocumentationSetting = {.name = "idempotency.documentation",
+									   .parse = ParseDocumentation};
 
 /* What configure() can store; setting_name() in delivery/settings.sql has the same names. */
 static Setting *const configurable[] = {
