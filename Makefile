@@ -63,7 +63,7 @@ payments: ## start the payments service of examples/payments on a throw-away ser
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test, random ones once (6 minutes); ONLY="regress portable distributed pglite isolation tap pgtap docs model relay payments clients middleware applications fuzz delivery stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
+test: ## run every test, random ones once (10 minutes); ONLY="regress portable distributed pglite isolation tap pgtap docs model relay payments clients middleware applications fuzz delivery stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
 	@tools/prerequisites test
 	@tools/build
 	@test/run
@@ -85,7 +85,7 @@ citus: ## test the portable edition on a cluster of Citus, built from source (10
 	@$(if $(CITUS),tools/prerequisites citus)
 	@test/citus/run "$(CITUS)"
 
-mutants: ## plant one bug after another; the tests must catch each (15 minutes); ONLY="name ..."
+mutants: ## plant one bug after another; the tests must catch each (an hour); ONLY="name ..."
 	@tools/prerequisites test
 	@test/mutants/run
 
