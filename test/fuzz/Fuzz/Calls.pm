@@ -111,7 +111,7 @@ sub play
 	while ($made < $calls)
 	{
 		tidy($session), look($watch), $session->ok($time_limit) if $rounds % 250 == 0;
-		$watch->warm if !defined $watch->{bytes} && $made > $calls / 10;
+		$watch->warm if !defined $watch->{bytes} && $made > $calls / 2;
 
 		settle();
 		my ($statements, $count, $nothing) = chance(60) ? transaction($surface, \@names) : alone($surface, \@names);
