@@ -10,7 +10,7 @@
 
 #include "base/setting.h"
 
-/* A row of the table setting; it is valid until the next lookup. */
+/* A row of the table configuration; it is valid until the next lookup. */
 typedef struct ConfiguredSetting
 {
 	const Setting *setting;
