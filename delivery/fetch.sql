@@ -378,6 +378,8 @@ BEGIN
 	-- recently among those that have something.  A partition is locked only if it has something,
 	-- until the end of the transaction.
 	LOOP
+		-- the clock was set back, and the deadline is further away
+		EXIT WHEN clock_timestamp() < now;
 		-- extension only
 		IF wait > interval '0' THEN
 			PERFORM idempotency_internal.listen(s.topics);

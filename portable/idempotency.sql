@@ -5239,6 +5239,8 @@ BEGIN
 	-- recently among those that have something.  A partition is locked only if it has something,
 	-- until the end of the transaction.
 	LOOP
+		-- the clock was set back, and the deadline is further away
+		EXIT WHEN clock_timestamp() < now;
 		now := clock_timestamp();
 		lease_end := now + lease;
 		oldest := NULL;

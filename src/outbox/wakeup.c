@@ -36,6 +36,7 @@
 
 #include "base/compat.h"
 #include "base/shmem.h"
+#include "base/timing.h"
 #include "outbox/outbox.h"
 
 PG_FUNCTION_INFO_V1(idempotency_listen);
@@ -137,19 +138,18 @@ Datum
 idempotency_wait_for_event(PG_FUNCTION_ARGS)
 {
 	static uint32 event = 0;
-	TimestampTz until = PG_GETARG_TIMESTAMPTZ(0);
 	long longest = mine != NULL ? LONGEST_SLEEP : (long) (PG_GETARG_FLOAT8(1) * 1000);
-	TimestampTz latest = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), longest);
-	long left;
+	long left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), PG_GETARG_TIMESTAMPTZ(0));
+	long most = Min(left, longest);
+	instr_time since;
 
 	if (event == 0)
 		event = WaitEventExtensionNew("IdempotencyFetch");
-	until = Min(until, latest);
+	INSTR_TIME_SET_CURRENT(since);
 	while ((mine == NULL || pg_atomic_read_u32(&mine->state) != PLACE_WOKEN) &&
-		   (left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until)) > 0)
+		   (left = most - MillisecondsSince(since)) > 0)
 	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 Min(left, LONGEST_SLEEP), event);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, left, event);
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}

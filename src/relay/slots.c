@@ -114,6 +114,16 @@ WakeLauncher(void)
 }
 
 /*
+ * IsAhead tells whether the slot rests until a time. A time further ahead than any rest was set
+ * before the clock was set back.
+ */
+static bool
+IsAhead(TimestampTz until, TimestampTz now)
+{
+	return until > now && until <= TimestampTzPlusMilliseconds(now, LONGEST_REST_MS);
+}
+
+/*
  * RelayWake makes the subscriptions of this database due that may want such topics, or
  * all of them for NULL.  For XACT_EVENT_COMMIT, when others can see the transaction; it
  * cannot fail.
@@ -136,7 +146,7 @@ RelayWake(const TopicSet *topics)
 		running = pg_atomic_read_u32(&slot->running);
 		if (running == 0 ||
 			(running < pg_atomic_read_u32(&slot->partitions) &&
-			 GetCurrentTimestamp() >= (TimestampTz) pg_atomic_read_u64(&slot->helpAt)))
+			 !IsAhead((TimestampTz) pg_atomic_read_u64(&slot->helpAt), GetCurrentTimestamp())))
 			wake = true;
 	}
 	if (wake)
@@ -454,9 +464,10 @@ MayStart(Slot *slot, int active, TimestampTz now, TimestampTz *again)
 	if (active >= (int) pg_atomic_read_u32(&slot->partitions) ||
 		pg_atomic_read_u32(&slot->due) == 0)
 		return false;
-	if (from > now)
-		Sooner(again, from);
-	return from <= now;
+	if (!IsAhead(from, now))
+		return true;
+	Sooner(again, from);
+	return false;
 }
 
 /*
@@ -570,7 +581,7 @@ RelayWantHelp(const RelayJob *job, bool first)
 	if (first && job->isHelper)
 		pg_atomic_write_u64(&slot->helpAt, 0);
 	if (pg_atomic_read_u32(&slot->running) >= pg_atomic_read_u32(&slot->partitions) ||
-		GetCurrentTimestamp() < (TimestampTz) pg_atomic_read_u64(&slot->helpAt))
+		IsAhead((TimestampTz) pg_atomic_read_u64(&slot->helpAt), GetCurrentTimestamp()))
 		return;
 	pg_atomic_write_u32(&slot->due, 1);
 	WakeLauncher();

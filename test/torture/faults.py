@@ -137,7 +137,7 @@ class Fault:
         """strike_worker waits for a background worker and applies the fault to it."""
         name = "idempotency relay" if aim.phase == "handler" else f"idempotency {aim.phase}"
         sql = PIDS + (BUSY if aim.phase == "handler" else "")
-        end = time.monotonic() + PATIENCE / 4
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             try:
                 rows = self.ask(sql, name)

@@ -52,7 +52,10 @@ sub stop_clock
 set_clock(0);
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init(extra => [ '--encoding=UTF8', '--locale=C' ]);
-$node->append_conf('postgresql.conf', "autovacuum = off\n");
+$node->append_conf('postgresql.conf', qq{autovacuum = off
+shared_preload_libraries = 'idempotency'
+idempotency.reaper_naptime = 0
+});
 {
 	# Only the server has the false clock, not the programs that connect to it.
 	local %ENV = (%ENV,
@@ -292,6 +295,30 @@ is(sql(q{SELECT count(*) FROM idempotency.zombies WHERE key LIKE 'left%'}), 3, '
 set_clock(3 * $day);
 is(sql(q{SELECT idempotency.reap(1000) >= 3; SELECT count(*) FROM idempotency.key WHERE key::text LIKE 'left%'}), "t\n0",
 	'forward past the retention: the reaper deletes zombies');
+
+# ----------------------------------------------------------------
+# Delivery
+# ----------------------------------------------------------------
+
+set_clock($day);
+sql(q{SELECT idempotency.subscribe('empty', ARRAY['none'])});
+my $fetching = $session->query_safe('SELECT pg_backend_pid()');
+$session->query_until(qr/begins/, "\\echo begins\nSELECT count(*) FROM idempotency.fetch('empty', wait => '1 minute');\n");
+$node->poll_query_until('postgres', "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $fetching") or die 'no session waits';
+set_clock(0);
+is($session->query_safe(q{\echo over}), "0\nover", 'a consumer that waits returns when the clock is set back');
+
+# A subscription that cannot be served rests for 10 s
+set_clock($day);
+sql(q{CREATE TABLE handled (); CREATE ROLE app LOGIN; GRANT INSERT ON handled TO app; SELECT idempotency.grant_consumer('app');
+	CREATE FUNCTION handle(idempotency.event) RETURNS void LANGUAGE sql AS 'INSERT INTO handled DEFAULT VALUES';
+	SELECT idempotency.subscribe('handled', ARRAY['h'], 'handle(idempotency.event)', owner => 'app');
+	REVOKE EXECUTE ON FUNCTION handle(idempotency.event) FROM PUBLIC; SELECT idempotency.publish('h', '1')});
+$node->poll_query_until('postgres', q{SELECT last_error IS NOT NULL FROM idempotency.subscriptions WHERE subscription = 'handled'}) or die 'no problem';
+set_clock(0);
+sql('GRANT EXECUTE ON FUNCTION handle(idempotency.event) TO app');
+ok($node->poll_query_until('postgres', 'SELECT count(*) = 1 FROM handled'), 'a worker starts after the clock is set back, without a rest of a day');
+sql(q{SELECT idempotency.unsubscribe('handled'), idempotency.unsubscribe('empty')});
 
 # ----------------------------------------------------------------
 # Retention
