@@ -26,17 +26,17 @@
 #include "base/bgworker.h"
 #include "base/compat.h"
 
-typedef struct Setting
+typedef struct OwnSetting
 {
 	const char *name;
 	const char *value;
-} Setting;
+} OwnSetting;
 
 /*
  * Settings that the configuration, the role or the database may have changed for the
  * sessions of clients.
  */
-static const Setting ownSettings[] = {
+static const OwnSetting ownSettings[] = {
 	{"search_path", "pg_catalog, pg_temp"},
 	{"default_transaction_isolation", "read committed"},
 	{"default_transaction_read_only", "off"},
@@ -56,7 +56,7 @@ static const Setting ownSettings[] = {
  * Settings that delivery needs, where a worker runs the code of a user, whose other
  * settings apply.  A transaction of the worker is many of the user's.
  */
-static const Setting usersSettings[] = {
+static const OwnSetting usersSettings[] = {
 	{"role", "none"},
 	{"default_transaction_isolation", "read committed"},
 	{"default_transaction_read_only", "off"},
@@ -168,7 +168,7 @@ SoftenRefusal(ErrorData *error)
  * Connect connects the worker that calls it, under the settings.
  */
 static void
-Connect(Oid database, Oid role, const Setting *setting)
+Connect(Oid database, Oid role, const OwnSetting *setting)
 {
 	/* A connection that waits, for DROP DATABASE for example, must end at once */
 	pqsignal(SIGTERM, die);

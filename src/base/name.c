@@ -108,13 +108,13 @@ IsArray(const char *value, int bytes)
 }
 
 /*
- * CheckScalar throws IK400 if "value" is the text that drivers make of an object, {} or
+ * RefuseObjectText throws IK400 if "value" is the text that drivers make of an object, {} or
  * JavaScript's [object Object]: it is the same for each operation, and the first operation
  * would answer for all of them.  A key can be no array either: its elements would count
  * as one message.
  */
 void
-CheckScalar(const text *value, const char *what)
+RefuseObjectText(const text *value, const char *what)
 {
 	int bytes = VARSIZE_ANY_EXHDR(value);
 	bool isKey;
@@ -157,7 +157,7 @@ CheckName(const text *value, const char *what)
 		if (chars > KEYNAME_MAX_CHARS)
 			ErrorNameTooLong(what, chars);
 	}
-	CheckScalar(value, what);
+	RefuseObjectText(value, what);
 
 	/* The message does not contain the name, which would garble the log */
 	position = ControlCharacterAt(s, bytes);

@@ -24,7 +24,7 @@ typedef struct KeyName
 
 extern void KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name);
 extern void KeyNameSet(text *scope, text *key, KeyName *name);
-extern void CheckScalar(const text *value, const char *what);
+extern void RefuseObjectText(const text *value, const char *what);
 extern void CheckName(const text *value, const char *what);
 extern text *NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what);
 extern text *ScopeFromArg(FunctionCallInfo fcinfo);

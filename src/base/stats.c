@@ -242,10 +242,10 @@ CountEvents(CounterKind kind, uint64 events)
 }
 
 /*
- * CountEvent counts one event.
+ * Count counts one event.
  */
 void
-CountEvent(CounterKind kind)
+Count(CounterKind kind)
 {
 	CountEvents(kind, 1);
 }

@@ -50,7 +50,7 @@ typedef enum RequestKind
 	REQUEST_SURVEY = 2 /* at once */
 } RequestKind;
 
-extern void CountEvent(CounterKind kind);
+extern void Count(CounterKind kind);
 extern void CountEvents(CounterKind kind, uint64 events);
 extern void CountWaitTime(instr_time began);
 

@@ -115,7 +115,7 @@ WakeupSleepCounted(uint64 number, int round, long timeoutMs)
 	instr_time began;
 
 	if (round == 0)
-		CountEvent(COUNT_WAITS);
+		Count(COUNT_WAITS);
 	INSTR_TIME_SET_CURRENT(began);
 	PG_TRY();
 	{

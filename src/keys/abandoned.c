@@ -98,13 +98,13 @@ TakeOver(ReturnSetInfo *rsinfo, const ScopePattern *scopes, const Interval *leas
 		MemoryContextSwitchTo(each);
 		for (int i = 0; i < count && max > 0; i++)
 		{
-			StoredOutcome stored;
+			KeyRecord record;
 
 			request.name = found[i].name;
 			after = found[i].token;
-			if (ClaimAbandoned(&request, &stored))
+			if (ClaimAbandoned(&request, &record))
 			{
-				PutOperation(rsinfo, &request.name, &stored.lease);
+				PutOperation(rsinfo, &request.name, &record.lease);
 				max--;
 			}
 			MemoryContextReset(each);

@@ -39,18 +39,18 @@ PG_FUNCTION_INFO_V1(idempotency_try_claim);
  * OutcomeOfState returns the outcome of a claim for what a probe found.
  */
 static Outcome
-OutcomeOfState(const ClaimRequest *request, KeyState state, const StoredOutcome *stored)
+OutcomeOfState(const ClaimRequest *request, KeyState state, const KeyRecord *record)
 {
 	if (state == KEY_ABSENT)
 		return OUTCOME_CLAIMED;
 	/* this transaction is the owner, even if the lease, or its row, has expired since */
-	if (TokenIsHeld(stored->lease.token))
+	if (TokenIsHeld(record->lease.token))
 		return OUTCOME_CLAIMED_HERE;
 	if (state == KEY_EXPIRED)
 		return OUTCOME_CLAIMED;
 	/* NULL matches every fingerprint */
-	if (request->fingerprint != NULL && stored->fingerprint != NULL &&
-		!TextEquals(request->fingerprint, stored->fingerprint))
+	if (request->fingerprint != NULL && record->fingerprint != NULL &&
+		!TextEquals(request->fingerprint, record->fingerprint))
 		return OUTCOME_MISMATCHED;
 	if (state == KEY_STORED)
 		return OUTCOME_REPLAYED;
@@ -65,7 +65,7 @@ OutcomeOfState(const ClaimRequest *request, KeyState state, const StoredOutcome 
  */
 static Outcome
 LockAndProbe(const ClaimRequest *request, int waitMs, Outcome probed, KeyVersion *seen,
-			 StoredOutcome *stored)
+			 KeyRecord *record)
 {
 	const KeyName *name = &request->name;
 	Outcome outcome;
@@ -78,14 +78,14 @@ LockAndProbe(const ClaimRequest *request, int waitMs, Outcome probed, KeyVersion
 		return probed;
 
 	KeyStoreUnlock(seen);
-	outcome = OutcomeOfState(request, KeyStoreProbe(name, stored, seen), stored);
+	outcome = OutcomeOfState(request, KeyStoreProbe(name, record, seen), record);
 	if (!OutcomeIsGranted(outcome))
 		KeyLockRelease(name); /* the other waiters will find the same row */
 	return outcome;
 }
 
 /*
- * TryAcquireKey returns the outcome of a claim, waiting for the key's lock for at
+ * AcquireOnce returns the outcome of a claim, waiting for the key's lock for at
  * most waitMs.  If the outcome grants the claim, key and table stay locked until
  * the transaction ends, and "seen" is the row to overwrite, if any.  Otherwise
  * neither stays locked: a session that waits for a lease must not hold up an ALTER
@@ -93,15 +93,15 @@ LockAndProbe(const ClaimRequest *request, int waitMs, Outcome probed, KeyVersion
  * and KeyLockAcquire() throw.
  */
 static Outcome
-TryAcquireKey(const ClaimRequest *request, int waitMs, KeyVersion *seen, StoredOutcome *stored)
+AcquireOnce(const ClaimRequest *request, int waitMs, KeyVersion *seen, KeyRecord *record)
 {
 	Outcome outcome;
 
 	if (OpenClaimFind(&request->name) != NULL)
 		return OUTCOME_CLAIMED_HERE;
-	outcome = OutcomeOfState(request, KeyStoreProbe(&request->name, stored, seen), stored);
+	outcome = OutcomeOfState(request, KeyStoreProbe(&request->name, record, seen), record);
 	if (OutcomeIsGranted(outcome))
-		outcome = LockAndProbe(request, waitMs, outcome, seen, stored);
+		outcome = LockAndProbe(request, waitMs, outcome, seen, record);
 	if (!OutcomeIsGranted(outcome))
 		KeyStoreUnlock(seen);
 	return outcome;
@@ -119,12 +119,12 @@ TimeLeft(instr_time began, int waitMs)
 }
 
 /*
- * WaitForLease repeats TryAcquireKey() until the key is not leased or waitMs have
+ * WaitForLease repeats AcquireOnce() until the key is not leased or waitMs have
  * passed since "began".  Between two attempts it sleeps until the owner commits
  * or its lease ends.  What the last attempt found is in the current memory context.
  */
 static Outcome
-WaitForLease(const ClaimRequest *request, instr_time began, KeyVersion *seen, StoredOutcome *stored)
+WaitForLease(const ClaimRequest *request, instr_time began, KeyVersion *seen, KeyRecord *record)
 {
 	MemoryContext attempt =
 		AllocSetContextCreate(CurrentMemoryContext, "idempotency wait", ALLOCSET_SMALL_SIZES);
@@ -139,11 +139,11 @@ WaitForLease(const ClaimRequest *request, instr_time began, KeyVersion *seen, St
 
 		MemoryContextReset(attempt);
 		WakeupPrepare(number);
-		outcome = TryAcquireKey(request, TimeLeft(began, request->waitMs), seen, stored);
+		outcome = AcquireOnce(request, TimeLeft(began, request->waitMs), seen, record);
 		left = TimeLeft(began, request->waitMs);
 		if (outcome != OUTCOME_LEASED || left == 0)
 			break;
-		leaseMs = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), stored->lease.until);
+		leaseMs = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), record->lease.until);
 		WakeupSleepCounted(number, round, Min(left - 1, leaseMs) + 1);
 	}
 	WakeupCancel();
@@ -154,18 +154,18 @@ WaitForLease(const ClaimRequest *request, instr_time began, KeyVersion *seen, St
 }
 
 /*
- * AcquireKey does TryAcquireKey(), and waits for a lease to end.
+ * Acquire does AcquireOnce(), and waits for a lease to end.
  */
 static Outcome
-AcquireKey(const ClaimRequest *request, KeyVersion *seen, StoredOutcome *stored)
+Acquire(const ClaimRequest *request, KeyVersion *seen, KeyRecord *record)
 {
 	instr_time began;
 	Outcome outcome;
 
 	INSTR_TIME_SET_CURRENT(began);
-	outcome = TryAcquireKey(request, request->waitMs, seen, stored);
+	outcome = AcquireOnce(request, request->waitMs, seen, record);
 	if (outcome == OUTCOME_LEASED && request->waitMs > 0)
-		outcome = WaitForLease(request, began, seen, stored);
+		outcome = WaitForLease(request, began, seen, record);
 	return outcome;
 }
 
@@ -184,27 +184,27 @@ CountOutcome(Outcome outcome)
 		[OUTCOME_LOCKED] = COUNT_IN_PROGRESS,
 	};
 
-	CountEvent(counters[outcome]);
+	Count(counters[outcome]);
 }
 
 /*
  * Grant writes the lease of a granted claim, if it has one, and adds the claim to
- * those that are open in this transaction.  "stored" becomes what the owner gets.
+ * those that are open in this transaction.  "record" becomes what the owner gets.
  */
 static void
-Grant(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, StoredOutcome *stored)
+Grant(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, KeyRecord *record)
 {
 	if (outcome == OUTCOME_CLAIMED)
-		memset(stored, 0, sizeof(StoredOutcome));
-	if (stored->fingerprint == NULL)
-		stored->fingerprint = request->fingerprint;
-	stored->lease.attempt++;
-	stored->lease.token = 0;
+		memset(record, 0, sizeof(KeyRecord));
+	if (record->fingerprint == NULL)
+		record->fingerprint = request->fingerprint;
+	record->lease.attempt++;
+	record->lease.token = 0;
 	if (request->lease != NULL)
-		LeaseBegin(request, seen, stored);
-	OpenClaimAdd(&request->name, stored->fingerprint, &request->retention, seen,
-				 stored->lease.token);
-	stored->expiresAt = 0;
+		LeaseBegin(request, seen, record);
+	OpenClaimAdd(&request->name, record->fingerprint, &request->retention, seen,
+				 record->lease.token);
+	record->expiresAt = 0;
 }
 
 /*
@@ -212,13 +212,12 @@ Grant(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, Stor
  * records the result for require_claim(), and counts it.
  */
 static void
-Conclude(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen,
-		 StoredOutcome *stored)
+Conclude(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, KeyRecord *record)
 {
 	bool granted = OutcomeIsGranted(outcome);
 
 	if (granted)
-		Grant(request, outcome, seen, stored);
+		Grant(request, outcome, seen, record);
 	InjectionPoint("claim-mark");
 	if (outcome == OUTCOME_REPLAYED)
 		ScopeSetReplayed(request->name.scope, request->name.key);
@@ -228,16 +227,16 @@ Conclude(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen,
 }
 
 /*
- * Claim claims the operation, or returns why it does not.  "stored" becomes what
+ * Claim claims the operation, or returns why it does not.  "record" becomes what
  * the owner gets, what is replayed, or the lease of another owner.
  */
 static Outcome
-Claim(const ClaimRequest *request, StoredOutcome *stored)
+Claim(const ClaimRequest *request, KeyRecord *record)
 {
 	KeyVersion seen;
-	Outcome outcome = AcquireKey(request, &seen, stored);
+	Outcome outcome = Acquire(request, &seen, record);
 
-	Conclude(request, outcome, &seen, stored);
+	Conclude(request, outcome, &seen, record);
 	return outcome;
 }
 
@@ -246,7 +245,7 @@ Claim(const ClaimRequest *request, StoredOutcome *stored)
  * mismatch.
  */
 static void
-ThrowIfRefused(const KeyName *name, Outcome outcome, const StoredOutcome *stored)
+ThrowIfRefused(const KeyName *name, Outcome outcome, const KeyRecord *record)
 {
 	switch (outcome)
 	{
@@ -264,7 +263,7 @@ ThrowIfRefused(const KeyName *name, Outcome outcome, const StoredOutcome *stored
 						 "settings through idempotency.stable_text().")));
 			break;
 		case OUTCOME_LEASED:
-			ErrorInProgress(name, stored->lease.until);
+			ErrorInProgress(name, record->lease.until);
 		case OUTCOME_CLAIMED_HERE:
 			ErrorClaimedHere(name);
 		case OUTCOME_LOCKED:
@@ -273,15 +272,15 @@ ThrowIfRefused(const KeyName *name, Outcome outcome, const StoredOutcome *stored
 }
 
 /*
- * ClaimOrThrow claims the operation, or fills "stored" with the outcome to
+ * ClaimOrThrow claims the operation, or fills "record" with the outcome to
  * replay.  Throws IK409 and IK422.
  */
 Outcome
-ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored)
+ClaimOrThrow(const ClaimRequest *request, KeyRecord *record)
 {
-	Outcome outcome = Claim(request, stored);
+	Outcome outcome = Claim(request, record);
 
-	ThrowIfRefused(&request->name, outcome, stored);
+	ThrowIfRefused(&request->name, outcome, record);
 	return outcome;
 }
 
@@ -295,11 +294,11 @@ bool
 ClaimAbsent(const KeyName *name, KeyVersion *seen)
 {
 	ClaimRequest request = {.name = *name, .waitMs = WaitOfScope(name->scope)};
-	StoredOutcome stored;
-	Outcome outcome = AcquireKey(&request, seen, &stored);
+	KeyRecord record;
+	Outcome outcome = Acquire(&request, seen, &record);
 
 	CountOutcome(outcome);
-	ThrowIfRefused(name, outcome, &stored);
+	ThrowIfRefused(name, outcome, &record);
 	return OutcomeIsGranted(outcome);
 }
 
@@ -309,17 +308,17 @@ ClaimAbsent(const KeyName *name, KeyVersion *seen)
  * first claim applies, and is filled in.
  */
 bool
-ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored)
+ClaimAbandoned(ClaimRequest *request, KeyRecord *record)
 {
 	KeyVersion seen;
-	Outcome outcome = TryAcquireKey(request, 0, &seen, stored);
+	Outcome outcome = AcquireOnce(request, 0, &seen, record);
 
 	if (outcome == OUTCOME_CLAIMED)
 		KeyLockRelease(&request->name);
 	if (outcome != OUTCOME_TAKEN_OVER)
 		return false;
-	request->retention = stored->lease.retention;
-	Conclude(request, outcome, &seen, stored);
+	request->retention = record->lease.retention;
+	Conclude(request, outcome, &seen, record);
 	return true;
 }
 
@@ -389,12 +388,12 @@ Datum
 idempotency_claim(PG_FUNCTION_ARGS)
 {
 	ClaimRequest request = RequestFromArgs(fcinfo, true);
-	StoredOutcome stored;
+	KeyRecord record;
 	Outcome outcome;
 
 	PreventUnsafeCall(fcinfo, "idempotency.claim()");
-	outcome = ClaimOrThrow(&request, &stored);
-	return OperationDatum(OperationType(fcinfo), outcome, &stored, NULL);
+	outcome = ClaimOrThrow(&request, &record);
+	return OperationDatum(OperationType(fcinfo), outcome, &record, NULL);
 }
 
 /*
@@ -405,12 +404,12 @@ Datum
 idempotency_try_claim(PG_FUNCTION_ARGS)
 {
 	ClaimRequest request = RequestFromArgs(fcinfo, false);
-	StoredOutcome stored;
+	KeyRecord record;
 	Outcome outcome;
 
 	PreventUnsafeCall(fcinfo, "idempotency.try_claim()");
-	outcome = Claim(&request, &stored);
+	outcome = Claim(&request, &record);
 	if (outcome == OUTCOME_LEASED)
-		HideCheckpoint(&stored, request.fingerprint);
-	return OperationDatum(OperationType(fcinfo), outcome, &stored, NULL);
+		HideCheckpoint(&record, request.fingerprint);
+	return OperationDatum(OperationType(fcinfo), outcome, &record, NULL);
 }

@@ -24,8 +24,8 @@ typedef struct ClaimRequest
 	text *document;		   /* the request, which a lease stores; or NULL */
 } ClaimRequest;
 
-extern Outcome ClaimOrThrow(const ClaimRequest *request, StoredOutcome *stored);
-extern bool ClaimAbandoned(ClaimRequest *request, StoredOutcome *stored);
+extern Outcome ClaimOrThrow(const ClaimRequest *request, KeyRecord *record);
+extern bool ClaimAbandoned(ClaimRequest *request, KeyRecord *record);
 extern bool ClaimAbsent(const KeyName *name, KeyVersion *seen);
 
 #endif /* IDEMPOTENCY_KEYS_CLAIM_H */

@@ -44,17 +44,17 @@ ErrorBadOutcome(const KeyName *name, const char *message, const char *hint)
  * their text: jsonb refuses values that json takes.
  */
 static void
-OmitResponse(StoredOutcome *outcome, int most)
+OmitResponse(KeyRecord *record, int most)
 {
 	const char *given = "{}";
 	int bytes;
 
-	if (outcome->headers != NULL && VARSIZE_ANY_EXHDR(outcome->headers) <= (Size) most)
-		given = text_to_cstring(outcome->headers);
+	if (record->headers != NULL && VARSIZE_ANY_EXHDR(record->headers) <= (Size) most)
+		given = text_to_cstring(record->headers);
 	bytes = (int) (strrchr(given, '}') - given);
-	outcome->response = NULL;
-	outcome->headers = cstring_to_text(psprintf("%.*s%s" OMITTED_HEADER "}", bytes, given,
-												strchr(given, '"') != NULL ? ", " : ""));
+	record->response = NULL;
+	record->headers = cstring_to_text(psprintf("%.*s%s" OMITTED_HEADER "}", bytes, given,
+											   strchr(given, '"') != NULL ? ", " : ""));
 }
 
 /*
@@ -62,31 +62,31 @@ OmitResponse(StoredOutcome *outcome, int most)
  * that is too large is omitted if "omitLarge" is set; otherwise it is 54000.
  */
 static void
-CheckOutcome(const KeyName *name, StoredOutcome *outcome, bool omitLarge)
+CheckOutcome(const KeyName *name, KeyRecord *record, bool omitLarge)
 {
 	int most = SettingNumber(&ResponseSizeSetting, name->scope);
 	Size bytes = 0;
 
-	if (outcome->status < 100 || outcome->status > 599)
+	if (record->status < 100 || record->status > 599)
 		ErrorBadOutcome(name, "status must be between 100 and 599", "Pass an HTTP status code.");
 
-	if (outcome->headers != NULL)
+	if (record->headers != NULL)
 	{
-		Datum type = DirectFunctionCall1(json_typeof, PointerGetDatum(outcome->headers));
+		Datum type = DirectFunctionCall1(json_typeof, PointerGetDatum(record->headers));
 
 		if (strcmp(TextDatumGetCString(type), "object") != 0)
 			ErrorBadOutcome(name, "headers must be a JSON object",
 							"Pass an object of header names and values.");
-		bytes += VARSIZE_ANY_EXHDR(outcome->headers);
+		bytes += VARSIZE_ANY_EXHDR(record->headers);
 	}
-	if (outcome->response != NULL)
-		bytes += VARSIZE_ANY_EXHDR(outcome->response);
+	if (record->response != NULL)
+		bytes += VARSIZE_ANY_EXHDR(record->response);
 	if (bytes <= (Size) most)
 		return;
 	if (!omitLarge)
 		ErrorTooLarge(name, "response", bytes);
 	RequireSetting(&ResponseSizeSetting, name->scope);
-	OmitResponse(outcome, most);
+	OmitResponse(record, most);
 }
 
 /*
@@ -96,16 +96,16 @@ CheckOutcome(const KeyName *name, StoredOutcome *outcome, bool omitLarge)
  * and what CheckOutcome() throws.
  */
 void
-ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome, bool omitLarge)
+ClaimFinish(const KeyName *name, const Ownership *own, KeyRecord *record, bool omitLarge)
 {
-	CheckOutcome(name, outcome, omitLarge);
+	CheckOutcome(name, record, omitLarge);
 
 	/* Write the row */
-	outcome->fingerprint = own->fingerprint;
-	outcome->finishedBy = own->lease.token;
-	outcome->expiresAt = RetentionEnd(&own->lease.retention, GetCurrentTimestamp());
+	record->fingerprint = own->fingerprint;
+	record->finishedBy = own->lease.token;
+	record->expiresAt = RetentionEnd(&own->lease.retention, GetCurrentTimestamp());
 	InjectionPoint("finish-write");
-	KeyStoreWrite(name, &own->seen, outcome);
+	KeyStoreWrite(name, &own->seen, record);
 
 	/* Close the claim */
 	InjectionPoint("finish-close");
@@ -115,7 +115,7 @@ ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome, b
 	/* Wake sessions that wait for a lease */
 	if (ItemPointerIsValid(&own->seen.tid))
 		WakeupAfterCommit(KeyLockNumber(name));
-	CountEvent(outcome->failed ? COUNT_FAILURES : COUNT_COMPLETIONS);
+	Count(record->failed ? COUNT_FAILURES : COUNT_COMPLETIONS);
 }
 
 /*
@@ -128,19 +128,19 @@ static Datum
 Finish(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *claimed, bool failed)
 {
 	Ownership own = *claimed;
-	StoredOutcome outcome = {.hasStatus = true, .failed = failed};
+	KeyRecord record = {.hasStatus = true, .failed = failed};
 	text *response = DocumentText(DocumentFromArg(fcinfo, 2));
 	bool omitLarge = !PG_ARGISNULL(7) && PG_GETARG_BOOL(7);
 
-	outcome.response = response;
+	record.response = response;
 	if (!PG_ARGISNULL(3))
-		outcome.status = PG_GETARG_INT32(3);
+		record.status = PG_GETARG_INT32(3);
 	else if (!failed)
-		outcome.status = 200;
-	outcome.headers = DocumentText(DocumentFromArg(fcinfo, 4));
+		record.status = 200;
+	record.headers = DocumentText(DocumentFromArg(fcinfo, 4));
 	if (!PG_ARGISNULL(6))
 		own.lease.retention = RetentionFromArg(fcinfo, 6, name->scope);
-	ClaimFinish(name, &own, &outcome, omitLarge);
+	ClaimFinish(name, &own, &record, omitLarge);
 	if (own.claim == NULL)
 		ScopeSetResult(name->scope, name->key, true);
 
@@ -189,7 +189,7 @@ Release(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 	if (own->claim != NULL)
 		OpenClaimClose(own->claim);
 	ScopeSetResult(name->scope, name->key, false);
-	CountEvent(COUNT_RELEASES);
+	Count(COUNT_RELEASES);
 	PG_RETURN_VOID();
 }
 

@@ -29,23 +29,23 @@ PG_FUNCTION_INFO_V1(idempotency_forget);
 Datum
 idempotency_peek(PG_FUNCTION_ARGS)
 {
-	StoredOutcome stored;
+	KeyRecord record;
 	KeyName name;
 
 	KeyNameFromArgs(fcinfo, &name);
-	switch (KeyStoreRead(&name, &stored))
+	switch (KeyStoreRead(&name, &record))
 	{
 		case KEY_ABSENT:
 		case KEY_EXPIRED:
 			PG_RETURN_NULL();
 		case KEY_LEASED:
 		case KEY_ABANDONED:
-			HideCheckpoint(&stored, NULL);
-			return OperationDatum(OperationType(fcinfo), OUTCOME_LEASED, &stored,
-								  stored.fingerprint);
+			HideCheckpoint(&record, NULL);
+			return OperationDatum(OperationType(fcinfo), OUTCOME_LEASED, &record,
+								  record.fingerprint);
 		case KEY_STORED:
-			return OperationDatum(OperationType(fcinfo), OUTCOME_REPLAYED, &stored,
-								  stored.fingerprint);
+			return OperationDatum(OperationType(fcinfo), OUTCOME_REPLAYED, &record,
+								  record.fingerprint);
 	}
 	pg_unreachable();
 }
@@ -57,7 +57,7 @@ idempotency_peek(PG_FUNCTION_ARGS)
 Datum
 idempotency_forget(PG_FUNCTION_ARGS)
 {
-	StoredOutcome stored;
+	KeyRecord record;
 	KeyVersion seen;
 	KeyState state;
 	KeyName name;
@@ -68,13 +68,13 @@ idempotency_forget(PG_FUNCTION_ARGS)
 		ErrorClaimedHere(&name);
 
 	/* Probe, then lock: the table and the key in the order of a claim */
-	state = KeyStoreProbe(&name, &stored, &seen);
+	state = KeyStoreProbe(&name, &record, &seen);
 	InjectionPoint("forget-lock");
 	if (!KeyLockAcquire(&name, WaitOfScope(name.scope)))
 		ErrorInProgress(&name, 0);
 	InjectionPoint("forget-probe");
 	if (!KeyStoreUnchanged(&seen))
-		state = KeyStoreProbe(&name, &stored, &seen);
+		state = KeyStoreProbe(&name, &record, &seen);
 
 	/* Delete the row */
 	if (state == KEY_ABSENT)
@@ -82,7 +82,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 		KeyLockRelease(&name);
 		PG_RETURN_BOOL(false);
 	}
-	if (TokenIsHeld(stored.lease.token))
+	if (TokenIsHeld(record.lease.token))
 		ErrorClaimedHere(&name);
 	KeyStoreDelete(&name, &seen);
 	LogCall("forget", psprintf("scope \"%s\", key \"%s\"", text_to_cstring(name.scope),

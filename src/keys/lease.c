@@ -89,7 +89,7 @@ ErrorLeaseLost(const KeyName *name, int64 token, bool finished)
 {
 	PreventCommit(name, ERRCODE_IDEMPOTENCY_CLAIM_LOST);
 	if (!finished)
-		CountEvent(COUNT_STALE_TOKENS);
+		Count(COUNT_STALE_TOKENS);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEMPOTENCY_CLAIM_LOST),
 			 errmsg("the lease on this idempotency key is lost"), DetailToken(name, token),
@@ -105,7 +105,7 @@ pg_noreturn static void
 ErrorNoClaim(const KeyName *name, const char *message, const char *hint)
 {
 	PreventCommit(name, ERRCODE_IDEMPOTENCY_NO_CLAIM);
-	CountEvent(COUNT_STALE_TOKENS);
+	Count(COUNT_STALE_TOKENS);
 	ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_NO_CLAIM), errmsg("%s", message), DetailName(name),
 					errhint("%s", hint)));
 }
@@ -115,10 +115,10 @@ ErrorNoClaim(const KeyName *name, const char *message, const char *hint)
  * probe found.
  */
 static void
-RequireToken(const KeyName *name, KeyState state, const StoredOutcome *stored, int64 token)
+RequireToken(const KeyName *name, KeyState state, const KeyRecord *record, int64 token)
 {
-	if ((state != KEY_LEASED && state != KEY_ABANDONED) || stored->lease.token != token)
-		ErrorLeaseLost(name, token, state == KEY_STORED && stored->finishedBy == token);
+	if ((state != KEY_LEASED && state != KEY_ABANDONED) || record->lease.token != token)
+		ErrorLeaseLost(name, token, state == KEY_STORED && record->finishedBy == token);
 }
 
 /*
@@ -128,12 +128,12 @@ RequireToken(const KeyName *name, KeyState state, const StoredOutcome *stored, i
 static void
 OwnByToken(const KeyName *name, int64 token, Ownership *own)
 {
-	StoredOutcome stored;
+	KeyRecord record;
 	KeyState state;
 
 	/* Refuse a former owner without a wait */
-	state = KeyStoreProbe(name, &stored, &own->seen);
-	RequireToken(name, state, &stored, token);
+	state = KeyStoreProbe(name, &record, &own->seen);
+	RequireToken(name, state, &record, token);
 
 	/* Lock the key */
 	InjectionPoint("owner-lock");
@@ -143,11 +143,11 @@ OwnByToken(const KeyName *name, int64 token, Ownership *own)
 	/* Compare the token of the locked row */
 	InjectionPoint("owner-probe");
 	if (!KeyStoreUnchanged(&own->seen))
-		state = KeyStoreProbe(name, &stored, &own->seen);
-	RequireToken(name, state, &stored, token);
+		state = KeyStoreProbe(name, &record, &own->seen);
+	RequireToken(name, state, &record, token);
 
-	own->fingerprint = stored.fingerprint;
-	own->lease = stored.lease;
+	own->fingerprint = record.fingerprint;
+	own->lease = record.lease;
 }
 
 /*
@@ -231,13 +231,13 @@ OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody
  * operation is claimed again.
  */
 static void
-SetTimes(StoredOutcome *row, const Interval *length)
+SetTimes(KeyRecord *record, const Interval *length)
 {
-	Lease *lease = &row->lease;
+	Lease *lease = &record->lease;
 
 	lease->from = GetCurrentTimestamp();
 	lease->until = LeaseEnd(length, lease->from);
-	row->expiresAt = RetentionEnd(&lease->retention, lease->until);
+	record->expiresAt = RetentionEnd(&lease->retention, lease->until);
 }
 
 /*
@@ -246,16 +246,16 @@ SetTimes(StoredOutcome *row, const Interval *length)
  * attempt and the fingerprint.
  */
 void
-LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored)
+LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, KeyRecord *record)
 {
-	Lease *lease = &stored->lease;
+	Lease *lease = &record->lease;
 	int parts = LEASE_OWNER | LEASE_TIMES;
 
 	/* Set token, times and request */
 	lease->token = NewToken();
 	InjectionPoint("lease-write");
 	lease->retention = request->retention;
-	SetTimes(stored, request->lease);
+	SetTimes(record, request->lease);
 	if (lease->request == NULL)
 	{
 		lease->request = request->document;
@@ -264,9 +264,9 @@ LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *s
 
 	/* Write the row */
 	if (lease->attempt == 1)
-		KeyStoreWrite(&request->name, seen, stored);
+		KeyStoreWrite(&request->name, seen, record);
 	else
-		KeyStoreChangeLease(&request->name, seen, stored, parts);
+		KeyStoreChangeLease(&request->name, seen, record, parts);
 	TokenGranted(lease->token);
 }
 
@@ -277,7 +277,7 @@ LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *s
 void
 LeaseRelease(const KeyName *name, const Ownership *own)
 {
-	StoredOutcome row = {.lease = own->lease};
+	KeyRecord record = {.lease = own->lease};
 
 	WakeupAfterCommit(KeyLockNumber(name));
 	if (own->lease.recoveryPoint == NULL)
@@ -285,43 +285,43 @@ LeaseRelease(const KeyName *name, const Ownership *own)
 		KeyStoreDelete(name, &own->seen);
 		return;
 	}
-	row.lease.token = NewToken();
-	row.lease.from = GetCurrentTimestamp();
-	row.lease.until = DT_NOBEGIN;
-	row.expiresAt = RetentionEnd(&row.lease.retention, row.lease.from);
-	KeyStoreChangeLease(name, &own->seen, &row, LEASE_OWNER | LEASE_TIMES);
+	record.lease.token = NewToken();
+	record.lease.from = GetCurrentTimestamp();
+	record.lease.until = DT_NOBEGIN;
+	record.expiresAt = RetentionEnd(&record.lease.retention, record.lease.from);
+	KeyStoreChangeLease(name, &own->seen, &record, LEASE_OWNER | LEASE_TIMES);
 }
 
 /*
- * RequireLease makes "row" the lease by which the caller owns the operation, and
+ * RequireLease makes "record" the lease by which the caller owns the operation, and
  * permits writes to guarded tables, as a claim does.  Throws IK412 if the claim has no
  * lease.
  */
 static void
-RequireLease(const KeyName *name, const Ownership *own, StoredOutcome *row)
+RequireLease(const KeyName *name, const Ownership *own, KeyRecord *record)
 {
 	if (own->lease.token == 0)
 		ErrorNoClaim(name, "the claim on this idempotency key has no lease",
 					 "Claim with a lease, such as lease => '30 seconds', and pass its token.");
 	ScopeSetResult(name->scope, name->key, true);
-	memset(row, 0, sizeof(StoredOutcome));
-	row->lease = own->lease;
+	memset(record, 0, sizeof(KeyRecord));
+	record->lease = own->lease;
 }
 
 static Datum
 Renew(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 {
 	const Interval *length = LeaseFromArg(fcinfo, 3);
-	StoredOutcome row;
+	KeyRecord record;
 
 	if (length == NULL)
 		ErrorBadArgument(
 			"lease is missing",
 			"Pass the time within which the owner renews the lease, such as '30 seconds'.");
-	RequireLease(name, own, &row);
-	SetTimes(&row, length);
-	KeyStoreChangeLease(name, &own->seen, &row, LEASE_TIMES);
-	PG_RETURN_TIMESTAMPTZ(row.lease.until);
+	RequireLease(name, own, &record);
+	SetTimes(&record, length);
+	KeyStoreChangeLease(name, &own->seen, &record, LEASE_TIMES);
+	PG_RETURN_TIMESTAMPTZ(record.lease.until);
 }
 
 /*
@@ -339,7 +339,7 @@ Checkpoint(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 {
 	text *point = PG_ARGISNULL(3) ? NULL : PG_GETARG_TEXT_PP(3);
 	text *state = DocumentText(DocumentFromArg(fcinfo, 4));
-	StoredOutcome row;
+	KeyRecord record;
 
 	/* Check the arguments */
 	if (point == NULL || VARSIZE_ANY_EXHDR(point) == 0)
@@ -353,10 +353,10 @@ Checkpoint(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 		ErrorTooLarge(name, "state", VARSIZE_ANY_EXHDR(state));
 
 	/* Write the checkpoint */
-	RequireLease(name, own, &row);
-	row.lease.recoveryPoint = point;
-	row.lease.state = state;
-	KeyStoreChangeLease(name, &own->seen, &row, LEASE_CHECKPOINT);
+	RequireLease(name, own, &record);
+	record.lease.recoveryPoint = point;
+	record.lease.state = state;
+	KeyStoreChangeLease(name, &own->seen, &record, LEASE_CHECKPOINT);
 	PG_RETURN_VOID();
 }
 

@@ -27,10 +27,10 @@ extern void RequireOwnership(const KeyName *name, const int64 *token, Ownership 
 typedef Datum (*OwnerBody)(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own);
 extern Datum OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *function, OwnerBody body);
 
-extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, StoredOutcome *stored);
+extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, KeyRecord *record);
 extern void LeaseRelease(const KeyName *name, const Ownership *own);
 
-extern void ClaimFinish(const KeyName *name, const Ownership *own, StoredOutcome *outcome,
+extern void ClaimFinish(const KeyName *name, const Ownership *own, KeyRecord *record,
 						bool omitLarge);
 
 #endif /* IDEMPOTENCY_KEYS_LEASE_H */

@@ -87,7 +87,7 @@ CountWait(instr_time began)
 {
 	if (INSTR_TIME_IS_ZERO(began))
 		return;
-	CountEvent(COUNT_WAITS);
+	Count(COUNT_WAITS);
 	CountWaitTime(began);
 }
 

@@ -39,7 +39,7 @@ PG_FUNCTION_INFO_V1(idempotency_once_many);
 Datum
 idempotency_once(PG_FUNCTION_ARGS)
 {
-	StoredOutcome record = {0};
+	KeyRecord record = {0};
 	KeyVersion seen;
 	KeyName name;
 	Retention retention;
@@ -56,7 +56,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 	{
 		record.expiresAt = RetentionEnd(&retention, GetCurrentTimestamp());
 		KeyStoreWrite(&name, &seen, &record);
-		CountEvent(COUNT_COMPLETIONS);
+		Count(COUNT_COMPLETIONS);
 		if (ItemPointerIsValid(&seen.tid))
 			WakeupAfterCommit(KeyLockNumber(&name)); /* if it was a lease */
 	}
@@ -116,7 +116,7 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 static bool
 IsHeldHere(const KeyName *name)
 {
-	StoredOutcome stored;
+	KeyRecord record;
 	KeyVersion seen;
 	KeyState state;
 
@@ -124,8 +124,8 @@ IsHeldHere(const KeyName *name)
 		return true;
 	if (!AnyTokenPassed())
 		return false;
-	state = KeyStoreProbe(name, &stored, &seen);
-	return state != KEY_ABSENT && TokenIsHeld(stored.lease.token);
+	state = KeyStoreProbe(name, &record, &seen);
+	return state != KEY_ABSENT && TokenIsHeld(record.lease.token);
 }
 
 /*

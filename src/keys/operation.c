@@ -116,15 +116,15 @@ SetText(Row *row, int column, const text *value)
  * SetAnswer sets what is stored of a finished operation.
  */
 static void
-SetAnswer(Row *row, const StoredOutcome *stored)
+SetAnswer(Row *row, const KeyRecord *record)
 {
-	if (stored->hasStatus)
-		Set(row, OP_STATUS, Int32GetDatum(stored->status));
-	SetText(row, OP_HEADERS, stored->headers);
-	SetText(row, OP_RESPONSE, stored->response);
-	Set(row, OP_FAILED, BoolGetDatum(stored->failed));
-	if (!TIMESTAMP_IS_NOEND(stored->expiresAt))
-		Set(row, OP_EXPIRES_AT, TimestampTzGetDatum(stored->expiresAt));
+	if (record->hasStatus)
+		Set(row, OP_STATUS, Int32GetDatum(record->status));
+	SetText(row, OP_HEADERS, record->headers);
+	SetText(row, OP_RESPONSE, record->response);
+	Set(row, OP_FAILED, BoolGetDatum(record->failed));
+	if (!TIMESTAMP_IS_NOEND(record->expiresAt))
+		Set(row, OP_EXPIRES_AT, TimestampTzGetDatum(record->expiresAt));
 }
 
 /*
@@ -158,27 +158,27 @@ SetProgress(Row *row, const Lease *lease)
 }
 
 /*
- * HideCheckpoint removes from "stored", the lease of another owner, what only a caller with
+ * HideCheckpoint removes from "record", the lease of another owner, what only a caller with
  * the same request may see: "fingerprint" is that of the caller, which did not mismatch.
  */
 void
-HideCheckpoint(StoredOutcome *stored, const bytea *fingerprint)
+HideCheckpoint(KeyRecord *record, const bytea *fingerprint)
 {
-	if (stored->fingerprint == NULL || fingerprint != NULL)
+	if (record->fingerprint == NULL || fingerprint != NULL)
 		return;
-	stored->lease.recoveryPoint = NULL;
-	stored->lease.state = NULL;
+	record->lease.recoveryPoint = NULL;
+	record->lease.state = NULL;
 }
 
 /*
  * OperationDatum returns the composite, whose type the caller names, in the
- * current memory context.  "stored" is the outcome to replay, what an owner was
+ * current memory context.  "record" is the outcome to replay, what an owner was
  * granted (and, for run(), the outcome of its operation), or the lease of another
  * owner, after HideCheckpoint().  "fingerprint" can be NULL.
  * Throws 55000 if the type is gone.
  */
 Datum
-OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
+OperationDatum(Oid operationType, Outcome outcome, const KeyRecord *record,
 			   const bytea *fingerprint)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc_noerror(operationType, -1, true);
@@ -193,11 +193,11 @@ OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
 	Set(&row, OP_REPLAYED, BoolGetDatum(outcome == OUTCOME_REPLAYED));
 	Set(&row, OP_FAILED, BoolGetDatum(false));
 	if (OutcomeIsGranted(outcome))
-		SetOwner(&row, &stored->lease);
+		SetOwner(&row, &record->lease);
 	else if (outcome == OUTCOME_LEASED)
-		SetProgress(&row, &stored->lease);
-	if (outcome == OUTCOME_REPLAYED || (OutcomeIsGranted(outcome) && stored->expiresAt != 0))
-		SetAnswer(&row, stored);
+		SetProgress(&row, &record->lease);
+	if (outcome == OUTCOME_REPLAYED || (OutcomeIsGranted(outcome) && record->expiresAt != 0))
+		SetAnswer(&row, record);
 	SetText(&row, OP_FINGERPRINT, fingerprint);
 
 	result = HeapTupleGetDatum(heap_form_tuple(desc, row.values, row.isnull));

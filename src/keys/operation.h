@@ -30,8 +30,8 @@ OutcomeIsGranted(Outcome outcome)
 	return outcome == OUTCOME_CLAIMED || outcome == OUTCOME_TAKEN_OVER;
 }
 
-extern void HideCheckpoint(StoredOutcome *stored, const bytea *fingerprint);
-extern Datum OperationDatum(Oid operationType, Outcome outcome, const StoredOutcome *stored,
+extern void HideCheckpoint(KeyRecord *record, const bytea *fingerprint);
+extern Datum OperationDatum(Oid operationType, Outcome outcome, const KeyRecord *record,
 							const bytea *fingerprint);
 extern Oid OperationType(FunctionCallInfo fcinfo);
 

@@ -132,10 +132,10 @@ CallHandler(void *argument)
  * its final error, the operation's outcome.  Any other error is thrown on,
  * when the subtransaction is gone.
  */
-static StoredOutcome
+static KeyRecord
 OutcomeOfCall(Oid handler, text *request)
 {
-	StoredOutcome outcome = {.hasStatus = true};
+	KeyRecord record = {.hasStatus = true};
 	HandlerCall call = {.handler = handler, .request = request};
 	ErrorData *error = SubtransactionRun(CallHandler, &call);
 
@@ -143,16 +143,16 @@ OutcomeOfCall(Oid handler, text *request)
 	{
 		if (!IsFinalError(error->sqlerrcode))
 			ReThrowError(error);
-		outcome.failed = true;
-		outcome.status = FINAL_ERROR_STATUS;
-		outcome.headers = cstring_to_text("{\"Content-Type\": \"application/problem+json\"}");
-		outcome.response = ProblemDocument(FINAL_ERROR_STATUS, error->message, error->detail);
-		return outcome;
+		record.failed = true;
+		record.status = FINAL_ERROR_STATUS;
+		record.headers = cstring_to_text("{\"Content-Type\": \"application/problem+json\"}");
+		record.response = ProblemDocument(FINAL_ERROR_STATUS, error->message, error->detail);
+		return record;
 	}
 
-	outcome.status = 200;
-	outcome.response = call.response;
-	return outcome;
+	record.status = 200;
+	record.response = call.response;
+	return record;
 }
 
 /*
@@ -163,7 +163,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 {
 	Document *document = DocumentFromArg(fcinfo, 2);
 	ClaimRequest request = {0};
-	StoredOutcome outcome;
+	KeyRecord record;
 	Outcome claimed;
 	Ownership own;
 	int32 attempt;
@@ -182,15 +182,15 @@ idempotency_run(PG_FUNCTION_ARGS)
 	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
 
 	/* Claim or replay */
-	claimed = ClaimOrThrow(&request, &outcome);
+	claimed = ClaimOrThrow(&request, &record);
 	if (claimed == OUTCOME_REPLAYED)
-		return OperationDatum(OperationType(fcinfo), OUTCOME_REPLAYED, &outcome, NULL);
+		return OperationDatum(OperationType(fcinfo), OUTCOME_REPLAYED, &record, NULL);
 
 	/* Call the handler, and store its outcome */
-	attempt = outcome.lease.attempt;
-	outcome = OutcomeOfCall(handler, DocumentText(document));
+	attempt = record.lease.attempt;
+	record = OutcomeOfCall(handler, DocumentText(document));
 	RequireOwnership(&request.name, NULL, &own);
-	ClaimFinish(&request.name, &own, &outcome, false);
-	outcome.lease.attempt = attempt;
-	return OperationDatum(OperationType(fcinfo), claimed, &outcome, NULL);
+	ClaimFinish(&request.name, &own, &record, false);
+	record.lease.attempt = attempt;
+	return OperationDatum(OperationType(fcinfo), claimed, &record, NULL);
 }

@@ -322,7 +322,7 @@ idempotency_publish(PG_FUNCTION_ARGS)
 	values[OUT_HEADERS - 1] = PointerGetDatum(headers);
 	isnull[OUT_HEADERS - 1] = headers == NULL;
 	Insert(values, isnull);
-	CountEvent(COUNT_PUBLISHED);
+	Count(COUNT_PUBLISHED);
 	EventPublished(topic);
 	PG_RETURN_UUID_P(id);
 }

@@ -62,7 +62,7 @@ idempotency_derive_key(PG_FUNCTION_ARGS)
 
 		if (VARSIZE_ANY_EXHDR(part) == 0)
 			ErrorNameMissing(names[i]);
-		CheckScalar(part, names[i]);
+		RefuseObjectText(part, names[i]);
 		PartsAdd(&parts, part);
 	}
 	digest = PartsDigest(&parts);
@@ -112,7 +112,7 @@ idempotency_natural_key(PG_FUNCTION_ARGS)
 							errhint("Pass a text that stands for a missing value, such as "
 									"coalesce(value, '').")));
 		part = DatumGetTextPP(elements[i]);
-		CheckScalar(part, "key part");
+		RefuseObjectText(part, "key part");
 		PartsAdd(&parts, part);
 	}
 	digest = PartsDigest(&parts);

@@ -103,7 +103,7 @@ FindRemembered(Relation table, const KeyName *name, Snapshot snapshot, TupleTabl
  * 40001 for a row that was written after the snapshot.
  */
 KeyState
-KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
+KeyStoreProbe(const KeyName *name, KeyRecord *record, KeyVersion *version)
 {
 	Relation table = KeyTableOpen(RowExclusiveLock);
 	Snapshot latest = GetLatestSnapshot();
@@ -113,7 +113,7 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 	version->table = RelationGetRelid(table);
 	ItemPointerSetInvalid(&version->tid);
 	version->xmin = InvalidTransactionId;
-	version->asOf = latest->snapXactCompletionCount;
+	version->endedTransactions = latest->snapXactCompletionCount;
 	version->createdAt = 0;
 	latest = RegisterSnapshot(latest);
 
@@ -125,11 +125,11 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 		version->xmin = KeyRowXmin(slot);
 		state = KeyRowState(slot);
 		if (state == KEY_EXPIRED)
-			outcome->lease.token = KeyRowToken(slot);
+			record->lease.token = KeyRowToken(slot);
 		else
 		{
 			version->createdAt = KeyRowTime(slot, COL_CREATED_AT);
-			KeyRowRead(slot, outcome);
+			KeyRowRead(slot, record);
 		}
 	}
 
@@ -147,7 +147,7 @@ KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version)
 bool
 KeyStoreUnchanged(const KeyVersion *seen)
 {
-	return GetLatestSnapshot()->snapXactCompletionCount == seen->asOf;
+	return GetLatestSnapshot()->snapXactCompletionCount == seen->endedTransactions;
 }
 
 /*
@@ -170,7 +170,7 @@ KeyStoreUnlock(const KeyVersion *seen)
  * its place, which is the result.
  */
 KeyState
-KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
+KeyStoreRead(const KeyName *name, KeyRecord *record)
 {
 	Relation table = KeyTableOpen(AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(table, NULL);
@@ -183,7 +183,7 @@ KeyStoreRead(const KeyName *name, StoredOutcome *outcome)
 		FindVersion(table, name, snapshot, snapshot, false, slot))
 		state = KeyRowState(slot);
 	if (state != KEY_ABSENT && state != KEY_EXPIRED)
-		KeyRowRead(slot, outcome);
+		KeyRowRead(slot, record);
 
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(table, AccessShareLock);

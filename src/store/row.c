@@ -211,20 +211,20 @@ ReadLease(TupleTableSlot *slot, Lease *lease)
  * KeyRowRead copies a row into the current memory context.
  */
 void
-KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome)
+KeyRowRead(TupleTableSlot *slot, KeyRecord *record)
 {
 	bool isnull;
 	int16 status = DatumGetInt16(slot_getattr(slot, COL_STATUS, &isnull));
 
-	outcome->expiresAt = KeyRowTime(slot, COL_EXPIRES_AT);
-	outcome->hasStatus = !isnull;
-	outcome->failed = status < 0;
-	outcome->status = abs(status);
-	outcome->fingerprint = GetVarlena(slot, COL_FINGERPRINT);
-	outcome->headers = GetVarlena(slot, COL_HEADERS);
-	outcome->response = GetVarlena(slot, COL_RESPONSE);
-	outcome->finishedBy = DatumGetInt64(slot_getattr(slot, COL_FINISHED_BY, &isnull));
-	ReadLease(slot, &outcome->lease);
+	record->expiresAt = KeyRowTime(slot, COL_EXPIRES_AT);
+	record->hasStatus = !isnull;
+	record->failed = status < 0;
+	record->status = abs(status);
+	record->fingerprint = GetVarlena(slot, COL_FINGERPRINT);
+	record->headers = GetVarlena(slot, COL_HEADERS);
+	record->response = GetVarlena(slot, COL_RESPONSE);
+	record->finishedBy = DatumGetInt64(slot_getattr(slot, COL_FINISHED_BY, &isnull));
+	ReadLease(slot, &record->lease);
 }
 
 /* ----------------------------------------------------------------
@@ -278,7 +278,7 @@ SetPointer(TupleTableSlot *slot, int column, const void *value)
 }
 
 static void
-SetLease(TupleTableSlot *slot, const StoredOutcome *record, int parts)
+SetLease(TupleTableSlot *slot, const KeyRecord *record, int parts)
 {
 	const Lease *lease = &record->lease;
 
@@ -312,7 +312,7 @@ SetLease(TupleTableSlot *slot, const StoredOutcome *record, int parts)
  * new operation.
  */
 void
-KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *record,
+KeyRowFill(TupleTableSlot *slot, const KeyName *name, const KeyRecord *record,
 		   TimestampTz createdAt)
 {
 	TimestampTz created = createdAt != 0 ? createdAt : GetCurrentTimestamp();
@@ -348,7 +348,7 @@ KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *recor
  * written.
  */
 void
-KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const StoredOutcome *changed, int parts)
+KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const KeyRecord *record, int parts)
 {
 	int columns = slot->tts_tupleDescriptor->natts;
 
@@ -356,6 +356,6 @@ KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const StoredOutcome *cha
 	ExecClearTuple(slot);
 	memcpy(slot->tts_values, old->tts_values, columns * sizeof(Datum));
 	memcpy(slot->tts_isnull, old->tts_isnull, columns * sizeof(bool));
-	SetLease(slot, changed, parts);
+	SetLease(slot, record, parts);
 	ExecStoreVirtualTuple(slot);
 }

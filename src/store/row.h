@@ -61,10 +61,10 @@ extern bool KeyRowIsExpired(TupleTableSlot *slot, TimestampTz now);
 extern TimestampTz KeyRowTime(TupleTableSlot *slot, int column);
 extern int64 KeyRowToken(TupleTableSlot *slot);
 extern void KeyRowName(TupleTableSlot *slot, KeyName *name);
-extern void KeyRowRead(TupleTableSlot *slot, StoredOutcome *outcome);
-extern void KeyRowFill(TupleTableSlot *slot, const KeyName *name, const StoredOutcome *outcome,
+extern void KeyRowRead(TupleTableSlot *slot, KeyRecord *record);
+extern void KeyRowFill(TupleTableSlot *slot, const KeyName *name, const KeyRecord *record,
 					   TimestampTz createdAt);
-extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const StoredOutcome *changed,
+extern void KeyRowChange(TupleTableSlot *slot, TupleTableSlot *old, const KeyRecord *record,
 						 int parts);
 
 extern bool KeyRowIsOf(TupleTableSlot *slot, const KeyName *name);

@@ -31,8 +31,8 @@ typedef struct KeyVersion
 	Oid table;
 	ItemPointerData tid; /* invalid: there was no row */
 	TransactionId xmin;
-	uint64 asOf;		   /* how many transactions had ended at the probe */
-	TimestampTz createdAt; /* of its operation, which a write keeps; 0: none, or expired */
+	uint64 endedTransactions; /* how many transactions had ended at the probe */
+	TimestampTz createdAt;	  /* of its operation, which a write keeps; 0: none, or expired */
 } KeyVersion;
 
 /*
@@ -58,7 +58,7 @@ typedef struct Lease
 } Lease;
 
 /* What a row stores.  NULL is an SQL NULL. */
-typedef struct StoredOutcome
+typedef struct KeyRecord
 {
 	TimestampTz expiresAt;
 	bytea *fingerprint;
@@ -69,7 +69,7 @@ typedef struct StoredOutcome
 	text *response;
 	int64 finishedBy; /* token of the owner that finished it; 0: no lease */
 	Lease lease;
-} StoredOutcome;
+} KeyRecord;
 
 /* Which parts of a row in progress KeyStoreChangeLease() sets. */
 typedef enum LeasePart
@@ -89,15 +89,14 @@ typedef struct AbandonedKey
 
 typedef struct KeyStoreBatch KeyStoreBatch;
 
-extern KeyState KeyStoreProbe(const KeyName *name, StoredOutcome *outcome, KeyVersion *version);
+extern KeyState KeyStoreProbe(const KeyName *name, KeyRecord *record, KeyVersion *version);
 extern bool KeyStoreUnchanged(const KeyVersion *seen);
 extern void KeyStoreUnlock(const KeyVersion *seen);
-extern KeyState KeyStoreRead(const KeyName *name, StoredOutcome *outcome);
+extern KeyState KeyStoreRead(const KeyName *name, KeyRecord *record);
 
-extern void KeyStoreWrite(const KeyName *name, const KeyVersion *seen,
-						  const StoredOutcome *outcome);
+extern void KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const KeyRecord *record);
 extern void KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen,
-								const StoredOutcome *changed, int parts);
+								const KeyRecord *record, int parts);
 extern void KeyStoreDelete(const KeyName *name, const KeyVersion *seen);
 
 extern int KeyStoreAbandoned(const ScopePattern *scopes, int64 after, AbandonedKey *found,

@@ -249,7 +249,7 @@ Insert(Writer *writer, const KeyName *name)
  * written, if there is none, or another transaction changed it first.
  */
 static bool
-Replace(Writer *writer, const KeyName *name, const KeyVersion *seen, const StoredOutcome *record)
+Replace(Writer *writer, const KeyName *name, const KeyVersion *seen, const KeyRecord *record)
 {
 	ItemPointerData tid = seen->tid;
 
@@ -266,7 +266,7 @@ Replace(Writer *writer, const KeyName *name, const KeyVersion *seen, const Store
  * been written since.
  */
 void
-KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *record)
+KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const KeyRecord *record)
 {
 	Writer writer;
 
@@ -289,8 +289,7 @@ KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const StoredOutcome *
  * entries stay as they are if they can.  Throws 40001 if the row changed.
  */
 void
-KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen, const StoredOutcome *changed,
-					int parts)
+KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen, const KeyRecord *record, int parts)
 {
 	ItemPointerData tid = seen->tid;
 	TupleTableSlot *old;
@@ -300,7 +299,7 @@ KeyStoreChangeLease(const KeyName *name, const KeyVersion *seen, const StoredOut
 	old = table_slot_create(writer.table, NULL);
 	if (!FetchSeen(&writer, name, seen, old))
 		ErrorConcurrentChange(name);
-	KeyRowChange(writer.slot, old, changed, parts);
+	KeyRowChange(writer.slot, old, record, parts);
 	if (!OverwriteVersion(&writer, name, &tid))
 		ErrorConcurrentChange(name);
 	KeyStoreRemember(&writer.slot->tts_tid);
@@ -395,7 +394,7 @@ TryInsert(KeyStoreBatch *batch)
 static void
 Fill(Writer *writer, const KeyName *name, const Retention *retention, TimestampTz createdAt)
 {
-	StoredOutcome record = {.expiresAt = RetentionEnd(retention, GetCurrentTimestamp())};
+	KeyRecord record = {.expiresAt = RetentionEnd(retention, GetCurrentTimestamp())};
 
 	KeyRowFill(writer->slot, name, &record, createdAt);
 }
