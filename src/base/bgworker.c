@@ -164,9 +164,6 @@ SoftenRefusal(ErrorData *error)
 		previousLogHook(error);
 }
 
-/*
- * Connect connects the worker that calls it, under the settings.
- */
 static void
 Connect(Oid database, Oid role, const OwnSetting *setting)
 {

@@ -44,9 +44,6 @@ ErrorNameMissing(const char *what)
 					 KEYNAME_MAX_CHARS)));
 }
 
-/*
- * ErrorNameTooLong reports a name of too many characters.
- */
 void
 ErrorNameTooLong(const char *what, int chars)
 {
@@ -74,9 +71,6 @@ ErrorInProgress(const KeyName *name, TimestampTz until)
 								  (ms + 999) / 1000)));
 }
 
-/*
- * ErrorClaimedHere reports that this transaction holds the key.
- */
 void
 ErrorClaimedHere(const KeyName *name)
 {
@@ -129,9 +123,6 @@ ErrorTooLarge(const KeyName *name, const char *what, Size bytes)
 							"idempotency.configure().")));
 }
 
-/*
- * ErrorNotInstalled reports a database without the extension.
- */
 void
 ErrorNotInstalled(void)
 {
@@ -164,9 +155,6 @@ ErrorStoreAltered(const char *table, const char *why, const char *hint)
 					errdetail("%s", why), errhint("%s", hint)));
 }
 
-/*
- * ErrorBadArgument reports an argument out of its range.
- */
 void
 ErrorBadArgument(const char *message, const char *hint)
 {
@@ -174,9 +162,6 @@ ErrorBadArgument(const char *message, const char *hint)
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message), errhint("%s", hint)));
 }
 
-/*
- * ErrorHandlerMissing reports an OID of no function.
- */
 void
 ErrorHandlerMissing(Oid handler)
 {

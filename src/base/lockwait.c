@@ -41,9 +41,6 @@ typedef struct Wait
 	int ms;
 } Wait;
 
-/*
- * WaitInSubtransaction waits for the lock under another lock_timeout.
- */
 static void
 WaitInSubtransaction(void *argument)
 {

@@ -220,9 +220,6 @@ KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name)
 	KeyNameSet(scope, NameFromArg(fcinfo, 1, "key"), name);
 }
 
-/*
- * KeyNameSet fills "name" from a checked scope and key.
- */
 void
 KeyNameSet(text *scope, text *key, KeyName *name)
 {
@@ -250,9 +247,6 @@ TextEquals(const text *a, const text *b)
 		   memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
 }
 
-/*
- * KeyNameEquals tells whether both name the same operation.
- */
 bool
 KeyNameEquals(const KeyName *a, const KeyName *b)
 {

@@ -73,9 +73,6 @@ PatternMatches(const text *pattern, const text *value)
 				   bytes + VARSIZE_ANY_EXHDR(value));
 }
 
-/*
- * EndsInBackslash tells whether the last backslash escapes nothing.
- */
 static bool
 EndsInBackslash(const text *pattern)
 {

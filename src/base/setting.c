@@ -40,9 +40,6 @@
 /* A setting is being defined, and gets the value that was set before. */
 static bool defining = false;
 
-/*
- * ErrorSettingRefused reports a setting whose value cannot be used.
- */
 pg_noreturn static void
 ErrorSettingRefused(const Setting *setting)
 {
@@ -296,9 +293,6 @@ SettingCheck(const Setting *setting, const char *text, void **extra, GucSource s
 	return true;
 }
 
-/*
- * SettingAssign is the assign hook.
- */
 void
 SettingAssign(Setting *setting, const void *extra)
 {

@@ -37,9 +37,6 @@ SharedMemoryRegister(const SharedPart *part)
 	parts[partCount++] = *part;
 }
 
-/*
- * SharedBytes returns the size of all parts.
- */
 static Size
 SharedBytes(void)
 {
@@ -50,9 +47,6 @@ SharedBytes(void)
 	return bytes;
 }
 
-/*
- * RequestSharedMemory requests the memory and the locks.
- */
 static void
 RequestSharedMemory(void)
 {

@@ -202,9 +202,6 @@ StatsListDatabases(void)
 	return databases;
 }
 
-/*
- * StatsForgetDatabase frees the slot of a dropped database, if it has one.
- */
 void
 StatsForgetDatabase(Oid database)
 {
@@ -241,9 +238,6 @@ CountEvents(CounterKind kind, uint64 events)
 		pg_atomic_fetch_add_u64(&counters->counter[kind], (int64) events);
 }
 
-/*
- * Count counts one event.
- */
 void
 Count(CounterKind kind)
 {
@@ -271,9 +265,6 @@ CountWaitTime(instr_time began)
 /* The columns of stats(): the database, the counters, the reset. */
 #define STATS_COLUMNS (1 + COUNTER_KINDS + 1)
 
-/*
- * PutRow adds one database to the result.
- */
 static void
 PutRow(ReturnSetInfo *rsinfo, Oid database, DatabaseCounters *counters)
 {
@@ -366,9 +357,6 @@ idempotency_stats_reset(PG_FUNCTION_ARGS)
  * ----------------------------------------------------------------
  */
 
-/*
- * InitializeStats initializes the counters: every slot is free.
- */
 static void
 InitializeStats(void *memory, LWLock *lock)
 {

@@ -47,9 +47,6 @@ static const Oid columnType[ABANDONED_COLUMNS] = {
 	[ABANDONED_STATE] = JSONOID,
 };
 
-/*
- * PutOperation adds an operation to the result.
- */
 static void
 PutOperation(ReturnSetInfo *rsinfo, const KeyName *name, const Lease *lease)
 {

@@ -28,9 +28,6 @@ PG_FUNCTION_INFO_V1(idempotency_release);
 /* The header that tells a replay without its response apart. */
 #define OMITTED_HEADER "\"Idempotency-Response\": \"omitted\""
 
-/*
- * ErrorBadOutcome reports an outcome that cannot be replayed.
- */
 pg_noreturn static void
 ErrorBadOutcome(const KeyName *name, const char *message, const char *hint)
 {

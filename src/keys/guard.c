@@ -40,9 +40,6 @@ ErrorClaimRequired(Relation table, const char *scopePattern, bool asked)
 		 errhint("Call idempotency.claim() first, and write only if it did not replay.")));
 }
 
-/*
- * ErrorBadTrigger reports a call that is not that of a supported trigger.
- */
 pg_noreturn static void
 ErrorBadTrigger(const char *message, const char *hint)
 {

@@ -79,9 +79,6 @@ KeyLockTag(const KeyName *name)
 	return tag;
 }
 
-/*
- * CountWait counts a wait, if there was one.
- */
 static void
 CountWait(instr_time began)
 {

@@ -112,9 +112,6 @@ SetText(Row *row, int column, const text *value)
 		Set(row, column, PointerGetDatum(value));
 }
 
-/*
- * SetAnswer sets what is stored of a finished operation.
- */
 static void
 SetAnswer(Row *row, const KeyRecord *record)
 {

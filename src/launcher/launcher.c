@@ -93,9 +93,6 @@ CanRun(const RelayJob *job)
 	return false;
 }
 
-/*
- * Remember adds a worker to those of this launcher.
- */
 static void
 Remember(RelayJob job, BackgroundWorkerHandle *handle)
 {
@@ -107,9 +104,6 @@ Remember(RelayJob job, BackgroundWorkerHandle *handle)
 	MemoryContextSwitchTo(caller);
 }
 
-/*
- * ForgetEnded forgets the workers that have ended.
- */
 static void
 ForgetEnded(void)
 {
@@ -242,9 +236,6 @@ Detach(int code, Datum arg)
 	RelayAwake(NULL);
 }
 
-/*
- * idempotency_launcher_main is the launcher.
- */
 void
 idempotency_launcher_main(Datum unused)
 {

@@ -62,9 +62,6 @@ EndsPrefix(char byte)
 	return byte != '\0' && strchr(".:/-_,;|#@", byte) != NULL;
 }
 
-/*
- * TopicSetAddTopic adds the bits of a topic.
- */
 void
 TopicSetAddTopic(TopicSet *set, const text *topic)
 {
@@ -82,9 +79,6 @@ TopicSetAddTopic(TopicSet *set, const text *topic)
 	SetBit(set, BitOf(hash, true));
 }
 
-/*
- * BitOfPattern returns the bit of a pattern.
- */
 static uint32
 BitOfPattern(const text *pattern)
 {
@@ -122,9 +116,6 @@ TopicSetFromPatterns(TopicSet *set, ArrayType *patterns)
 		SetBit(set, BitOfPattern(DatumGetTextPP(values[i])));
 }
 
-/*
- * TopicSetsMeet tells whether two sets have a bit in common.
- */
 bool
 TopicSetsMeet(const TopicSet *a, const TopicSet *b)
 {

@@ -93,9 +93,6 @@ AdvanceScan(ReaperRun *run, const ExpiryScan *stretch)
 	}
 }
 
-/*
- * HasEnded tells whether the run is complete.
- */
 static bool
 HasEnded(const ReaperRun *run)
 {

@@ -327,9 +327,6 @@ StopTimeouts(void)
 	QueryCancelPending = false;
 }
 
-/*
- * Call calls the handler with an event.
- */
 static void
 Call(EventHandler *handler, Datum event)
 {

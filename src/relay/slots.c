@@ -650,9 +650,6 @@ RelayHold(int64 batch)
 	pg_atomic_write_u64(&me->batch, (uint64) batch);
 }
 
-/*
- * RelayHandled says that the subscription is served.
- */
 void
 RelayHandled(const RelayJob *job)
 {

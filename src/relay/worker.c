@@ -454,9 +454,6 @@ FetchStep(void *argument)
 	return true;
 }
 
-/*
- * Forget forgets the batch.
- */
 static void
 Forget(void)
 {
@@ -504,9 +501,6 @@ LogUnlogged(void)
 	unlogged = 0;
 }
 
-/*
- * LogDeadLetter writes some of the dead letters to the log.
- */
 static void
 LogDeadLetter(const pg_uuid_t *id, const char *error)
 {
@@ -857,9 +851,6 @@ GiveBackAtExit(int code, Datum arg)
 		RelayHold(0);
 }
 
-/*
- * Terminate is the handler of SIGTERM.
- */
 static void
 Terminate(SIGNAL_ARGS)
 {
@@ -878,9 +869,6 @@ Refused(ErrorData *error)
 	RelayProblem(&job, psprintf("%u", job.database), error->message);
 }
 
-/*
- * idempotency_relay_main is the worker.
- */
 void
 idempotency_relay_main(Datum unused)
 {

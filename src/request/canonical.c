@@ -254,7 +254,7 @@ CanonicalOfDocument(Document *document)
 }
 
 /*
- * idempotency_canonical is canonical(document).
+ * canonical(document) RETURNS text
  */
 Datum
 idempotency_canonical(PG_FUNCTION_ARGS)

@@ -107,7 +107,7 @@ FingerprintOfDocument(Document *document)
 }
 
 /*
- * idempotency_fingerprint is fingerprint(document).
+ * fingerprint(document) RETURNS bytea
  */
 Datum
 idempotency_fingerprint(PG_FUNCTION_ARGS)

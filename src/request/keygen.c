@@ -198,7 +198,7 @@ NewUuidV7(void)
 #endif /* SERVER_MAKES_UUIDV7 */
 
 /*
- * idempotency_uuidv7 is uuidv7().
+ * uuidv7() RETURNS uuid
  */
 Datum
 idempotency_uuidv7(PG_FUNCTION_ARGS)

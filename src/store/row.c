@@ -93,9 +93,6 @@ EndsInExpiry(HeapTuple tuple)
 	return true;
 }
 
-/*
- * Expiry returns when a row expires.
- */
 static TimestampTz
 Expiry(TupleTableSlot *slot)
 {
