@@ -10,15 +10,15 @@
 
 #include "fmgr.h"
 
-#include "base/guc.h"
-#include "base/reevaluation.h"
-#include "base/shmem.h"
-#include "base/stats.h"
-#include "base/wakeup.h"
 #include "keys/transaction.h"
+#include "keys/wakeup.h"
 #include "launcher/launcher.h"
 #include "outbox/outbox.h"
+#include "query/reevaluation.h"
 #include "relay/relay.h"
+#include "server/shmem.h"
+#include "server/stats.h"
+#include "settings/guc.h"
 
 PG_MODULE_MAGIC;
 

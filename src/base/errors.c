@@ -17,7 +17,6 @@
 #include "utils/timestamp.h"
 
 #include "base/errors.h"
-#include "base/guc.h"
 
 /*
  * DetailName adds the detail that names scope and key to the error being built.
@@ -104,23 +103,6 @@ ErrorConcurrentChange(const KeyName *name)
 	ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 					errmsg("could not serialize access due to a concurrent idempotency key"),
 					DetailName(name), errhint("Retry the transaction with the same key.")));
-}
-
-/*
- * ErrorTooLarge reports a document above idempotency.max_response_size; "what" is such
- * as "response".  If the setting is invalid, which makes every document too large, that
- * is reported instead.
- */
-void
-ErrorTooLarge(const KeyName *name, const char *what, Size bytes)
-{
-	RequireSetting(&ResponseSizeSetting, name->scope);
-	ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-					errmsg("%s of %zu bytes exceeds idempotency.max_response_size (%d bytes)", what,
-						   bytes, SettingNumber(&ResponseSizeSetting, name->scope)),
-					DetailName(name),
-					errhint("Store a reference to the large part, or raise the limit with "
-							"idempotency.configure().")));
 }
 
 void

@@ -47,7 +47,6 @@ pg_noreturn extern void ErrorRowType(const char *type);
 pg_noreturn extern void ErrorHandlerMissing(Oid handler);
 
 /* 54000 */
-pg_noreturn extern void ErrorTooLarge(const KeyName *name, const char *what, Size bytes);
 
 /* 55000 */
 pg_noreturn extern void ErrorNotInstalled(void);

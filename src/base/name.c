@@ -195,31 +195,6 @@ idempotency_check_name(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/*
- * ScopeFromArg returns the scope that the first argument passes.  Throws IK400, or 42501
- * unless it begins with the login role's prefix.
- */
-text *
-ScopeFromArg(FunctionCallInfo fcinfo)
-{
-	text *scope = NameFromArg(fcinfo, 0, "scope");
-
-	CheckScopePrefix(scope, scope);
-	return scope;
-}
-
-/*
- * KeyNameFromArgs fills "name" from the scope and the key that the first two arguments
- * pass, without copies.  Throws IK400 and 42501.
- */
-void
-KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name)
-{
-	text *scope = ScopeFromArg(fcinfo);
-
-	KeyNameSet(scope, NameFromArg(fcinfo, 1, "key"), name);
-}
-
 void
 KeyNameSet(text *scope, text *key, KeyName *name)
 {

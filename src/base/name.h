@@ -22,18 +22,12 @@ typedef struct KeyName
 	uint64 lock; /* of KeyLockNumber(); 0: not computed yet */
 } KeyName;
 
-extern void KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name);
 extern void KeyNameSet(text *scope, text *key, KeyName *name);
 extern void RefuseObjectText(const text *value, const char *what);
 extern void CheckName(const text *value, const char *what);
 extern text *NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what);
-extern text *ScopeFromArg(FunctionCallInfo fcinfo);
 extern bool KeyNameEquals(const KeyName *a, const KeyName *b);
 extern text *TextCopy(const text *t);
 extern bool TextEquals(const text *a, const text *b);
-
-/* scope_prefix.c */
-extern const char *ScopePrefix(void);
-extern void CheckScopePrefix(const text *start, const text *scope);
 
 #endif /* IDEMPOTENCY_BASE_NAME_H */

@@ -96,37 +96,3 @@ PatternCheck(const text *pattern, const char *what)
 						errmsg("pattern of %ss ends in a backslash", what),
 						errhint("A backslash escapes the next character; write two for one.")));
 }
-
-/*
- * ScopePatternFromArg fills "scopes" from the first argument.  Throws IK400, 22023, or 42501
- * if the pattern can match a scope that does not begin with the login role's prefix.
- */
-void
-ScopePatternFromArg(FunctionCallInfo fcinfo, ScopePattern *scopes)
-{
-	const text *pattern;
-	const char *bytes;
-	char *prefix;
-	int length;
-	int i;
-
-	if (PG_ARGISNULL(0))
-		ErrorNameMissing("scope");
-	pattern = PG_GETARG_TEXT_PP(0);
-	PatternCheck(pattern, "scope");
-
-	bytes = VARDATA_ANY(pattern);
-	length = VARSIZE_ANY_EXHDR(pattern);
-	scopes->pattern = pattern;
-	scopes->prefix = palloc(VARHDRSZ + length);
-	prefix = VARDATA(scopes->prefix);
-	for (i = 0; i < length && bytes[i] != '*'; i++)
-	{
-		if (bytes[i] == '\\')
-			i++;
-		*prefix++ = bytes[i];
-	}
-	scopes->isExact = i == length;
-	SET_VARSIZE(scopes->prefix, prefix - (char *) scopes->prefix);
-	CheckScopePrefix(scopes->prefix, pattern);
-}

@@ -17,6 +17,5 @@ typedef struct ScopePattern
 
 extern bool PatternMatches(const text *pattern, const text *value);
 extern void PatternCheck(const text *pattern, const char *what);
-extern void ScopePatternFromArg(FunctionCallInfo fcinfo, ScopePattern *scopes);
 
 #endif /* IDEMPOTENCY_BASE_PATTERN_H */

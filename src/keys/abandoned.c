@@ -18,9 +18,10 @@
 #include "utils/tuplestore.h"
 
 #include "base/errors.h"
-#include "base/reevaluation.h"
-#include "base/relation.h"
 #include "keys/claim.h"
+#include "query/reevaluation.h"
+#include "query/relation.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_claim_abandoned);
 

@@ -17,15 +17,16 @@
 #include "utils/timestamp.h"
 
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/reevaluation.h"
-#include "base/stats.h"
-#include "base/wakeup.h"
 #include "keys/claim.h"
 #include "keys/lease.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"
+#include "keys/wakeup.h"
+#include "query/reevaluation.h"
 #include "request/request.h"
+#include "server/stats.h"
+#include "settings/guc.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_claim);
 PG_FUNCTION_INFO_V1(idempotency_try_claim);

@@ -9,8 +9,8 @@
 #define IDEMPOTENCY_KEYS_CLAIM_H
 
 #include "base/name.h"
-#include "base/timing.h"
 #include "keys/operation.h"
+#include "settings/timing.h"
 #include "store/store.h"
 
 /* A claim that a caller asks for. */

@@ -30,10 +30,10 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "base/relation.h"
 #include "keys/expire.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"
+#include "query/relation.h"
 #include "store/row.h"
 #include "store/table.h"
 

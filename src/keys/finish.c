@@ -13,13 +13,13 @@
 #include "utils/timestamp.h"
 
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/stats.h"
-#include "base/wakeup.h"
 #include "keys/lease.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"
+#include "keys/wakeup.h"
 #include "request/request.h"
+#include "server/stats.h"
+#include "settings/guc.h"
 
 PG_FUNCTION_INFO_V1(idempotency_complete);
 PG_FUNCTION_INFO_V1(idempotency_fail);
@@ -33,6 +33,23 @@ ErrorBadOutcome(const KeyName *name, const char *message, const char *hint)
 {
 	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message),
 					DetailName(name), errhint("%s", hint)));
+}
+
+/*
+ * ErrorTooLarge reports a document above idempotency.max_response_size; "what" is such
+ * as "response".  If the setting is invalid, which makes every document too large, that
+ * is reported instead.
+ */
+void
+ErrorTooLarge(const KeyName *name, const char *what, Size bytes)
+{
+	RequireSetting(&ResponseSizeSetting, name->scope);
+	ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					errmsg("%s of %zu bytes exceeds idempotency.max_response_size (%d bytes)", what,
+						   bytes, SettingNumber(&ResponseSizeSetting, name->scope)),
+					DetailName(name),
+					errhint("Store a reference to the large part, or raise the limit with "
+							"idempotency.configure().")));
 }
 
 /*

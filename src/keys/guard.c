@@ -16,6 +16,7 @@
 #include "base/errors.h"
 #include "base/pattern.h"
 #include "keys/transaction.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_require_claim);
 PG_FUNCTION_INFO_V1(idempotency_current_key);

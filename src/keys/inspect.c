@@ -13,12 +13,13 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/reevaluation.h"
-#include "base/wakeup.h"
 #include "keys/lock.h"
 #include "keys/operation.h"
 #include "keys/transaction.h"
+#include "keys/wakeup.h"
+#include "query/reevaluation.h"
+#include "settings/guc.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_peek);
 PG_FUNCTION_INFO_V1(idempotency_forget);

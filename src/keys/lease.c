@@ -20,14 +20,15 @@
 #include "utils/timestamp.h"
 
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/reevaluation.h"
-#include "base/relation.h"
-#include "base/stats.h"
-#include "base/wakeup.h"
 #include "keys/lease.h"
 #include "keys/lock.h"
+#include "keys/wakeup.h"
+#include "query/reevaluation.h"
+#include "query/relation.h"
 #include "request/request.h"
+#include "server/stats.h"
+#include "settings/guc.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_renew);
 PG_FUNCTION_INFO_V1(idempotency_checkpoint);

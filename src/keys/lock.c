@@ -23,9 +23,9 @@
 
 #include "base/digest.h"
 #include "base/errors.h"
-#include "base/lockwait.h"
-#include "base/stats.h"
 #include "keys/lock.h"
+#include "keys/lockwait.h"
+#include "server/stats.h"
 
 /* "ID" in ASCII; pg_advisory_lock() uses the classes 1 and 2. */
 #define KEY_LOCK_CLASS 0x4944

@@ -23,12 +23,13 @@
 #include "utils/tuplestore.h"
 
 #include "base/errors.h"
-#include "base/reevaluation.h"
-#include "base/stats.h"
-#include "base/wakeup.h"
 #include "keys/claim.h"
 #include "keys/lock.h"
 #include "keys/transaction.h"
+#include "keys/wakeup.h"
+#include "query/reevaluation.h"
+#include "server/stats.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_once);
 PG_FUNCTION_INFO_V1(idempotency_once_many);

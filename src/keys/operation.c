@@ -24,10 +24,10 @@
 #include "utils/typcache.h"
 
 #include "base/errors.h"
-#include "base/relation.h"
-#include "base/timing.h"
 #include "keys/operation.h"
+#include "query/relation.h"
 #include "request/request.h"
+#include "settings/timing.h"
 
 PG_FUNCTION_INFO_V1(idempotency_problem);
 PG_FUNCTION_INFO_V1(idempotency_problem_headers);

@@ -26,12 +26,13 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/reevaluation.h"
 #include "base/subtransaction.h"
 #include "keys/claim.h"
 #include "keys/lease.h"
+#include "query/reevaluation.h"
 #include "request/request.h"
+#include "settings/guc.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_run);
 

@@ -23,8 +23,8 @@
 
 #include "base/errors.h"
 #include "base/pattern.h"
-#include "base/wakeup.h"
 #include "keys/transaction.h"
+#include "keys/wakeup.h"
 
 /* The result of the latest call about a scope. */
 typedef struct ScopeResult

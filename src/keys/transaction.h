@@ -11,7 +11,7 @@
 #include "lib/ilist.h"
 
 #include "base/name.h"
-#include "base/timing.h"
+#include "settings/timing.h"
 #include "store/store.h"
 
 /* A claim that this transaction holds and has not finished. */

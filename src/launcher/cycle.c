@@ -24,15 +24,15 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 
-#include "base/bgworker.h"
 #include "base/compat.h"
-#include "base/database.h"
-#include "base/guc.h"
-#include "base/shmem.h"
-#include "base/stats.h"
-#include "base/timing.h"
+#include "launcher/database.h"
 #include "launcher/launcher.h"
 #include "relay/relay.h"
+#include "server/bgworker.h"
+#include "server/shmem.h"
+#include "server/stats.h"
+#include "settings/guc.h"
+#include "settings/timing.h"
 
 /* After how many milliseconds the worker of a visit gets SIGTERM, and is late. */
 #define VISIT_MS 4000

@@ -29,14 +29,14 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "base/bgworker.h"
 #include "base/compat.h"
-#include "base/database.h"
-#include "base/guc.h"
-#include "base/stats.h"
-#include "base/timing.h"
+#include "launcher/database.h"
 #include "launcher/launcher.h"
 #include "relay/relay.h"
+#include "server/bgworker.h"
+#include "server/stats.h"
+#include "settings/guc.h"
+#include "settings/timing.h"
 
 /* How many seconds pass until a launcher that died is started again. */
 #define RESTART_SECONDS 1

@@ -38,15 +38,15 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "base/bgworker.h"
 #include "base/compat.h"
-#include "base/query.h"
-#include "base/relation.h"
-#include "base/stats.h"
-#include "base/timing.h"
 #include "launcher/launcher.h"
+#include "query/query.h"
+#include "query/relation.h"
 #include "reaper/reaper.h"
 #include "relay/relay.h"
+#include "server/bgworker.h"
+#include "server/stats.h"
+#include "settings/timing.h"
 
 /* How long a visit lasts, in milliseconds. */
 #define DURATION_MS 1000

@@ -36,13 +36,13 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/reevaluation.h"
-#include "base/relation.h"
-#include "base/stats.h"
 #include "keys/transaction.h"
 #include "outbox/outbox.h"
+#include "query/reevaluation.h"
+#include "query/relation.h"
 #include "request/request.h"
+#include "server/stats.h"
+#include "settings/guc.h"
 
 PG_FUNCTION_INFO_V1(idempotency_publish);
 

@@ -35,9 +35,9 @@
 #include "utils/wait_event.h"
 
 #include "base/compat.h"
-#include "base/shmem.h"
-#include "base/timing.h"
 #include "outbox/outbox.h"
+#include "server/shmem.h"
+#include "settings/timing.h"
 
 PG_FUNCTION_INFO_V1(idempotency_listen);
 PG_FUNCTION_INFO_V1(idempotency_wait_for_event);

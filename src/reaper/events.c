@@ -21,11 +21,11 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "base/guc.h"
-#include "base/query.h"
-#include "base/relation.h"
-#include "base/stats.h"
+#include "query/query.h"
+#include "query/relation.h"
 #include "reaper/reaper.h"
+#include "server/stats.h"
+#include "settings/guc.h"
 
 /* How many rows a batch deletes. */
 #define BATCH_EVENTS 1000

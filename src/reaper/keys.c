@@ -20,9 +20,9 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "base/stats.h"
 #include "keys/expire.h"
 #include "reaper/reaper.h"
+#include "server/stats.h"
 
 /* The most pages that a batch reads. */
 #define BATCH_PAGES 64

@@ -12,8 +12,8 @@
 #include "fmgr.h"
 
 #include "base/errors.h"
-#include "base/reevaluation.h"
-#include "base/relation.h"
+#include "query/reevaluation.h"
+#include "query/relation.h"
 #include "reaper/reaper.h"
 
 PG_FUNCTION_INFO_V1(idempotency_reap);

@@ -11,7 +11,7 @@
 #include "datatype/timestamp.h"
 #include "storage/block.h"
 
-#include "base/bgworker.h"
+#include "server/bgworker.h"
 
 /* Where the reaper continues in the table of keys. */
 typedef struct ReaperState

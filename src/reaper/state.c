@@ -9,7 +9,7 @@
  * is another cluster's: it is not read, and does not collide with this one's.  There is no row
  * before there is something to write.
  *
- * The table is written by SQL, as its owner (base/query.c): a role that can call
+ * The table is written by SQL, as its owner (query/query.c): a role that can call
  * reap() has no right to it.
  *
  * Locks: one reaper at a time works in a database.  Its lock is an advisory one of a
@@ -28,8 +28,8 @@
 #include "utils/timestamp.h"
 
 #include "base/errors.h"
-#include "base/query.h"
-#include "base/relation.h"
+#include "query/query.h"
+#include "query/relation.h"
 #include "reaper/reaper.h"
 
 /* "IR" in ASCII. */

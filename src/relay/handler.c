@@ -55,11 +55,12 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/guc.h"
 #include "base/name.h"
 #include "base/subtransaction.h"
 #include "keys/transaction.h"
 #include "relay/relay.h"
+#include "settings/guc.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_check_handler);
 

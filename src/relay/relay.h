@@ -13,8 +13,8 @@
 #include "storage/itemptr.h"
 #include "storage/latch.h"
 
-#include "base/bgworker.h"
 #include "outbox/outbox.h"
+#include "server/bgworker.h"
 
 #define RELAY_TYPE "idempotency relay"
 

@@ -28,10 +28,10 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/shmem.h"
-#include "base/stats.h"
 #include "outbox/outbox.h"
 #include "relay/relay.h"
+#include "server/shmem.h"
+#include "server/stats.h"
 
 PG_FUNCTION_INFO_V1(idempotency_wake_relay);
 PG_FUNCTION_INFO_V1(idempotency_subscriptions_changed);

@@ -46,12 +46,12 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/query.h"
-#include "base/relation.h"
-#include "base/timing.h"
 #include "keys/transaction.h"
+#include "query/query.h"
+#include "query/relation.h"
 #include "relay/relay.h"
+#include "settings/guc.h"
+#include "settings/timing.h"
 
 /* How many events a batch has at most. */
 #define BATCH_EVENTS 100

@@ -20,8 +20,8 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/guc.h"
 #include "request/request.h"
+#include "settings/guc.h"
 
 PG_FUNCTION_INFO_V1(idempotency_parse_header);
 PG_FUNCTION_INFO_V1(idempotency_problem_of_error);

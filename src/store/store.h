@@ -13,7 +13,7 @@
 
 #include "base/name.h"
 #include "base/pattern.h"
-#include "base/timing.h"
+#include "settings/timing.h"
 
 /* What a probe finds under a name. */
 typedef enum KeyState

@@ -8,7 +8,7 @@
 #ifndef IDEMPOTENCY_STORE_TABLE_H
 #define IDEMPOTENCY_STORE_TABLE_H
 
-#include "base/relation.h"
+#include "query/relation.h"
 
 /* The indexes of the table, as KeyTableIndexes() finds them. */
 typedef struct KeyIndexes

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * base/shmem.h
+ * server/shmem.h
  *	  The shared memory of all parts of the library.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_SHMEM_H
-#define IDEMPOTENCY_BASE_SHMEM_H
+#ifndef IDEMPOTENCY_SERVER_SHMEM_H
+#define IDEMPOTENCY_SERVER_SHMEM_H
 
 #include "storage/lwlock.h"
 
@@ -21,4 +21,4 @@ typedef struct SharedPart
 extern void SharedMemoryRegister(const SharedPart *part);
 extern void SharedMemoryInit(void);
 
-#endif /* IDEMPOTENCY_BASE_SHMEM_H */
+#endif /* IDEMPOTENCY_SERVER_SHMEM_H */

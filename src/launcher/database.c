@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/database.c
+ * launcher/database.c
  *	  Whether background workers can be started for a database.
  *
  * Locks: ROW EXCLUSIVE on the database, which is not waited for.
@@ -16,8 +16,8 @@
 #include "utils/varlena.h"
 
 #include "base/compat.h"
-#include "base/database.h"
-#include "base/guc.h"
+#include "launcher/database.h"
+#include "settings/guc.h"
 
 /*
  * DatabaseMayBeVisited tells whether workers are started for a database: one that

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * base/relation.h
+ * query/relation.h
  *	  The extension's tables, sequences and row types.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_RELATION_H
-#define IDEMPOTENCY_BASE_RELATION_H
+#ifndef IDEMPOTENCY_QUERY_RELATION_H
+#define IDEMPOTENCY_QUERY_RELATION_H
 
 #include "access/tupdesc.h"
 #include "storage/lockdefs.h"
@@ -51,4 +51,4 @@ extern Relation ExtensionTableOpen(ExtensionTable *table, LOCKMODE lockmode);
 extern Relation ExtensionSequenceOpen(const char *name, const char *purpose, int64 *increment);
 extern Oid ExtensionRelationOid(const char *name);
 
-#endif /* IDEMPOTENCY_BASE_RELATION_H */
+#endif /* IDEMPOTENCY_QUERY_RELATION_H */

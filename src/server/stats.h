@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * base/stats.h
+ * server/stats.h
  *	  Counters per database, and requests of its sessions.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_STATS_H
-#define IDEMPOTENCY_BASE_STATS_H
+#ifndef IDEMPOTENCY_SERVER_STATS_H
+#define IDEMPOTENCY_SERVER_STATS_H
 
 #include "nodes/pg_list.h"
 #include "portability/instr_time.h"
@@ -65,4 +65,4 @@ extern void StatsForgetDatabase(Oid database);
 /* For _PG_init(). */
 extern void StatsInit(void);
 
-#endif /* IDEMPOTENCY_BASE_STATS_H */
+#endif /* IDEMPOTENCY_SERVER_STATS_H */

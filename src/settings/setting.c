@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/setting.c
+ * settings/setting.c
  *	  Settings that clients, roles and databases carry, and their invalid values.
  *
  * A SET with an invalid value fails.  A value that was stored while the library was
@@ -12,7 +12,7 @@
  * Check hooks can run without a transaction: only the functions that read a value throw.
  *
  * A value that is set for a session, a function or a role precedes what configure() stores
- * (base/configured.c), which precedes that of the database and of the server.
+ * (settings/configured.c), which precedes that of the database and of the server.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,8 +28,8 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "base/configured.h"
-#include "base/setting.h"
+#include "settings/configured.h"
+#include "settings/setting.h"
 
 /* The longest month, so that nothing ends before the interval does. */
 #define DAYS_OF_A_MONTH 31

@@ -1,14 +1,14 @@
 /*-------------------------------------------------------------------------
  *
- * base/configured.h
+ * settings/configured.h
  *	  What idempotency.configure() has stored.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_CONFIGURED_H
-#define IDEMPOTENCY_BASE_CONFIGURED_H
+#ifndef IDEMPOTENCY_SETTINGS_CONFIGURED_H
+#define IDEMPOTENCY_SETTINGS_CONFIGURED_H
 
-#include "base/setting.h"
+#include "settings/setting.h"
 
 /* A row of the table configuration; it is valid until the next lookup. */
 typedef struct ConfiguredSetting
@@ -22,4 +22,4 @@ typedef struct ConfiguredSetting
 
 extern const ConfiguredSetting *ConfiguredFind(const Setting *setting, const text *scope);
 
-#endif /* IDEMPOTENCY_BASE_CONFIGURED_H */
+#endif /* IDEMPOTENCY_SETTINGS_CONFIGURED_H */

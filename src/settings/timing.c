@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/timing.c
+ * settings/timing.c
  *	  Elapsed time, and the intervals that callers pass: wait, retention and lease.
  *
  * A negative length is 22023, and so is one that is a mistake: a driver sent nanoseconds or
@@ -19,8 +19,8 @@
 
 #include "base/compat.h"
 #include "base/errors.h"
-#include "base/guc.h"
-#include "base/timing.h"
+#include "settings/guc.h"
+#include "settings/timing.h"
 
 #define LONGEST_LEASE_DAYS 24
 #define LONGEST_RETENTION_YEARS 100

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * base/timing.h
+ * settings/timing.h
  *	  Elapsed time, and the intervals that callers pass: wait, retention and lease.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_TIMING_H
-#define IDEMPOTENCY_BASE_TIMING_H
+#ifndef IDEMPOTENCY_SETTINGS_TIMING_H
+#define IDEMPOTENCY_SETTINGS_TIMING_H
 
 #include "datatype/timestamp.h"
 #include "fmgr.h"
@@ -30,4 +30,4 @@ extern TimestampTz RetentionEnd(const Retention *retention, TimestampTz from);
 extern const Interval *LeaseFromArg(FunctionCallInfo fcinfo, int arg);
 extern TimestampTz LeaseEnd(const Interval *lease, TimestampTz from);
 
-#endif /* IDEMPOTENCY_BASE_TIMING_H */
+#endif /* IDEMPOTENCY_SETTINGS_TIMING_H */

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/scope_prefix.c
+ * settings/scope_prefix.c
  *	  Whose session this is, and enforcing idempotency.scope_prefix.
  *
  * In a security-restricted operation, such as ANALYZE, the server runs the code of a table's owner
@@ -11,7 +11,7 @@
  * in the client's connection options hides the role's; the server drops it when the
  * library is loaded, and no prefix would be left.  Then the first check of the session
  * applies the settings of the login again.  If they have no prefix, the dropped value can
- * have hidden one in postgresql.conf: the setting stays denied (base/setting.c).
+ * have hidden one in postgresql.conf: the setting stays denied (settings/setting.c).
  *
  *-------------------------------------------------------------------------
  */
@@ -25,8 +25,9 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
-#include "base/guc.h"
-#include "base/name.h"
+#include "base/errors.h"
+#include "settings/guc.h"
+#include "settings/scope_prefix.h"
 
 PG_FUNCTION_INFO_V1(idempotency_caller);
 
@@ -122,4 +123,63 @@ CheckScopePrefix(const text *start, const text *scope)
 				 errmsg("permission denied for idempotency scope \"%s\"", text_to_cstring(scope)),
 				 errdetail("Scopes of this role must begin with \"%s\".", prefix),
 				 errhint("A superuser sets idempotency.scope_prefix per role.")));
+}
+
+/*
+ * ScopeFromArg returns the scope that the first argument passes.  Throws IK400, or 42501
+ * unless it begins with the login role's prefix.
+ */
+text *
+ScopeFromArg(FunctionCallInfo fcinfo)
+{
+	text *scope = NameFromArg(fcinfo, 0, "scope");
+
+	CheckScopePrefix(scope, scope);
+	return scope;
+}
+
+/*
+ * KeyNameFromArgs fills "name" from the scope and the key that the first two arguments
+ * pass, without copies.  Throws IK400 and 42501.
+ */
+void
+KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name)
+{
+	text *scope = ScopeFromArg(fcinfo);
+
+	KeyNameSet(scope, NameFromArg(fcinfo, 1, "key"), name);
+}
+
+/*
+ * ScopePatternFromArg fills "scopes" from the first argument.  Throws IK400, 22023, or 42501
+ * if the pattern can match a scope that does not begin with the login role's prefix.
+ */
+void
+ScopePatternFromArg(FunctionCallInfo fcinfo, ScopePattern *scopes)
+{
+	const text *pattern;
+	const char *bytes;
+	char *prefix;
+	int length;
+	int i;
+
+	if (PG_ARGISNULL(0))
+		ErrorNameMissing("scope");
+	pattern = PG_GETARG_TEXT_PP(0);
+	PatternCheck(pattern, "scope");
+
+	bytes = VARDATA_ANY(pattern);
+	length = VARSIZE_ANY_EXHDR(pattern);
+	scopes->pattern = pattern;
+	scopes->prefix = palloc(VARHDRSZ + length);
+	prefix = VARDATA(scopes->prefix);
+	for (i = 0; i < length && bytes[i] != '*'; i++)
+	{
+		if (bytes[i] == '\\')
+			i++;
+		*prefix++ = bytes[i];
+	}
+	scopes->isExact = i == length;
+	SET_VARSIZE(scopes->prefix, prefix - (char *) scopes->prefix);
+	CheckScopePrefix(scopes->prefix, pattern);
 }

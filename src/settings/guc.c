@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/guc.c
+ * settings/guc.c
  *	  The settings idempotency.*: limits, hooks and definitions.
  *
  *-------------------------------------------------------------------------
@@ -16,8 +16,8 @@
 #include "utils/varlena.h"
 
 #include "base/compat.h"
-#include "base/guc.h"
-#include "base/setting.h"
+#include "settings/guc.h"
+#include "settings/setting.h"
 
 #define WAIT_MS 5000
 #define HANDLER_TIMEOUT_MS 60000

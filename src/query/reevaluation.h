@@ -1,16 +1,16 @@
 /*-------------------------------------------------------------------------
  *
- * base/reevaluation.h
+ * query/reevaluation.h
  *	  Calls that write run once for each row, or are refused.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_REEVALUATION_H
-#define IDEMPOTENCY_BASE_REEVALUATION_H
+#ifndef IDEMPOTENCY_QUERY_REEVALUATION_H
+#define IDEMPOTENCY_QUERY_REEVALUATION_H
 
 #include "fmgr.h"
 
 extern void ReevaluationInit(void);
 extern void PreventUnsafeCall(FunctionCallInfo fcinfo, const char *function);
 
-#endif /* IDEMPOTENCY_BASE_REEVALUATION_H */
+#endif /* IDEMPOTENCY_QUERY_REEVALUATION_H */

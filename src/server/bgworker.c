@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/bgworker.c
+ * server/bgworker.c
  *	  What the background workers have in common: start, signals, settings,
  *	  connection, sleep.
  *
@@ -23,8 +23,8 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
-#include "base/bgworker.h"
 #include "base/compat.h"
+#include "server/bgworker.h"
 
 typedef struct OwnSetting
 {

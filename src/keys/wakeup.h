@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * base/wakeup.h
+ * keys/wakeup.h
  *	  Waking sessions that wait for the lease of another session.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_WAKEUP_H
-#define IDEMPOTENCY_BASE_WAKEUP_H
+#ifndef IDEMPOTENCY_KEYS_WAKEUP_H
+#define IDEMPOTENCY_KEYS_WAKEUP_H
 
 /* The waiter: prepare, probe, sleep, probe, sleep, ... and cancel. */
 extern void WakeupPrepare(uint64 number);
@@ -21,4 +21,4 @@ extern void WakeupAtAbort(void);
 /* For _PG_init(). */
 extern void WakeupInit(void);
 
-#endif /* IDEMPOTENCY_BASE_WAKEUP_H */
+#endif /* IDEMPOTENCY_KEYS_WAKEUP_H */

@@ -1,14 +1,14 @@
 /*-------------------------------------------------------------------------
  *
- * base/guc.h
+ * settings/guc.h
  *	  The settings and their values.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_GUC_H
-#define IDEMPOTENCY_BASE_GUC_H
+#ifndef IDEMPOTENCY_SETTINGS_GUC_H
+#define IDEMPOTENCY_SETTINGS_GUC_H
 
-#include "base/setting.h"
+#include "settings/setting.h"
 
 extern Setting RetentionSetting;
 extern Setting WaitSetting;			   /* milliseconds */
@@ -29,4 +29,4 @@ extern const char *DocumentationUri(void);
 extern Setting *ConfigurableSetting(const char *name);
 extern void DefineSettings(void);
 
-#endif /* IDEMPOTENCY_BASE_GUC_H */
+#endif /* IDEMPOTENCY_SETTINGS_GUC_H */

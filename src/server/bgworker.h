@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * base/bgworker.h
+ * server/bgworker.h
  *	  What the background workers have in common.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_BGWORKER_H
-#define IDEMPOTENCY_BASE_BGWORKER_H
+#ifndef IDEMPOTENCY_SERVER_BGWORKER_H
+#define IDEMPOTENCY_SERVER_BGWORKER_H
 
 #include "postmaster/bgworker.h"
 
@@ -43,4 +43,4 @@ extern void WorkerSleep(long ms, uint32 waitEvent);
 extern void WorkerReload(void);
 extern long WorkerSooner(long a, long b);
 
-#endif /* IDEMPOTENCY_BASE_BGWORKER_H */
+#endif /* IDEMPOTENCY_SERVER_BGWORKER_H */

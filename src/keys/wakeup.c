@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/wakeup.c
+ * keys/wakeup.c
  *	  Waking sessions that wait for the lease of another session.
  *
  * The row of a lease is committed, so its owner holds no lock to wait for.  A waiter
@@ -31,9 +31,9 @@
 #include "utils/wait_event.h"
 
 #include "base/compat.h"
-#include "base/shmem.h"
-#include "base/stats.h"
-#include "base/wakeup.h"
+#include "keys/wakeup.h"
+#include "server/shmem.h"
+#include "server/stats.h"
 
 /* How many condition variables the waiters share: the bits of "pending". */
 #define WAKEUP_VARIABLES 64

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/configured.c
+ * settings/configured.c
  *	  What idempotency.configure() has stored, in the memory of the session.
  *
  * The first call of a session reads the table, and so does the first one after an
@@ -27,11 +27,12 @@
 #include "utils/rel.h"
 
 #include "base/compat.h"
-#include "base/configured.h"
-#include "base/guc.h"
 #include "base/name.h"
 #include "base/pattern.h"
-#include "base/relation.h"
+#include "query/relation.h"
+#include "settings/configured.h"
+#include "settings/guc.h"
+#include "settings/scope_prefix.h"
 
 enum
 {

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/lockwait.c
+ * keys/lockwait.c
  *	  Waiting for a heavyweight lock for a limited time.
  *
  * The server waits without limit, or for lock_timeout, which is set here for one wait.
@@ -13,8 +13,8 @@
 #include "storage/proc.h"
 #include "utils/resowner.h"
 
-#include "base/lockwait.h"
 #include "base/subtransaction.h"
+#include "keys/lockwait.h"
 
 /*
  * LockForTransaction acquires a lock for the current (sub)transaction, whichever portal

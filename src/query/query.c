@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/query.c
+ * query/query.c
  *	  SQL of the extension, run as the owner of its tables.
  *
  * Callers have no rights on the tables.  A query runs as their owner, as a
@@ -24,8 +24,8 @@
 #include "utils/rel.h"
 
 #include "base/errors.h"
-#include "base/query.h"
-#include "base/relation.h"
+#include "query/query.h"
+#include "query/relation.h"
 
 /* The settings under which a query is planned and run. */
 static const struct

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/shmem.c
+ * server/shmem.c
  *	  The shared memory of all parts of the library.
  *
  * Each part registers in _PG_init().  The postmaster allocates the memory at startup,
@@ -16,7 +16,7 @@
 #include "storage/ipc.h"
 #include "storage/shmem.h"
 
-#include "base/shmem.h"
+#include "server/shmem.h"
 
 #define SHARED_NAME "idempotency"
 #define PARTS_MOST 8

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/reevaluation.c
+ * query/reevaluation.c
  *	  Calls that write run once for each row, or are refused.
  *
  * The plan decides how often, how early and for which rows the server runs a volatile
@@ -30,7 +30,7 @@
 #include "utils/lsyscache.h"
 
 #include "base/compat.h"
-#include "base/reevaluation.h"
+#include "query/reevaluation.h"
 
 PG_FUNCTION_INFO_V1(idempotency_single_evaluation);
 

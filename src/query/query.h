@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * base/query.h
+ * query/query.h
  *	  SQL of the extension, run as the owner of its tables.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_QUERY_H
-#define IDEMPOTENCY_BASE_QUERY_H
+#ifndef IDEMPOTENCY_QUERY_QUERY_H
+#define IDEMPOTENCY_QUERY_QUERY_H
 
 #include "executor/spi.h"
 
@@ -38,4 +38,4 @@ extern uint64 ExtensionQueryDo(ExtensionQuery *query, Datum *values, const bool 
 extern Datum ExtensionQueryValue(const ExtensionQuery *query, uint64 row, int column, bool *isnull);
 extern void ExtensionQueryEnd(void);
 
-#endif /* IDEMPOTENCY_BASE_QUERY_H */
+#endif /* IDEMPOTENCY_QUERY_QUERY_H */

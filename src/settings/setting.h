@@ -1,17 +1,17 @@
 /*-------------------------------------------------------------------------
  *
- * base/setting.h
+ * settings/setting.h
  *	  A setting that clients carry, and whether its value can be used.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef IDEMPOTENCY_BASE_SETTING_H
-#define IDEMPOTENCY_BASE_SETTING_H
+#ifndef IDEMPOTENCY_SETTINGS_SETTING_H
+#define IDEMPOTENCY_SETTINGS_SETTING_H
 
 #include "fmgr.h"
 #include "utils/guc.h"
 
-#include "base/timing.h"
+#include "settings/timing.h"
 
 typedef enum SettingState
 {
@@ -66,4 +66,4 @@ extern Retention SettingRetention(const Setting *setting, const text *scope);
 extern int SettingNumber(const Setting *setting, const text *scope);
 extern const char *SettingText(const Setting *setting, const text *scope);
 
-#endif /* IDEMPOTENCY_BASE_SETTING_H */
+#endif /* IDEMPOTENCY_SETTINGS_SETTING_H */

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/stats.c
+ * server/stats.c
  *	  What the server keeps of each database: counters, with the functions to read them, and
  *	  what sessions request of the launcher.
  *
@@ -30,8 +30,8 @@
 #include "utils/tuplestore.h"
 
 #include "base/compat.h"
-#include "base/shmem.h"
-#include "base/stats.h"
+#include "server/shmem.h"
+#include "server/stats.h"
 
 PG_FUNCTION_INFO_V1(idempotency_stats);
 PG_FUNCTION_INFO_V1(idempotency_stats_reset);

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * base/relation.c
+ * query/relation.c
  *	  Opening and locking the extension's tables and sequences, and checking their
  *	  definitions and those of its row types.
  *
@@ -35,8 +35,8 @@
 #include "utils/syscache.h"
 
 #include "base/errors.h"
-#include "base/relation.h"
-#include "base/stats.h"
+#include "query/relation.h"
+#include "server/stats.h"
 
 /* The tables that were checked: one callback for all, since the server has few slots. */
 static ExtensionTable *registered = NULL;
