@@ -173,6 +173,7 @@ TransactionCallback(XactEvent event, void *arg)
 static Slot *
 FindSlot(Oid database, const char *name)
 {
+	Assert(LWLockHeldByMe(shared->lock));
 	for (int i = 0; i < RELAY_SLOTS; i++)
 	{
 		Slot *slot = &shared->slots[i];
@@ -292,6 +293,7 @@ Fill(Slot *slot, const RelayFound *found)
 	bool moved =
 		slot->owner != found->owner || memcmp(&slot->topics, &found->topics, sizeof(TopicSet)) != 0;
 
+	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
 	slot->owner = found->owner;
 	slot->topics = found->topics;
 	pg_atomic_write_u32(&slot->partitions, found->partitions);
@@ -313,6 +315,7 @@ TakeSlot(const char *name)
 	Slot *slot = FindSlot(InvalidOid, NULL);
 	uint32 number;
 
+	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
 	if (slot == NULL)
 		return NULL;
 	strlcpy(slot->name, name, RELAY_NAME_BYTES);
@@ -335,6 +338,7 @@ TakeSlot(const char *name)
 static void
 FreeSlot(Slot *slot)
 {
+	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
 	slot->generation++;
 	pg_atomic_write_u32(&slot->due, 0);
 	pg_atomic_write_u32(&slot->database, InvalidOid);
@@ -348,6 +352,7 @@ FreeSlot(Slot *slot)
 static void
 FreeSlots(Oid database, const bool *seen, TimestampTz then)
 {
+	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
 	for (int i = 0; i < RELAY_SLOTS; i++)
 	{
 		Slot *slot = &shared->slots[i];
@@ -454,6 +459,7 @@ MayStart(Slot *slot, int active, TimestampTz now, TimestampTz *again)
 	TimestampTz helpAt = (TimestampTz) pg_atomic_read_u64(&slot->helpAt);
 	TimestampTz from = Max(slot->notBefore, active > 0 ? helpAt : 0);
 
+	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
 	if (slot->dueAt != 0 && slot->dueAt <= now)
 	{
 		slot->dueAt = 0;
@@ -671,6 +677,7 @@ Rest(Slot *slot, RelayEnd end)
 {
 	int64 ms = 0;
 
+	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
 	if (end == RELAY_UNFIT)
 		ms = LONGEST_REST_MS;
 	else if (end == RELAY_BUSY || end == RELAY_DIED ||

@@ -16,6 +16,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
@@ -154,6 +155,7 @@ ConfiguredFind(const Setting *setting, const text *scope)
 {
 	ListCell *cell;
 
+	Assert(IsTransactionState());
 	if ((!complete || !settingTable.checked) && !Load())
 		return NULL;
 	foreach (cell, rows)

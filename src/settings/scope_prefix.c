@@ -87,6 +87,7 @@ ApplySettingsOfLogin(void)
 const char *
 ScopePrefix(void)
 {
+	Assert(IsTransactionState());
 	RefuseRestricted();
 	if (PrefixSetting.hidden)
 	{
