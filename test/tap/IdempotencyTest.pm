@@ -10,12 +10,12 @@ use strict;
 use warnings FATAL => 'all';
 
 use Exporter 'import';
+use ClientTest;
 use File::Basename;
 use File::Copy;
 use File::Path qw(make_path);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
-use PollTest;
 use Test::More;
 use Time::HiRes qw(usleep);
 
