@@ -433,7 +433,9 @@ BEGIN
 	$function$;
 	ALTER FUNCTION idempotency_internal.claim_first(text, text, bytea, text, boolean) SET citus.propagate_set_commands = 'local';
 
-	-- Each shard in a transaction of its own, on its node
+	-- Each shard in a transaction of its own, on its node.  Of a shard it reads 256 blocks from a
+	-- multiple of them, or 1/256 of its blocks if these are more, and with NULL all of them.  The
+	-- place is a random one, because no node has a position for the shards of the others.
 	CREATE OR REPLACE FUNCTION idempotency.reap(max_rows integer DEFAULT 1000) RETURNS bigint
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $function$
 		DECLARE
@@ -455,11 +457,26 @@ BEGIN
 				WHERE s.logicalrelid = 'idempotency.key'::regclass AND n.noderole = 'primary'
 				ORDER BY random()
 			LOOP
+				EXIT WHEN reaped >= max_rows;
 				SELECT r.success, r.result INTO answer
 				FROM master_run_on_worker(ARRAY[shard.nodename], ARRAY[shard.nodeport], ARRAY[format(
-					'WITH d AS (DELETE FROM %1$s AS k WHERE k.ctid = ANY (ARRAY(
-						SELECT e.ctid FROM %1$s AS e WHERE e.expires_at <= pg_catalog.statement_timestamp() LIMIT %2$L FOR UPDATE SKIP LOCKED))
-						RETURNING 1) SELECT pg_catalog.count(*) FROM d', shard.name, max_rows - reaped)], false) AS r;
+					$query$WITH size AS MATERIALIZED (
+						SELECT s.blocks, CASE WHEN %2$L IS NULL THEN s.blocks ELSE greatest(s.blocks / 256, 256) END AS stretch
+						FROM (SELECT pg_catalog.pg_relation_size(%1$L) / pg_catalog.current_setting('block_size')::bigint AS blocks) AS s
+					), part AS MATERIALIZED (
+						SELECT pg_catalog.floor(pg_catalog.random() * pg_catalog.ceil(s.blocks / greatest(s.stretch, 1)::double precision))::bigint * s.stretch AS first,
+							s.stretch
+						FROM size AS s
+					), d AS (
+						DELETE FROM %1$s AS k WHERE k.ctid = ANY (ARRAY(
+							SELECT e.ctid FROM %1$s AS e
+							WHERE e.ctid >= (SELECT pg_catalog.format('(%%s,0)', p.first)::tid FROM part AS p)
+								AND e.ctid < (SELECT pg_catalog.format('(%%s,0)', p.first + p.stretch)::tid FROM part AS p)
+								AND e.expires_at <= pg_catalog.statement_timestamp()
+								AND (coalesce(e.token, e.finished_by) >= idempotency_internal.token_time() << 17) IS NOT TRUE
+							LIMIT %3$L FOR UPDATE SKIP LOCKED))
+						RETURNING 1
+					) SELECT pg_catalog.count(*) FROM d$query$, shard.name, max_rows, max_rows - reaped)], false) AS r;
 				IF NOT answer.success THEN
 					RAISE EXCEPTION USING MESSAGE = format('could not delete expired keys on %s:%s', shard.nodename, shard.nodeport),
 						DETAIL = answer.result;
