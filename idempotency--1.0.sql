@@ -1396,7 +1396,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.is_foreign(idempotency.position) IS 'whether a position was restored and not used here yet';
 
 -- The columns xids, froms and range_from for a snapshot, by a position that has read less.
-CREATE FUNCTION idempotency_internal.in_progress(
+CREATE FUNCTION idempotency_internal.open_transactions(
 	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
@@ -1423,7 +1423,7 @@ BEGIN
 	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE p.mark END;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.position, pg_snapshot) IS
+COMMENT ON FUNCTION idempotency_internal.open_transactions(idempotency.position, pg_snapshot) IS
 	'what was in progress in a snapshot, and numbers below the first ones';
 
 CREATE FUNCTION idempotency_internal.raise_sequence()
@@ -1525,7 +1525,7 @@ CREATE FUNCTION idempotency_internal.end_window(INOUT p idempotency.position, pa
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
 DECLARE
-	started record := idempotency_internal.in_progress(p, p.upto);
+	started record := idempotency_internal.open_transactions(p, p.upto);
 BEGIN
 	p.ended := coalesce(p.upto_born = part.stop_born AND p.upto_mark = part.stop_mark, false);
 	p.xids := started.xids;
@@ -1894,7 +1894,7 @@ CREATE FUNCTION idempotency_internal.create_partitions(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	started record := idempotency_internal.in_progress(model, base);
+	started record := idempotency_internal.open_transactions(model, base);
 	is_foreign boolean := mark = 0 AND EXISTS (SELECT FROM idempotency.outbox AS o
 		WHERE o.txid >= pg_snapshot_xmax(pg_current_snapshot()) AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned());
 	next integer;

@@ -94,7 +94,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.is_foreign(idempotency.position) IS 'whether a position was restored and not used here yet';
 
 -- The columns xids, froms and range_from for a snapshot, by a position that has read less.
-CREATE FUNCTION idempotency_internal.in_progress(
+CREATE FUNCTION idempotency_internal.open_transactions(
 	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
@@ -121,7 +121,7 @@ BEGIN
 	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE p.mark END;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.position, pg_snapshot) IS
+COMMENT ON FUNCTION idempotency_internal.open_transactions(idempotency.position, pg_snapshot) IS
 	'what was in progress in a snapshot, and numbers below the first ones';
 
 CREATE FUNCTION idempotency_internal.raise_sequence()
@@ -223,7 +223,7 @@ CREATE FUNCTION idempotency_internal.end_window(INOUT p idempotency.position, pa
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
 DECLARE
-	started record := idempotency_internal.in_progress(p, p.upto);
+	started record := idempotency_internal.open_transactions(p, p.upto);
 BEGIN
 	p.ended := coalesce(p.upto_born = part.stop_born AND p.upto_mark = part.stop_mark, false);
 	p.xids := started.xids;

@@ -192,7 +192,7 @@ CREATE FUNCTION idempotency_internal.create_partitions(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	started record := idempotency_internal.in_progress(model, base);
+	started record := idempotency_internal.open_transactions(model, base);
 	is_foreign boolean := mark = 0 AND EXISTS (SELECT FROM idempotency.outbox AS o
 		WHERE o.txid >= pg_snapshot_xmax(pg_current_snapshot()) AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned());
 	next integer;

@@ -172,9 +172,9 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	RETURNS text[]
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT '{refuse_update,event_headers,publish,next_id,snapshot,has_published,is_foreign,in_progress,
+	SELECT '{refuse_update,event_headers,publish,next_id,snapshot,has_published,is_foreign,open_transactions,
 		raise_sequence,begin_window,begin_here,end_window,is_due,park_blocked,read_log,caller,log_call,clipped_error,
-		subscription_of,raise_in_use,check_transaction,locked_subscription,patterns_of,create_partitions,create_partitions_now,
+		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,due_partitions,fetch,has_more,batch_of,ack_events,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive_events,redrive,discard_events,discard,drop_lag,reap_events,handler_of,deliver}'::text[]

@@ -4117,7 +4117,7 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.is_foreign(idempotency.position) IS 'whether a position was restored and not used here yet';
 
 -- The columns xids, froms and range_from for a snapshot, by a position that has read less.
-CREATE FUNCTION idempotency_internal.in_progress(
+CREATE FUNCTION idempotency_internal.open_transactions(
 	p idempotency.position, snapshot pg_snapshot, OUT xids xid8[], OUT froms bigint[], OUT range_from bigint)
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
@@ -4144,7 +4144,7 @@ BEGIN
 	range_from := CASE WHEN pg_snapshot_xmax(snapshot) < p.born THEN p.range_from ELSE p.mark END;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.in_progress(idempotency.position, pg_snapshot) IS
+COMMENT ON FUNCTION idempotency_internal.open_transactions(idempotency.position, pg_snapshot) IS
 	'what was in progress in a snapshot, and numbers below the first ones';
 
 CREATE FUNCTION idempotency_internal.raise_sequence()
@@ -4246,7 +4246,7 @@ CREATE FUNCTION idempotency_internal.end_window(INOUT p idempotency.position, pa
 	LANGUAGE plpgsql VOLATILE PARALLEL SAFE
 AS $$
 DECLARE
-	started record := idempotency_internal.in_progress(p, p.upto);
+	started record := idempotency_internal.open_transactions(p, p.upto);
 BEGIN
 	p.ended := coalesce(p.upto_born = part.stop_born AND p.upto_mark = part.stop_mark, false);
 	p.xids := started.xids;
@@ -4621,7 +4621,7 @@ CREATE FUNCTION idempotency_internal.create_partitions(
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	started record := idempotency_internal.in_progress(model, base);
+	started record := idempotency_internal.open_transactions(model, base);
 	is_foreign boolean := mark = 0 AND EXISTS (SELECT FROM idempotency.outbox AS o
 		WHERE o.txid >= pg_snapshot_xmax(pg_current_snapshot()) AND o.txid IS DISTINCT FROM pg_current_xact_id_if_assigned());
 	next integer;
@@ -6276,9 +6276,9 @@ CREATE FUNCTION idempotency_internal.delivery_routines()
 	RETURNS text[]
 	LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-	SELECT '{refuse_update,event_headers,publish,next_id,snapshot,has_published,is_foreign,in_progress,
+	SELECT '{refuse_update,event_headers,publish,next_id,snapshot,has_published,is_foreign,open_transactions,
 		raise_sequence,begin_window,begin_here,end_window,is_due,park_blocked,read_log,caller,log_call,clipped_error,
-		subscription_of,raise_in_use,check_transaction,locked_subscription,patterns_of,create_partitions,create_partitions_now,
+		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,due_partitions,fetch,has_more,batch_of,ack_events,ack,nack,extend,pause,
 		resume,number_before,move_subscription,seek,redrive_events,redrive,discard_events,discard,drop_lag,reap_events,handler_of,deliver}'::text[]

@@ -55,8 +55,10 @@ SELECT p.oid::regprocedure AS of_any_type FROM pg_proc AS p
 	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND prosecdef
 		AND EXISTS (SELECT FROM unnest(proargtypes) AS t (oid) JOIN pg_type USING (oid)
 			WHERE typtype = 'p' OR typtype = 'd' AND typbasetype::regtype::text NOT IN ('json', 'text'));
+-- not distributed: it has no outbox
 SELECT DISTINCT p.proname AS with_the_rights_of_the_caller FROM pg_proc AS p
 	WHERE pronamespace = 'idempotency'::regnamespace AND NOT prosecdef AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpgsql');
+-- both layouts
 
 -- What each role can do.
 CREATE TEMPORARY TABLE door (n serial, statement text);
