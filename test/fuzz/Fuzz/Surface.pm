@@ -227,6 +227,8 @@ sub trigger
 	# The server compiles a PL/pgSQL trigger function once per trigger, and keeps the
 	# result when the trigger is dropped.
 	return 'UPDATE idempotency.outbox SET type = ' . literal(hostile_bytes()) if $name =~ /refuse_update/;
+	return 'INSERT INTO idempotency.configuration (name, scope, value) VALUES (' . join(', ', map { literal(hostile_bytes()) } 1 .. 3) . ')'
+	  if $name =~ /apply_settings/;
 
 	my $when = pick('BEFORE', 'AFTER');
 	my $what = pick('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE');
