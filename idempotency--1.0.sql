@@ -791,9 +791,9 @@ CREATE FUNCTION idempotency_internal.duration(value text, unit text)
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 BEGIN
-	IF value ~ E'^\\s*[-+]\x3F[0-9.]+([eE][-+]\x3F[0-9]+)\x3F\\s*$' THEN
-		RETURN round(value::double precision) * ('1' || unit)::interval;
-	ELSIF value ~ E'^\\s*[-+]\x3F[0-9.]+\\s*(us|ms|s|min|h|d)\\s*$' THEN
+	IF value ~ E'^ *[-+]\x3F[0-9.]+([eE][-+]\x3F[0-9]+)\x3F *$' THEN
+		RETURN value::double precision * ('1' || unit)::interval;
+	ELSIF value ~ E'^ *[-+]\x3F[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
 		RETURN make_interval(secs => extract(epoch FROM value::interval)::double precision);
 	END IF;
 	RETURN value::interval;

@@ -614,9 +614,9 @@ CREATE FUNCTION idempotency_internal.duration(value text, unit text)
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 BEGIN
-	IF value ~ E'^\\s*[-+]\x3F[0-9.]+([eE][-+]\x3F[0-9]+)\x3F\\s*$' THEN
-		RETURN round(value::double precision) * ('1' || unit)::interval;
-	ELSIF value ~ E'^\\s*[-+]\x3F[0-9.]+\\s*(us|ms|s|min|h|d)\\s*$' THEN
+	IF value ~ E'^ *[-+]\x3F[0-9.]+([eE][-+]\x3F[0-9]+)\x3F *$' THEN
+		RETURN value::double precision * ('1' || unit)::interval;
+	ELSIF value ~ E'^ *[-+]\x3F[0-9.]+ *(us|ms|s|min|h|d) *$' THEN
 		RETURN make_interval(secs => extract(epoch FROM value::interval)::double precision);
 	END IF;
 	RETURN value::interval;
@@ -764,16 +764,13 @@ CREATE FUNCTION idempotency_internal.size_setting(name text, value text)
 	LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 AS $$
 DECLARE
-	parts text[];
-	bytes double precision;
+	bytes bigint;
 BEGIN
 	IF value = '' THEN
 		RETURN 1048576;
 	END IF;
 	BEGIN
-		parts := regexp_match(value, E'^\\s*([-+]\x3F[0-9.]+([eE][-+]\x3F[0-9]+)\x3F)\\s*(B|kB|MB|GB)\x3F\\s*$');
-		bytes := round(parts[1]::double precision
-			* CASE parts[3] WHEN 'kB' THEN 1024 WHEN 'MB' THEN 1024 ^ 2 WHEN 'GB' THEN 1024 ^ 3 ELSE 1 END);
+		bytes := pg_size_bytes(value);
 	EXCEPTION
 		WHEN data_exception THEN
 			NULL;

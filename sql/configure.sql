@@ -97,33 +97,6 @@ SELECT count(*) FROM idempotency.outbox;
 -- both layouts
 SELECT name, scope, value FROM idempotency.settings WHERE name <> 'retention';
 
--- Numbers are decimal, and units have one spelling, in both editions
-CREATE FUNCTION pg_temp.read(name text, value text) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-	PERFORM idempotency.configure(name, value, 'read');
-	BEGIN
-		IF name = 'retention' THEN
-			PERFORM idempotency.once('read', 'k');
-			RETURN (SELECT round(extract(epoch FROM k.expires_at - k.created_at), -1) FROM idempotency.key AS k WHERE k.scope = 'read');
-		END IF;
-		PERFORM idempotency.claim('read', 'k');
-		PERFORM idempotency.complete('read', 'k', to_json(repeat('x', 3000000)));
-	EXCEPTION
-		WHEN program_limit_exceeded THEN
-			RETURN substring(SQLERRM FROM '[(](.*)[)]');
-	END;
-EXCEPTION
-	WHEN invalid_parameter_value THEN
-		RETURN SQLERRM;
-END $$;
-SELECT v.value, pg_temp.read('max_response_size', v.value)
-FROM unnest('{010000,0x1000,2048B,2 kB,2 kb,2KB,2mb,1TB,0.001GB,.002MB,2048.5,1025.5B,1e4B,00002048,2048 bytes}'::text[]) AS v (value);
-BEGIN;
-SELECT v.value, pg_temp.read('retention', v.value), idempotency.forget('read', 'k')
-FROM unnest('{0100,0x100,0x10s,010d,1e3,1e2s,1.01h,1.h}'::text[]) AS v (value);
-ROLLBACK;
-SELECT idempotency.configure('retention', NULL, 'read'), idempotency.configure('max_response_size', NULL, 'read');
-
 -- What cannot be stored
 SELECT idempotency.configure('retention', 'thirty days');
 SELECT idempotency.configure('retention', '');

@@ -22,7 +22,6 @@
 #include <math.h>
 
 #include "access/parallel.h"
-#include "common/int.h"
 #include "utils/datetime.h"
 #include "utils/guc_tables.h"
 #include "utils/timestamp.h"
@@ -33,9 +32,6 @@
 
 /* The longest month, so that nothing ends before the interval does. */
 #define DAYS_OF_A_MONTH 31
-
-/* What isspace() accepts in any locale */
-#define BLANKS " \t\n\v\f\r"
 
 /* A setting is being defined, and gets the value that was set before. */
 static bool defining = false;
@@ -165,61 +161,21 @@ ParseInterval(const char *text, Interval *interval)
 }
 
 /*
- * ParseNumber fills "number" from the decimal number at the start of a text, and returns
- * what follows it and blanks, or NULL if there is none.  parse_int() would read 010 as 8.
- */
-static const char *
-ParseNumber(const char *text, double *number)
-{
-	const char *digits = text + strspn(text, BLANKS);
-	char *end;
-
-	if (*digits == '-' || *digits == '+')
-		digits++;
-	if (strspn(digits, "0123456789.") == 0 || digits[1] == 'x' || digits[1] == 'X')
-		return NULL;
-	*number = strtod(text, &end);
-	return end == text ? NULL : end + strspn(end, BLANKS);
-}
-
-/*
- * FindUnit returns the place of a unit in a list that ends with NULL, or -1.  Blanks can
- * follow the unit.
- */
-static int
-FindUnit(const char *unit, const char *const *list)
-{
-	size_t length = strcspn(unit, BLANKS);
-
-	if (unit[length + strspn(unit + length, BLANKS)] != '\0')
-		return -1;
-	for (int i = 0; list[i] != NULL; i++)
-	{
-		if (strlen(list[i]) == length && strncmp(unit, list[i], length) == 0)
-			return i;
-	}
-	return -1;
-}
-
-/*
  * ParseDuration fills "value" from the text of a duration, and returns whether the
- * setting allows it; if not, it sets the check's detail.  A number with a unit of
- * postgresql.conf is as long on any day: 1d is 24 hours, as 1 day need not be.
+ * setting allows it; if not, it sets the check's detail.
  */
 bool
 ParseDuration(const Setting *setting, const char *text, SettingValue *value)
 {
-	static const char *const unitsOfTime[] = {"us", "ms", "s", "min", "h", "d", NULL};
 	bool seconds = setting->unit == GUC_UNIT_S;
 	const char *nameOfUnit = seconds ? "seconds" : "milliseconds";
 	int64 unit = seconds ? USECS_PER_SEC : 1000;
 	Interval *length = &value->duration.length;
-	double number;
 	double units;
-	const char *rest = ParseNumber(text, &number);
+	int number;
 
-	if (rest != NULL && *rest == '\0' && fabs(number) <= INT_MAX)
-		length->time = (int64) rint(number) * unit;
+	if (parse_int(text, &number, setting->unit, NULL))
+		length->time = number * unit;
 	else if (!ParseInterval(text, length))
 	{
 		GUC_check_errdetail("It is not an interval.");
@@ -227,9 +183,6 @@ ParseDuration(const Setting *setting, const char *text, SettingValue *value)
 						  nameOfUnit);
 		return false;
 	}
-	else if (rest != NULL && FindUnit(rest, unitsOfTime) >= 0 &&
-			 !pg_add_s64_overflow(length->time, length->day * USECS_PER_DAY, &length->time))
-		length->day = 0;
 
 	units =
 		(length->time + ((double) length->month * DAYS_OF_A_MONTH + length->day) * USECS_PER_DAY) /
@@ -252,23 +205,14 @@ ParseDuration(const Setting *setting, const char *text, SettingValue *value)
 bool
 ParseSize(const Setting *setting, const char *text, SettingValue *value)
 {
-	static const char *const unitsOfSize[] = {"B", "kB", "MB", "GB", "", NULL};
-	static const int sizes[] = {1, 1024, 1024 * 1024, 1024 * 1024 * 1024, 1};
-	double number;
-	const char *rest = ParseNumber(text, &number);
-	int unit = rest == NULL ? -1 : FindUnit(rest, unitsOfSize);
+	const char *hint = NULL;
 
-	if (unit >= 0)
-	{
-		number = rint(number * sizes[unit]);
-		if (number >= setting->least && number <= setting->most)
-		{
-			value->number = (int) number;
-			return true;
-		}
-	}
+	if (parse_int(text, &value->number, GUC_UNIT_BYTE, &hint) && value->number >= setting->least &&
+		value->number <= setting->most)
+		return true;
 	GUC_check_errdetail("It must be a size from %d to %d bytes.", setting->least, setting->most);
-	GUC_check_errhint("Valid units for this parameter are \"B\", \"kB\", \"MB\", and \"GB\".");
+	if (hint != NULL)
+		GUC_check_errhint("%s", hint);
 	return false;
 }
 
