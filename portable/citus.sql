@@ -464,7 +464,7 @@ BEGIN
 						SELECT s.blocks, CASE WHEN %2$L IS NULL THEN s.blocks ELSE greatest(s.blocks / 256, 256) END AS stretch
 						FROM (SELECT pg_catalog.pg_relation_size(%1$L) / pg_catalog.current_setting('block_size')::bigint AS blocks) AS s
 					), part AS MATERIALIZED (
-						SELECT pg_catalog.floor(pg_catalog.random() * pg_catalog.ceil(s.blocks / greatest(s.stretch, 1)::double precision))::bigint * s.stretch AS first,
+						SELECT pg_catalog.floor(pg_catalog.random() * pg_catalog.ceil(s.blocks::double precision / greatest(s.stretch, 1)::double precision))::bigint * s.stretch AS first,
 							s.stretch
 						FROM size AS s
 					), d AS (

@@ -770,7 +770,8 @@ BEGIN
 		RETURN 1048576;
 	END IF;
 	BEGIN
-		bytes := pg_size_bytes(value);
+		-- the server knows B since version 16
+		bytes := pg_size_bytes(regexp_replace(value, E'([0-9.])\\s*B\\s*$', E'\\1 bytes'));
 	EXCEPTION
 		WHEN data_exception THEN
 			NULL;

@@ -456,8 +456,7 @@ HelpLater(Slot *slot)
 static bool
 MayStart(Slot *slot, int active, TimestampTz now, TimestampTz *again)
 {
-	TimestampTz helpAt = (TimestampTz) pg_atomic_read_u64(&slot->helpAt);
-	TimestampTz from = Max(slot->notBefore, active > 0 ? helpAt : 0);
+	TimestampTz helpAt = active > 0 ? (TimestampTz) pg_atomic_read_u64(&slot->helpAt) : 0;
 
 	Assert(LWLockHeldByMeInMode(shared->lock, LW_EXCLUSIVE));
 	if (slot->dueAt != 0 && slot->dueAt <= now)
@@ -470,9 +469,12 @@ MayStart(Slot *slot, int active, TimestampTz now, TimestampTz *again)
 	if (active >= (int) pg_atomic_read_u32(&slot->partitions) ||
 		pg_atomic_read_u32(&slot->due) == 0)
 		return false;
-	if (!IsAhead(from, now))
+	if (IsAhead(slot->notBefore, now))
+		Sooner(again, slot->notBefore);
+	else if (IsAhead(helpAt, now))
+		Sooner(again, helpAt);
+	else
 		return true;
-	Sooner(again, from);
 	return false;
 }
 
@@ -484,7 +486,7 @@ MayStart(Slot *slot, int active, TimestampTz now, TimestampTz *again)
 bool
 RelayChoose(const int *started, int most, RelayJob *job, TimestampTz *again)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now;
 	bool crowded = false;
 	bool chosen = false;
 	int active[RELAY_SLOTS];
@@ -492,6 +494,7 @@ RelayChoose(const int *started, int most, RelayJob *job, TimestampTz *again)
 
 	*again = 0;
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
+	now = GetCurrentTimestamp();
 	for (int i = 0; i < RELAY_SLOTS; i++)
 	{
 		active[i] = Max(started[i], (int) pg_atomic_read_u32(&shared->slots[i].running));

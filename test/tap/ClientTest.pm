@@ -21,10 +21,11 @@ use Time::HiRes qw(time usleep);
 
 my $program = \&PostgreSQL::Test::Cluster::psql;
 
-# connect_as starts a session. Returns nothing if the server does not accept it at once.
+# connect_as starts a session, and adds the notices of the login to a text. Returns nothing if the
+# server does not accept it at once.
 sub connect_as
 {
-	my ($node, $dbname, $user) = @_;
+	my ($node, $dbname, $user, $notices) = @_;
 	my %startup = (user => $user // $ENV{PGUSER} // scalar(getpwuid $<), database => $dbname,
 		application_name => $ENV{PGAPPNAME} // 'psql', options => $ENV{PGOPTIONS} // '');
 	my $socket = IO::Socket::UNIX->new(Peer => $node->host . '/.s.PGSQL.' . $node->port) or return;
@@ -34,6 +35,7 @@ sub connect_as
 	while (my ($type, $content) = message($socket))
 	{
 		return $socket if $type eq 'Z';
+		$$notices .= report($content) if $type eq 'N' && $notices;
 		return if $type eq 'E' || $type eq 'R' && unpack('N', $content) != 0;
 	}
 	return;
@@ -63,16 +65,17 @@ sub report
 	return $text;
 }
 
-# statement executes one statement. Returns psql's exit code for it, its output and errors.
+# statement executes one statement. Returns psql's exit code for it, its output and errors. A
+# failed statement has no rows.
 sub statement
 {
 	my ($socket, $sql, $verbose) = @_;
-	my ($rc, $out, $err) = (0, '', '');
+	my ($rc, $out, $rows, $err) = (0, '', '', '');
 
 	syswrite $socket, 'Q' . pack('N', 5 + length $sql) . "$sql\0";
 	while (my ($type, $content) = message($socket))
 	{
-		return ($rc, $out, $err) if $type eq 'Z';
+		return ($rc, $out . ($rc ? '' : $rows), $err) if $type eq 'Z';
 		if ($type eq 'D')
 		{
 			my ($at, @values) = (2);
@@ -83,7 +86,7 @@ sub statement
 				push @values, substr $content, $at + 4, $length;
 				$at += 4 + $length;
 			}
-			$out .= join('|', @values) . "\n" if @values;
+			$rows .= join('|', @values) . "\n" if @values;
 		}
 		$out .= $content if $type eq 'd';
 		$err .= report($content, $verbose) if $type eq 'E' || $type eq 'N';
@@ -120,10 +123,11 @@ sub psql
 	}
 	my @parts = @options || !defined $dbname || grep({ defined $params{$_} } qw(connstr replication timeout)) ? () : statements($sql);
 	local $SIG{PIPE} = 'IGNORE';
-	my $socket = @parts ? connect_as($self, $dbname, $user) : undef;
+	my $notices = '';
+	my $socket = @parts ? connect_as($self, $dbname, $user, \$notices) : undef;
 	return $program->(@_) unless $socket;
 
-	my ($rc, $stdout, $stderr) = (0, '', '');
+	my ($rc, $stdout, $stderr) = (0, '', $notices);
 	foreach my $part (@parts)
 	{
 		my ($code, $out, $err) = statement($socket, $part, $verbose);
@@ -163,7 +167,11 @@ sub poll_query_until
 	for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; time < $end; usleep($pause))
 	{
 		$pause = 1.5 * $pause if $pause < 50_000;
-		$socket //= connect_as($self, $dbname) // next;
+		if (!$socket)
+		{
+			$socket = connect_as($self, $dbname) // next;
+			statement($socket, 'SET statement_timeout = ' . 1000 * $PostgreSQL::Test::Utils::timeout_default);
+		}
 		($rc, $stdout, $stderr) = statement($socket, $query);
 		undef $socket if $rc == 2;
 		chomp $stdout;
