@@ -360,17 +360,17 @@ change_settings($node, 'idempotency.relay_workers' => 0);
 publish('restored', [ 'one', 'two' ]);
 $node->command_ok([ 'pg_dump', '--file', "$dir/dump", 'postgres' ], 'dump');
 $node->safe_psql('postgres', 'CREATE DATABASE restored TEMPLATE template0');
+# No worker comes between the restore of the events and that of their sequence
+$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/dump", 'restored' ], 'restore');
 change_settings($node, 'idempotency.relay_workers' => 2);
 becomes_true(q{SELECT count(*) = 2 FROM done WHERE topic = 'restored'}, 'the original continues');
-$node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '--file', "$dir/dump", 'restored' ], 'restore');
 becomes_true(q{SELECT count(*) = 2 FROM done WHERE topic = 'restored'}, 'the restored database is served', 'restored');
 publish('restored', 'three', dbname => 'restored');
 becomes_true(q{SELECT string_agg(what, ' ' ORDER BY n) = 'one two three' FROM done WHERE topic = 'restored'}, 'the restored database continues', 'restored');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM done WHERE topic = 'restored'}), '2', 'the original does not receive events of the restored database');
 $node->safe_psql('postgres', 'DROP DATABASE restored');
 $node->safe_psql('postgres', 'DELETE FROM done');
-# A worker can come between the restore of the events and that of their sequence
-is_quiet('restore', qr/exited with exit code 1|terminating background worker|cannot serve subscription "all" of database "restored"/);
+is_quiet('restore', qr/exited with exit code 1|terminating background worker/);
 
 # ----------------------------------------------------------------
 # Shutdown and crash
