@@ -46,8 +46,6 @@ pg_noreturn extern void ErrorRowType(const char *type);
 /* 42883 */
 pg_noreturn extern void ErrorHandlerMissing(Oid handler);
 
-/* 54000 */
-
 /* 55000 */
 pg_noreturn extern void ErrorNotInstalled(void);
 pg_noreturn extern void ErrorExtensionReplaced(void);
