@@ -1,0 +1,357 @@
+// The functions of the schema idempotency, for any driver or ORM with an adapter of adapters.js. The
+// first argument is an adapter, which runs a call in a transaction of its own, or a session
+// of one, which runs the call in its transaction.
+
+"use strict";
+
+const { isTransient, retrying, sqlState } = require("./errors.js");
+const { jsonText, keyText, parsed, plainText, requestText } = require("./values.js");
+
+// What claim and try_claim return, in types that every driver reads.
+const OPERATION = `outcome::text, replayed, token::text, attempt, recovery_point, state::text, status, headers::text, response::text,
+	failed, retry_after::text, expires_at::text`;
+
+// Failure is the final failure of an operation, such as a declined card: the writes of the handler
+// are undone, and retries get its response.
+class Failure extends Error {
+	constructor(response, status = 422, headers = undefined) {
+		super(`the operation failed with status ${status}`);
+		Object.assign(this, { name: "Failure", response, status, headers });
+	}
+}
+
+const arguments_ = (scope, key) => [keyText("the scope", scope), keyText("the key", key)];
+
+function operation(row) {
+	return {
+		outcome: row.outcome,
+		replayed: row.replayed,
+		failed: row.failed,
+		status: row.status ?? undefined,
+		headers: parsed(row.headers),
+		response: parsed(row.response),
+		responseText: row.response ?? undefined,
+		token: row.token ?? undefined,
+		attempt: row.attempt ?? undefined,
+		recoveryPoint: row.recovery_point ?? undefined,
+		state: parsed(row.state),
+		retryAfter: row.retry_after === null ? undefined : Number(row.retry_after),
+		expiresAt: row.expires_at ?? undefined,
+	};
+}
+
+async function claimWith(name, session, scope, key, options = {}) {
+	const [row] = await session.query(`SELECT ${OPERATION}
+		FROM idempotency.${name}(scope => $1::text, key => $2::text, request => $3::text, lease => $4::text::interval,
+			wait => $5::text::interval, retention => $6::text::interval)`,
+		[...arguments_(scope, key), requestText(options), plainText(options.lease), plainText(options.wait), plainText(options.retention)]);
+	return operation(row);
+}
+
+// claim claims an operation, or returns its stored outcome.
+const claim = (session, scope, key, options) => claimWith("claim", session, scope, key, options);
+
+// tryClaim is claim that returns the outcomes in_progress and mismatched instead of an error.
+const tryClaim = (session, scope, key, options) => claimWith("try_claim", session, scope, key, options);
+
+// finish stores an outcome, and returns the text of its response. name is complete or fail.
+async function finish(session, name, scope, key, response, { status, headers, token, retention, omitLarge = false } = {}) {
+	const [row] = await session.query(`SELECT idempotency.${name}(scope => $1::text, key => $2::text, response => $3::text,
+			status => $4::text::integer, headers => $5::text, token => $6::text::bigint, retention => $7::text::interval,
+			omit_large => $8::text::boolean)::text AS response`,
+		[...arguments_(scope, key), response, plainText(status), jsonText("the headers", headers), plainText(token), plainText(retention),
+			String(omitLarge)]);
+	return row.response;
+}
+
+// complete stores the success of an operation, and returns the response as a retry gets it.
+const complete = async (session, scope, key, response, options) =>
+	parsed(await finish(session, "complete", scope, key, jsonText("the response", response), options));
+
+// fail stores the final failure of an operation; options.status is required.
+const fail = async (session, scope, key, response, options) =>
+	parsed(await finish(session, "fail", scope, key, jsonText("the response", response), options));
+
+// release gives a claim up without an outcome.
+async function release(session, scope, key, { token } = {}) {
+	await session.query("SELECT idempotency.release($1::text, $2::text, $3::text::bigint)::text", [...arguments_(scope, key), plainText(token)]);
+}
+
+// once returns true if the key is new, and stores it.
+async function once(session, scope, key, { retention } = {}) {
+	const [row] = await session.query("SELECT idempotency.once($1::text, $2::text, $3::text::interval) AS once",
+		[...arguments_(scope, key), plainText(retention)]);
+	return row.once;
+}
+
+// onceMany stores keys, and returns the new ones.
+async function onceMany(session, scope, keys, { retention } = {}) {
+	const texts = keys.map((key) => keyText("the key", key));
+	const rows = await session.query(`SELECT key FROM idempotency.once_many($1::text, ARRAY(SELECT jsonb_array_elements_text($2::text::jsonb)),
+			$3::text::interval) AS key`,
+		[keyText("the scope", scope), JSON.stringify(texts), plainText(retention)]);
+	return rows.map(({ key }) => key);
+}
+
+// deriveKey returns the key of a step of an operation, such as that for a provider.
+async function deriveKey(session, scope, key, step) {
+	const [row] = await session.query("SELECT idempotency.derive_key($1::text, $2::text, $3::text)::text AS key",
+		[...arguments_(scope, key), keyText("the step", step)]);
+	return row.key;
+}
+
+// publish publishes an event in the transaction, and returns its id.
+async function publish(session, topic, payload, { aggregateId, type, headers, eventId, deliverAt } = {}) {
+	const [row] = await session.query(`SELECT idempotency.publish(topic => $1::text, payload => $2::text, aggregate_id => $3::text, type => $4::text,
+			headers => $5::text, event_id => $6::text::uuid, deliver_at => $7::text::timestamptz)::text AS id`,
+		[topic, jsonText("the payload", payload), aggregateId === undefined ? null : keyText("the aggregate", aggregateId), plainText(type),
+			jsonText("the headers", headers), plainText(eventId), deliverAt instanceof Date ? deliverAt.toISOString() : plainText(deliverAt)]);
+	return row.id;
+}
+
+// undoable runs work after a savepoint, which undoes its writes if it throws a Failure. Without a
+// Failure, an ORM's pending writes are sent before it returns.
+async function undoable(session, work) {
+	if (session.savepoint)
+		return session.savepoint(work);
+	await session.query("SAVEPOINT idempotency", []);
+	try {
+		const result = await work(session);
+		await session.flush?.();
+		return result;
+	} catch (error) {
+		if (error instanceof Failure) {
+			session.clear?.();
+			await session.query("ROLLBACK TO SAVEPOINT idempotency", []);
+		}
+		throw error;
+	}
+}
+
+// store stores the result of work, or its Failure, and returns the operation as a retry gets it.
+async function store(session, scope, key, claimed, options, work) {
+	let name = "complete";
+	let { status } = options;
+	let { headers } = options;
+	let response;
+	try {
+		response = await undoable(session, work);
+	} catch (error) {
+		if (!(error instanceof Failure))
+			throw error;
+		name = "fail";
+		({ status, headers, response } = error);
+	}
+	const text = await finish(session, name, scope, key, jsonText("the response", response),
+		{ ...options, status: status ?? 200, headers, token: claimed.token });
+	return { ...claimed, status: status ?? 200, headers, failed: name === "fail", response: parsed(text), responseText: text ?? undefined };
+}
+
+// run runs work once: the claim, the writes of work and its result commit in one transaction, and
+// a retry gets the result. work gets the ORM's transaction, and the session for calls of this package.
+function run(db, scope, key, options, work) {
+	const { request, wait, retention, ...others } = options;
+	const claiming = "request" in options ? { request, wait, retention } : { wait, retention };
+	return db.transaction(async (session) => {
+		const claimed = await claim(session, scope, key, claiming);
+		return claimed.replayed ? claimed : store(session, scope, key, claimed, others, (inner) => work(inner.tx, inner));
+	});
+}
+
+// Lease is what the work of lease() gets.
+class Lease {
+	#db;
+	#scope;
+	#key;
+	#duration;
+	#timer;
+	#end;
+	#aborts = new AbortController();
+
+	constructor(db, scope, key, duration, seconds, claimed) {
+		this.#db = db;
+		this.#scope = scope;
+		this.#key = key;
+		this.#duration = duration;
+		this.token = claimed.token;
+		this.attempt = claimed.attempt;
+		this.recoveryPoint = claimed.recoveryPoint;
+		this.state = claimed.state;
+		this.signal = this.#aborts.signal;
+		this.outcome = undefined;
+		this.#end = Date.now() + 1000 * seconds;
+		const beat = async () => {
+			const sent = Date.now();
+			try {
+				await this.renew(db);
+				this.#end = sent + 1000 * seconds;
+			} catch (error) {
+				// A heartbeat that could not be sent is repeated until the lease ends.
+				if (!isTransient(error) || sqlState(error) === "IK410" || Date.now() > this.#end)
+					return this.#aborts.abort(error);
+			}
+			if (this.#timer)
+				this.#timer = setTimeout(beat, 1000 * seconds / 3);
+		};
+		this.#timer = setTimeout(beat, 1000 * seconds / 3);
+	}
+
+	// stop ends the heartbeat.
+	stop() {
+		clearTimeout(this.#timer);
+		this.#timer = undefined;
+	}
+
+	// renew restarts the lease; in a transaction, it refuses a former owner before it writes.
+	async renew(session) {
+		await session.query("SELECT idempotency.renew($1::text, $2::text, $3::text::bigint, $4::text::interval)::text",
+			[...arguments_(this.#scope, this.#key), this.token, plainText(this.#duration)]);
+	}
+
+	// checkpoint stores where the next owner continues.
+	async checkpoint(recoveryPoint, state) {
+		await this.#db.query("SELECT idempotency.checkpoint($1::text, $2::text, $3::text::bigint, $4::text, $5::text)::text",
+			[...arguments_(this.#scope, this.#key), this.token, recoveryPoint, jsonText("the state", state)]);
+		Object.assign(this, { recoveryPoint, state });
+	}
+
+	// deriveKey returns the key of a step, which the next owner sends, too.
+	deriveKey(step) {
+		return deriveKey(this.#db, this.#scope, this.#key, step);
+	}
+
+	// complete runs work in a transaction that stores its result, or its Failure: the last step. work
+	// gets the ORM's transaction and the session.
+	async complete(work, options = {}) {
+		this.stop(); // the transaction locks the key, and a heartbeat would wait for it
+		this.outcome = await this.#db.transaction(async (session) => {
+			await this.renew(session);
+			return store(session, this.#scope, this.#key, this, options, (inner) => work(inner.tx, inner));
+		});
+		return this.outcome.response;
+	}
+}
+
+// lease runs work once, outside of a transaction, with a heartbeat at a third of the lease.
+// work(lease) calls what lies outside of the database, and ends with lease.complete(), or returns the
+// response. lease.signal aborts when the lease is lost. If work fails, the next request continues at
+// once, at the checkpoint.
+async function lease(db, scope, key, options, work) {
+	if (options.lease === undefined)
+		throw new TypeError("lease: the option lease is missing, such as '30 seconds'");
+	const claimed = await claim(db, scope, key, options);
+	if (claimed.replayed)
+		return claimed;
+	const [{ seconds }] = await db.query("SELECT extract(epoch FROM $1::text::interval)::text AS seconds", [plainText(options.lease)]);
+	const held = new Lease(db, scope, key, options.lease, Number(seconds), claimed);
+	try {
+		const response = await work(held);
+		if (held.outcome === undefined)
+			await held.complete(() => response, options);
+	} catch (error) {
+		if (error instanceof Failure && held.outcome === undefined) {
+			await held.complete(() => { throw error; }, options);
+		} else {
+			await giveUp(db, scope, key, held);
+			throw error;
+		}
+	} finally {
+		held.stop();
+	}
+	return { outcome: claimed.outcome, replayed: false, attempt: claimed.attempt, ...picked(held.outcome) };
+}
+
+const picked = ({ status, headers, failed, response, responseText }) => ({ status, headers, failed, response, responseText });
+
+// giveUp ends a lease whose work failed. The checkpoint keeps the request, with which a recovery
+// job can continue: a provider might have been asked.
+async function giveUp(db, scope, key, held) {
+	held.stop();
+	try {
+		if (held.recoveryPoint === undefined)
+			await held.checkpoint("failed");
+		await release(db, scope, key, { token: held.token });
+	} catch {
+		// Lost, or out of reach: the lease expires.
+	}
+}
+
+// consume calls handler(event) for the events of a subscription, until the signal aborts or, with
+// untilEmpty, none is left. An error of the handler is reported with nack: the event is retried later, and
+// with error.dead it is a dead letter at once. Lost connections are retried without end.
+async function consume(db, subscription, handler, options = {}) {
+	const { maxEvents = 10, wait = "5 seconds", lease: duration = "1 minute", signal, untilEmpty = false } = options;
+	while (!signal?.aborted) {
+		const batch = await retrying(() => db.query(`SELECT batch::text, seq::text, id::text, topic, aggregate_id, type, payload::text,
+				headers::text, attempt, extract(epoch FROM $4::text::interval)::text AS seconds
+			FROM idempotency.fetch($1::text, max_events => $2::text::integer, wait => $3::text::interval, lease => $4::text::interval)`,
+			[subscription, String(maxEvents), untilEmpty ? "0" : plainText(wait), plainText(duration)]), { seconds: Infinity, signal })
+			.catch((error) => signal?.aborted ? [] : Promise.reject(error));
+		if (batch.length > 0)
+			await handle(db, subscription, handler, batch, duration, signal);
+		else if (untilEmpty && !await hasMore(db, subscription))
+			return;
+	}
+}
+
+async function hasMore(db, subscription) {
+	const [row] = await db.query("SELECT idempotency.has_more($1::text) AS more", [subscription]);
+	return row.more;
+}
+
+function event(row) {
+	return {
+		seq: row.seq,
+		id: row.id,
+		topic: row.topic,
+		aggregateId: row.aggregate_id ?? undefined,
+		type: row.type ?? undefined,
+		payload: parsed(row.payload),
+		headers: parsed(row.headers),
+		attempt: row.attempt,
+	};
+}
+
+// handle handles a batch, with a heartbeat, and acknowledges it. If another consumer has got it
+// meanwhile (IK408), that one handles what is left.
+async function handle(db, subscription, handler, batch, duration, signal) {
+	const number = batch[0].batch;
+	const seconds = Number(batch[0].seconds);
+	const lost = new AbortController();
+	const ending = signal ? AbortSignal.any([signal, lost.signal]) : lost.signal;
+	const beats = setInterval(() => db.query("SELECT idempotency.extend($1::text, $2::text::bigint, $3::text::interval)::text",
+		[subscription, number, plainText(duration)]).catch((error) => sqlState(error) === "IK408" && lost.abort(error)), 1000 * seconds / 3);
+	const left = new Set(); // aggregates whose events have left the batch
+	// settle reports a result, and returns false if another consumer has the batch.
+	const settle = (text, values) => retrying(() => db.query(text, [subscription, number, ...values]).then(() => true, (error) => {
+		if (sqlState(error) === "IK408")
+			return false;
+		throw error;
+	}));
+	const nack = (event, error, dead) => settle(
+		"SELECT idempotency.nack($1::text, $2::text::bigint, $3::text::uuid, $4::text, dead => $5::text::boolean)::text", [event, error, String(dead)]);
+	try {
+		for (const row of batch) {
+			if (left.has(row.aggregate_id))
+				continue;
+			if (ending.aborted)
+				return lost.signal.aborted || await nack(null, null, false);
+			try {
+				await handler(event(row), { signal: ending });
+			} catch (error) {
+				if (!await nack(row.id, String(error?.message ?? error), error?.dead === true))
+					return;
+				if (row.aggregate_id !== null)
+					left.add(row.aggregate_id);
+			}
+		}
+		await settle("SELECT idempotency.ack($1::text, $2::text::bigint)::text", []);
+	} finally {
+		clearInterval(beats);
+	}
+}
+
+module.exports = {
+	Failure, claim, complete, consume, deriveKey, fail, finish, isTransient, lease, once, onceMany, publish, release, retrying, run, sqlState,
+	tryClaim, undoable,
+};

@@ -1,0 +1,78 @@
+// An interceptor for NestJS, on Express or Fastify. Create the application with { rawBody: true }. The
+// route's method runs in the transaction, which it gets by transaction(). An HttpException of 400 to 499 is
+// stored as an answer. Answers of 400 and above pass through Nest's exception filters, as always.
+
+"use strict";
+
+const { AsyncLocalStorage } = require("async_hooks");
+const { HttpException, StreamableFile } = require("@nestjs/common");
+const { idempotency, isJson, typeOf } = require("./http.js");
+
+const current = new AsyncLocalStorage();
+
+// session returns the session of the request, for calls of this package.
+function session() {
+	const found = current.getStore();
+	if (found === undefined)
+		throw new Error("no transaction: the route has no IdempotencyInterceptor, or this call outlived it");
+	return found;
+}
+
+// transaction returns the ORM's transaction of the request.
+const transaction = () => session().tx;
+
+// last returns the value of an Observable, which a route's method returns.
+const last = (observable) => new Promise((resolve, reject) => {
+	let value;
+	observable.subscribe({ next: (each) => { value = each; }, error: reject, complete: () => resolve(value) });
+});
+
+class IdempotencyInterceptor {
+	#idempotency;
+
+	constructor(options) {
+		this.#idempotency = idempotency(options);
+	}
+
+	async intercept(context, next) {
+		const http = context.switchToHttp();
+		const request = http.getRequest();
+		const response = http.getResponse();
+		const raw = request.raw ?? request;
+		if (request.rawBody === undefined && request.body !== undefined && Object.keys(request.body).length > 0)
+			throw new Error("the body was not kept: NestFactory.create(AppModule, { rawBody: true })");
+		const answer = await this.#idempotency.run({ method: raw.method, path: raw.originalUrl ?? raw.url, header: (name) => raw.headers[name.toLowerCase()],
+			type: raw.headers["content-type"], bytes: Buffer.from(request.rawBody ?? ""), raw: request },
+		(found) => current.run(found, () => this.#handle(response, next)));
+		return this.#reply(response, answer);
+	}
+
+	// handle calls the route's method, and returns its answer, with the status and headers that Nest has set.
+	async #handle(response, next) {
+		const headers = () => ({ ...response.getHeaders() });
+		try {
+			const body = await last(next.handle());
+			return { status: response.statusCode, headers: headers(), body };
+		} catch (error) {
+			if (!(error instanceof HttpException))
+				throw error;
+			const body = error.getResponse();
+			const statusCode = error.getStatus();
+			return { status: statusCode, headers: headers(), body: typeof body === "string" ? { statusCode, message: body } : body };
+		}
+	}
+
+	// reply has Nest send an answer: an error as an HttpException, JSON as a text, and bytes as a
+	// StreamableFile.
+	#reply(response, { status, headers, body }) {
+		(response.code ?? response.status).call(response, status);
+		for (const [name, value] of Object.entries(headers))
+			(response.header ?? response.setHeader).call(response, name, value);
+		if (status >= 400)
+			throw new HttpException(body.length === 0 ? {} : JSON.parse(body), status);
+		const type = typeOf(headers);
+		return [body.length === 0 ? undefined : isJson(type) ? body.toString() : new StreamableFile(body, { type })];
+	}
+}
+
+module.exports = { IdempotencyInterceptor, session, transaction };
