@@ -241,7 +241,7 @@ CREATE TYPE idempotency.operation AS (
 	headers json,
 	response json,
 	failed boolean,
-	retry_after interval,
+	retry_after integer,
 	expires_at timestamptz,
 	fingerprint bytea
 );
@@ -256,7 +256,7 @@ COMMENT ON COLUMN idempotency.operation.status IS 'stored status, an HTTP status
 COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byte';
 COMMENT ON COLUMN idempotency.operation.response IS 'stored response, byte for byte';
 COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored response is a final failure';
-COMMENT ON COLUMN idempotency.operation.retry_after IS 'time until the owner''s lease ends, unless it is renewed';
+COMMENT ON COLUMN idempotency.operation.retry_after IS 'seconds until the operation can be claimed, at least 1 while its owner holds it; as in Retry-After';
 COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored response expires; NULL: never';
 COMMENT ON COLUMN idempotency.operation.fingerprint IS 'fingerprint of the stored request, from peek(); NULL: there is none';
 
@@ -562,11 +562,11 @@ COMMENT ON FUNCTION idempotency.fail(idempotency.identifier, idempotency.identif
 	'store the final failure of a claimed operation, and return its response';
 
 CREATE FUNCTION idempotency.release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_release';
 COMMENT ON FUNCTION idempotency.release(idempotency.identifier, idempotency.identifier, bigint) IS
-	'release a claim without an outcome';
+	'release a claim without an outcome; true';
 
 CREATE FUNCTION idempotency.renew(scope idempotency.identifier, key idempotency.identifier, token bigint, lease interval)
 	RETURNS timestamptz
@@ -578,11 +578,11 @@ COMMENT ON FUNCTION idempotency.renew(idempotency.identifier, idempotency.identi
 CREATE FUNCTION idempotency.checkpoint(
 	scope idempotency.identifier, key idempotency.identifier, token bigint, recovery_point text,
 	state idempotency.document DEFAULT NULL)
-	RETURNS void
+	RETURNS timestamptz
 	LANGUAGE C VOLATILE PARALLEL UNSAFE COST 10000
 	SUPPORT idempotency_internal.single_evaluation AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
 COMMENT ON FUNCTION idempotency.checkpoint(idempotency.identifier, idempotency.identifier, bigint, text, idempotency.document) IS
-	'store a recovery point, from which the next owner continues';
+	'store a recovery point, from which the next owner continues; returns when the lease ends';
 
 CREATE FUNCTION idempotency.claim_abandoned(scope idempotency.identifier, lease interval, max integer DEFAULT 1)
 	RETURNS SETOF idempotency.abandoned
@@ -638,10 +638,10 @@ COMMENT ON FUNCTION idempotency.require_claim() IS
 	'trigger: refuse a write from a transaction without a claim in the scope';
 
 CREATE FUNCTION idempotency.check_commit()
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_check_commit';
 COMMENT ON FUNCTION idempotency.check_commit() IS
-	'raise what COMMIT would raise now';
+	'raise what COMMIT would raise now; true if nothing';
 
 CREATE FUNCTION idempotency.current_key(scope idempotency.identifier)
 	RETURNS text
@@ -1262,14 +1262,17 @@ ALTER TABLE idempotency.configuration ENABLE ALWAYS TRIGGER apply_settings;
 COMMENT ON TRIGGER apply_settings ON idempotency.configuration IS 'stored settings are valid, and apply at once';
 
 CREATE FUNCTION idempotency.configure(name text, value text, scope text DEFAULT '*')
-	RETURNS void
+	RETURNS text
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	previous text;
 BEGIN
 	name := idempotency_internal.setting_name(name);
 	PERFORM idempotency_internal.check_name('scope', scope);
 	PERFORM idempotency_internal.check_transaction('configure');
 	LOCK TABLE idempotency.configuration IN SHARE ROW EXCLUSIVE MODE;
+	SELECT s.value INTO previous FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
 	IF value IS NULL THEN
 		DELETE FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
 	ELSE
@@ -1278,10 +1281,11 @@ BEGIN
 	END IF;
 	RAISE LOG 'idempotency.configure() by role "%": setting "%", scope "%", %', coalesce(nullif(current_setting('role'), 'none'), session_user),
 		name, scope, CASE WHEN value IS NULL THEN 'removed' ELSE format('value "%s"', value) END;
+	RETURN previous;
 END
 $$;
 COMMENT ON FUNCTION idempotency.configure(text, text, text) IS
-	'store a setting for the database, or for the scopes that match a pattern; NULL removes it';
+	'store a setting for the database, or for the scopes that match a pattern; NULL removes it; returns the value stored before';
 
 CREATE FUNCTION idempotency.setting(name text, scope text DEFAULT NULL)
 	RETURNS text
@@ -2027,7 +2031,7 @@ COMMENT ON FUNCTION idempotency_internal.check_handler_owner(text, name) IS
 CREATE FUNCTION idempotency_internal.change(
 	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
 	new_max_retry_delay interval, new_max_lag interval, new_retention interval, new_partitions integer, new_owner regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
@@ -2084,10 +2088,11 @@ BEGIN
 		PERFORM idempotency_internal.log_call(function, format('subscription "%s" of role "%s" %s', name, stored.owner,
 			CASE changed.owner WHEN stored.owner THEN 'was changed' ELSE format('belongs to role "%s" now', changed.owner) END));
 	END IF;
+	RETURN is_changed;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.change(text, text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
-	'change options of a subscription';
+	'change options of a subscription; true if one had another value';
 
 CREATE FUNCTION idempotency.subscribe(
 	subscription text, topics text[], handler regprocedure DEFAULT NULL, start_at text DEFAULT NULL,
@@ -2149,17 +2154,17 @@ CREATE FUNCTION idempotency.alter_subscription(
 	subscription text, topics text[] DEFAULT NULL, handler regprocedure DEFAULT NULL, max_attempts integer DEFAULT NULL,
 	retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL, max_lag interval DEFAULT NULL,
 	owner regrole DEFAULT NULL, partitions integer DEFAULT NULL, dead_letter_retention interval DEFAULT NULL)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('alter_subscription', subscription);
-	PERFORM idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
+	RETURN idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
 		retry_delay, max_retry_delay, max_lag, dead_letter_retention, partitions, owner);
 END
 $$;
 COMMENT ON FUNCTION idempotency.alter_subscription(text, text[], regprocedure, integer, interval, interval, interval, regrole, integer, interval) IS
-	'change the options of a subscription that are named';
+	'change the options of a subscription that are named; true if one had another value';
 
 CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	RETURNS boolean
@@ -2929,7 +2934,7 @@ COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
 -- ---------------------------------------------------------------------------
 
 CREATE FUNCTION idempotency.pause(subscription text)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -2938,13 +2943,15 @@ BEGIN
 	WHERE s.subscription = pause.subscription COLLATE "C" AND s.paused_at IS NULL;
 	IF FOUND THEN
 		PERFORM idempotency_internal.log_call('pause', format('subscription "%s"', subscription));
+		RETURN true;
 	END IF;
+	RETURN false;
 END
 $$;
-COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
+COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged; false if it was paused';
 
 CREATE FUNCTION idempotency.resume(subscription text)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -2953,10 +2960,12 @@ BEGIN
 	WHERE s.subscription = resume.subscription COLLATE "C" AND s.paused_at IS NOT NULL;
 	IF FOUND THEN
 		PERFORM idempotency_internal.log_call('resume', format('subscription "%s"', subscription));
+		RETURN true;
 	END IF;
+	RETURN false;
 END
 $$;
-COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
+COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause(); false if it was not paused';
 
 -- The number of the last event before the first one published at that time or later.  The numbers after it, and those
 -- of an empty outbox, can be of transactions in progress.
@@ -2972,7 +2981,7 @@ COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the numb
 -- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
 -- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
 CREATE FUNCTION idempotency_internal.move_subscription(name text, since timestamptz)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
@@ -3006,37 +3015,37 @@ BEGIN
 	FROM (SELECT DISTINCT k.queue FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL AND k.queue IS NOT NULL) AS q;
 	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
 		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
+	RETURN dropped;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
+COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now; returns how many failed or waiting events it dropped';
 
 CREATE FUNCTION idempotency.seek(subscription text, target timestamptz)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	IF target IS NULL OR target = 'infinity' THEN
 		PERFORM idempotency_internal.raise('22023', 'target is missing', NULL, 'Pass a time, ''beginning'' or ''now''.');
 	END IF;
-	PERFORM idempotency_internal.move_subscription(subscription, target);
+	RETURN idempotency_internal.move_subscription(subscription, target);
 END
 $$;
-COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on';
+COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on; returns how many failed or waiting events it dropped';
 
 CREATE FUNCTION idempotency.seek(subscription text, target text)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	IF target = 'now' OR target = 'beginning' THEN
-		PERFORM idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
-	ELSE
-		PERFORM idempotency.seek(subscription, target::timestamptz);
+		RETURN idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
 	END IF;
+	RETURN idempotency.seek(subscription, target::timestamptz);
 END
 $$;
 COMMENT ON FUNCTION idempotency.seek(text, text) IS
-	'deliver from the beginning of the outbox, from now, or from a time on';
+	'deliver from the beginning of the outbox, from now, or from a time on; returns how many failed or waiting events it dropped';
 
 -- Dead letters go to the oldest generation of partitions, which is the one that delivers.
 CREATE FUNCTION idempotency_internal.redrive_events(subscription text, event_id uuid)
@@ -3708,10 +3717,10 @@ COMMENT ON COLUMN idempotency.stats.events_dropped IS 'numbers skipped because t
 COMMENT ON COLUMN idempotency.stats.stats_reset IS 'when the counters were last reset';
 
 CREATE FUNCTION idempotency.stats_reset()
-	RETURNS void
+	RETURNS timestamptz
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_stats_reset';
 COMMENT ON FUNCTION idempotency.stats_reset() IS
-	'set the counters of this database to 0';
+	'set the counters of this database to 0; returns stats.stats_reset';
 
 -- ---------------------------------------------------------------------------
 -- The reaper: deletes expired keys and acknowledged events
@@ -3763,7 +3772,7 @@ COMMENT ON FUNCTION idempotency.reap(integer) IS
 
 -- Grants the privileges to the role, after USAGE on the schema; for the functions below.
 CREATE FUNCTION idempotency_internal.grant_privileges(role regrole, VARIADIC privileges text[])
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -3779,6 +3788,7 @@ BEGIN
 	FOREACH privilege IN ARRAY privileges LOOP
 		EXECUTE pg_catalog.format('GRANT %s TO %s', privilege, role);
 	END LOOP;
+	RETURN true;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[]) IS
@@ -3788,7 +3798,7 @@ COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[]) IS
 -- read events, including those of other roles.  Operators read keys and delete them.  Backups read all tables.
 -- A cast of a constant through I/O functions needs EXECUTE on them.
 CREATE FUNCTION idempotency.grant_client(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
@@ -3811,10 +3821,10 @@ AS $$
 			idempotency.problem_headers(idempotency.operation), idempotency.problem_headers(text), idempotency.setting')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
-	'let a role claim, complete and replay';
+	'let a role claim, complete and replay; true';
 
 CREATE FUNCTION idempotency.grant_consumer(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
@@ -3830,10 +3840,10 @@ AS $$
 			idempotency_internal.identifier_in, idempotency_internal.identifier')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
-	'let a role subscribe to events and read them';
+	'let a role subscribe to events and read them; true';
 
 CREATE FUNCTION idempotency.grant_operator(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
@@ -3854,11 +3864,11 @@ AS $$
 			idempotency_internal.stats(), idempotency_internal.relay_problem(text), idempotency.stats_reset, idempotency.setting')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
-	'let a role read stored keys and delete them';
+	'let a role read stored keys and delete them; true';
 
 -- What pg_dump needs: it locks and copies each table, and reads each sequence.
 CREATE FUNCTION idempotency.grant_backup(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
@@ -3867,7 +3877,7 @@ AS $$
 		'SELECT ON SEQUENCE idempotency.token, idempotency.outbox_seq')
 $$;
 COMMENT ON FUNCTION idempotency.grant_backup(regrole) IS
-	'let a role dump the database, with all keys, responses and events';
+	'let a role dump the database, with all keys, responses and events; true';
 
 -- The server's default privileges and those of the installing role (ALTER DEFAULT
 -- PRIVILEGES) apply to each object above.  Revoke them all; only the owner keeps privileges.

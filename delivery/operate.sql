@@ -3,7 +3,7 @@
 -- ---------------------------------------------------------------------------
 
 CREATE FUNCTION idempotency.pause(subscription text)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -12,13 +12,15 @@ BEGIN
 	WHERE s.subscription = pause.subscription COLLATE "C" AND s.paused_at IS NULL;
 	IF FOUND THEN
 		PERFORM idempotency_internal.log_call('pause', format('subscription "%s"', subscription));
+		RETURN true;
 	END IF;
+	RETURN false;
 END
 $$;
-COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
+COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged; false if it was paused';
 
 CREATE FUNCTION idempotency.resume(subscription text)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -27,10 +29,12 @@ BEGIN
 	WHERE s.subscription = resume.subscription COLLATE "C" AND s.paused_at IS NOT NULL;
 	IF FOUND THEN
 		PERFORM idempotency_internal.log_call('resume', format('subscription "%s"', subscription));
+		RETURN true;
 	END IF;
+	RETURN false;
 END
 $$;
-COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
+COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause(); false if it was not paused';
 
 -- The number of the last event before the first one published at that time or later.  The numbers after it, and those
 -- of an empty outbox, can be of transactions in progress.
@@ -46,7 +50,7 @@ COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the numb
 -- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
 -- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
 CREATE FUNCTION idempotency_internal.move_subscription(name text, since timestamptz)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
@@ -80,37 +84,37 @@ BEGIN
 	FROM (SELECT DISTINCT k.queue FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL AND k.queue IS NOT NULL) AS q;
 	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
 		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
+	RETURN dropped;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
+COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now; returns how many failed or waiting events it dropped';
 
 CREATE FUNCTION idempotency.seek(subscription text, target timestamptz)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	IF target IS NULL OR target = 'infinity' THEN
 		PERFORM idempotency_internal.raise('22023', 'target is missing', NULL, 'Pass a time, ''beginning'' or ''now''.');
 	END IF;
-	PERFORM idempotency_internal.move_subscription(subscription, target);
+	RETURN idempotency_internal.move_subscription(subscription, target);
 END
 $$;
-COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on';
+COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on; returns how many failed or waiting events it dropped';
 
 CREATE FUNCTION idempotency.seek(subscription text, target text)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	IF target = 'now' OR target = 'beginning' THEN
-		PERFORM idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
-	ELSE
-		PERFORM idempotency.seek(subscription, target::timestamptz);
+		RETURN idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
 	END IF;
+	RETURN idempotency.seek(subscription, target::timestamptz);
 END
 $$;
 COMMENT ON FUNCTION idempotency.seek(text, text) IS
-	'deliver from the beginning of the outbox, from now, or from a time on';
+	'deliver from the beginning of the outbox, from now, or from a time on; returns how many failed or waiting events it dropped';
 
 -- Dead letters go to the oldest generation of partitions, which is the one that delivers.
 CREATE FUNCTION idempotency_internal.redrive_events(subscription text, event_id uuid)

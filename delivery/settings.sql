@@ -88,14 +88,17 @@ ALTER TABLE idempotency.configuration ENABLE ALWAYS TRIGGER apply_settings;
 COMMENT ON TRIGGER apply_settings ON idempotency.configuration IS 'stored settings are valid, and apply at once';
 
 CREATE FUNCTION idempotency.configure(name text, value text, scope text DEFAULT '*')
-	RETURNS void
+	RETURNS text
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	previous text;
 BEGIN
 	name := idempotency_internal.setting_name(name);
 	PERFORM idempotency_internal.check_name('scope', scope);
 	PERFORM idempotency_internal.check_transaction('configure');
 	LOCK TABLE idempotency.configuration IN SHARE ROW EXCLUSIVE MODE;
+	SELECT s.value INTO previous FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
 	IF value IS NULL THEN
 		DELETE FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
 	ELSE
@@ -104,10 +107,11 @@ BEGIN
 	END IF;
 	RAISE LOG 'idempotency.configure() by role "%": setting "%", scope "%", %', coalesce(nullif(current_setting('role'), 'none'), session_user),
 		name, scope, CASE WHEN value IS NULL THEN 'removed' ELSE format('value "%s"', value) END;
+	RETURN previous;
 END
 $$;
 COMMENT ON FUNCTION idempotency.configure(text, text, text) IS
-	'store a setting for the database, or for the scopes that match a pattern; NULL removes it';
+	'store a setting for the database, or for the scopes that match a pattern; NULL removes it; returns the value stored before';
 
 CREATE FUNCTION idempotency.setting(name text, scope text DEFAULT NULL)
 	RETURNS text

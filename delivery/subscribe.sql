@@ -325,7 +325,7 @@ COMMENT ON FUNCTION idempotency_internal.check_handler_owner(text, name) IS
 CREATE FUNCTION idempotency_internal.change(
 	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
 	new_max_retry_delay interval, new_max_lag interval, new_retention interval, new_partitions integer, new_owner regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
@@ -388,10 +388,11 @@ BEGIN
 		PERFORM idempotency_internal.log_call(function, format('subscription "%s" of role "%s" %s', name, stored.owner,
 			CASE changed.owner WHEN stored.owner THEN 'was changed' ELSE format('belongs to role "%s" now', changed.owner) END));
 	END IF;
+	RETURN is_changed;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.change(text, text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
-	'change options of a subscription';
+	'change options of a subscription; true if one had another value';
 
 CREATE FUNCTION idempotency.subscribe(
 	subscription text, topics text[], handler regprocedure DEFAULT NULL, start_at text DEFAULT NULL,
@@ -453,17 +454,17 @@ CREATE FUNCTION idempotency.alter_subscription(
 	subscription text, topics text[] DEFAULT NULL, handler regprocedure DEFAULT NULL, max_attempts integer DEFAULT NULL,
 	retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL, max_lag interval DEFAULT NULL,
 	owner regrole DEFAULT NULL, partitions integer DEFAULT NULL, dead_letter_retention interval DEFAULT NULL)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('alter_subscription', subscription);
-	PERFORM idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
+	RETURN idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
 		retry_delay, max_retry_delay, max_lag, dead_letter_retention, partitions, owner);
 END
 $$;
 COMMENT ON FUNCTION idempotency.alter_subscription(text, text[], regprocedure, integer, interval, interval, interval, regrole, integer, interval) IS
-	'change the options of a subscription that are named';
+	'change the options of a subscription that are named; true if one had another value';
 
 CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	RETURNS boolean

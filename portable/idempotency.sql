@@ -79,7 +79,7 @@ CREATE TYPE idempotency.operation AS (
 	headers json,
 	response json,
 	failed boolean,
-	retry_after interval,
+	retry_after integer,
 	expires_at timestamptz,
 	fingerprint bytea
 );
@@ -94,7 +94,7 @@ COMMENT ON COLUMN idempotency.operation.status IS 'stored status, an HTTP status
 COMMENT ON COLUMN idempotency.operation.headers IS 'stored headers, byte for byte';
 COMMENT ON COLUMN idempotency.operation.response IS 'stored response, byte for byte';
 COMMENT ON COLUMN idempotency.operation.failed IS 'true: the stored response is a final failure';
-COMMENT ON COLUMN idempotency.operation.retry_after IS 'time until the owner''s lease ends, unless it is renewed';
+COMMENT ON COLUMN idempotency.operation.retry_after IS 'seconds until the operation can be claimed, at least 1 while its owner holds it; as in Retry-After';
 COMMENT ON COLUMN idempotency.operation.expires_at IS 'when the stored response expires; NULL: never';
 COMMENT ON COLUMN idempotency.operation.fingerprint IS 'fingerprint of the stored request, from peek(); NULL: there is none';
 
@@ -1347,24 +1347,23 @@ $$;
 COMMENT ON FUNCTION idempotency.problem(idempotency.operation) IS
 	'problem details (RFC 9457) for in_progress and mismatched; NULL for other outcomes';
 
-CREATE FUNCTION idempotency_internal.problem_headers(sqlstate text, retry_after interval)
+CREATE FUNCTION idempotency_internal.problem_headers(sqlstate text, retry_after integer)
 	RETURNS json
 	LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $$
 DECLARE
 	link text := idempotency_internal.documentation();
-	seconds numeric := ceil(extract(epoch FROM retry_after));
 BEGIN
 	IF idempotency.problem(sqlstate) IS NULL THEN
 		RETURN NULL;
 	END IF;
 	RETURN '{"Content-Type":"application/problem+json"'
 		|| CASE WHEN link <> '' THEN ',"Link":' || to_json(format('<%s>; rel="describedby"', link))::text ELSE '' END
-		|| CASE WHEN sqlstate = 'IK409' THEN format(',"Retry-After":"%s"', least(greatest(seconds, 1), 2147483647)) ELSE '' END
+		|| CASE WHEN sqlstate = 'IK409' THEN format(',"Retry-After":"%s"', greatest(retry_after, 1)) ELSE '' END
 		|| '}';
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.problem_headers(text, interval) IS 'the headers of a response with problem details';
+COMMENT ON FUNCTION idempotency_internal.problem_headers(text, integer) IS 'the headers of a response with problem details';
 
 CREATE FUNCTION idempotency.problem_headers(operation idempotency.operation)
 	RETURNS json
@@ -1989,7 +1988,7 @@ BEGIN
 		RETURN idempotency_internal.in_progress(stored, NULL, request_fingerprint);
 	END IF;
 	RETURN ROW(CASE state WHEN 'mismatched' THEN 'mismatched' ELSE 'in_progress' END,
-		false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL, NULL)::idempotency.operation;
+		false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, CASE WHEN state <> 'mismatched' THEN 1 END, NULL, NULL)::idempotency.operation;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.not_granted(text, text, idempotency.key, text, bytea, boolean) IS
@@ -2093,8 +2092,8 @@ CREATE FUNCTION idempotency_internal.replayed(status smallint, headers json, res
 COMMENT ON FUNCTION idempotency_internal.replayed(smallint, json, json, timestamptz, bytea) IS 'a stored outcome as an operation';
 
 -- The checkpoint of another owner is shown to a caller with the same request only:
--- "request_fingerprint" is that of the caller, which did not mismatch.  The rest of the lease is
--- rounded up: with its microseconds, a client could compute when it began, and most of its token.
+-- "request_fingerprint" is that of the caller, which did not mismatch.  The rest of the lease is in
+-- whole seconds: with its microseconds, a client could compute when it began, and most of its token.
 CREATE FUNCTION idempotency_internal.in_progress(stored idempotency.key, fingerprint bytea, request_fingerprint bytea)
 	RETURNS idempotency.operation
 	LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -2103,7 +2102,7 @@ AS $$
 		CASE WHEN ($1).fingerprint IS NULL OR $3 IS NOT NULL THEN ($1).recovery_point END,
 		CASE WHEN ($1).fingerprint IS NULL OR $3 IS NOT NULL THEN ($1).recovery_state END, NULL, NULL, NULL, false,
 		CASE WHEN now.now BETWEEN ($1).leased_at AND ($1).leased_until
-			THEN date_trunc('milliseconds', ($1).leased_until - now.now + interval '999 us') ELSE interval '0' END,
+			THEN least(greatest(ceil(extract(epoch FROM ($1).leased_until - now.now)), 1), 2147483647)::integer ELSE 0 END,
 		NULL, $2)::idempotency.operation
 	FROM clock_timestamp() AS now (now)
 $$;
@@ -2617,7 +2616,7 @@ COMMENT ON FUNCTION idempotency.fail(text, text, text, integer, text, bigint, in
 -- A lease with a checkpoint stays, with a token that no owner has; a claim on an abandoned
 -- operation leaves the lease as it was; any other row goes.
 CREATE FUNCTION idempotency.release(scope text, key text, token bigint DEFAULT NULL)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -2649,10 +2648,11 @@ BEGIN
 			AND CASE WHEN own_token IS NULL THEN k.claim_retention IS NOT NULL ELSE k.token = own_token END;
 	END IF;
 	PERFORM idempotency_internal.set_result(scope, 'n', '');
+	RETURN true;
 END
 $$;
 COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS
-	'release a claim without an outcome';
+	'release a claim without an outcome; true';
 
 CREATE FUNCTION idempotency.renew(scope text, key text, token bigint, lease interval)
 	RETURNS timestamptz
@@ -2686,12 +2686,13 @@ COMMENT ON FUNCTION idempotency.renew(text, text, bigint, interval) IS
 CREATE FUNCTION idempotency.checkpoint(
 	scope text, key text, token bigint, recovery_point text,
 	state text DEFAULT NULL)
-	RETURNS void
+	RETURNS timestamptz
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	own_token bigint := idempotency_internal.own('checkpoint', scope, key, token);
 	new_state json := state::json;
+	lease_end timestamptz;
 BEGIN
 	IF coalesce(recovery_point, '') = '' THEN
 		PERFORM idempotency_internal.raise('22023', 'recovery point is missing', NULL,
@@ -2709,12 +2710,14 @@ BEGIN
 		recovery_point = checkpoint.recovery_point,
 		recovery_state = new_state,
 		proven_in = pg_current_xact_id()
-	WHERE k.scope = checkpoint.scope COLLATE "C" AND k.key = checkpoint.key COLLATE "C" AND k.token = own_token;
+	WHERE k.scope = checkpoint.scope COLLATE "C" AND k.key = checkpoint.key COLLATE "C" AND k.token = own_token
+	RETURNING k.leased_until INTO lease_end;
 	PERFORM idempotency_internal.set_result(scope, 'k', key);
+	RETURN lease_end;
 END
 $$;
 COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, text) IS
-	'store a recovery point, from which the next owner continues';
+	'store a recovery point, from which the next owner continues; returns when the lease ends';
 
 -- Skips an operation that another transaction holds, so that completers never wait for each
 -- other, and never get the same one.
@@ -3382,7 +3385,7 @@ COMMENT ON FUNCTION idempotency.require_claim() IS
 -- The trigger of open claims runs now: its events are done with only if no claim is open.  Those
 -- of leases must stay, because a later call can fail; they know which lease it is.
 CREATE FUNCTION idempotency.check_commit()
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -3398,10 +3401,11 @@ BEGIN
 	-- distributed: SET CONSTRAINTS idempotency_internal.require_outcome IMMEDIATE;
 	-- distributed: SET CONSTRAINTS idempotency_internal.require_outcome DEFERRED;
 	-- distributed: END IF;
+	RETURN true;
 END
 $$;
 COMMENT ON FUNCTION idempotency.check_commit() IS
-	'raise what COMMIT would raise now';
+	'raise what COMMIT would raise now; true if nothing';
 
 CREATE FUNCTION idempotency.current_key(scope text)
 	RETURNS text
@@ -3870,14 +3874,17 @@ ALTER TABLE idempotency.configuration ENABLE ALWAYS TRIGGER apply_settings;
 COMMENT ON TRIGGER apply_settings ON idempotency.configuration IS 'stored settings are valid, and apply at once';
 
 CREATE FUNCTION idempotency.configure(name text, value text, scope text DEFAULT '*')
-	RETURNS void
+	RETURNS text
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	previous text;
 BEGIN
 	name := idempotency_internal.setting_name(name);
 	PERFORM idempotency_internal.check_name('scope', scope);
 	PERFORM idempotency_internal.check_transaction('configure');
 	LOCK TABLE idempotency.configuration IN SHARE ROW EXCLUSIVE MODE;
+	SELECT s.value INTO previous FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
 	IF value IS NULL THEN
 		DELETE FROM idempotency.configuration AS s WHERE s.name = configure.name AND s.scope = configure.scope;
 	ELSE
@@ -3886,10 +3893,11 @@ BEGIN
 	END IF;
 	RAISE LOG 'idempotency.configure() by role "%": setting "%", scope "%", %', coalesce(nullif(current_setting('role'), 'none'), session_user),
 		name, scope, CASE WHEN value IS NULL THEN 'removed' ELSE format('value "%s"', value) END;
+	RETURN previous;
 END
 $$;
 COMMENT ON FUNCTION idempotency.configure(text, text, text) IS
-	'store a setting for the database, or for the scopes that match a pattern; NULL removes it';
+	'store a setting for the database, or for the scopes that match a pattern; NULL removes it; returns the value stored before';
 
 CREATE FUNCTION idempotency.setting(name text, scope text DEFAULT NULL)
 	RETURNS text
@@ -4752,7 +4760,7 @@ COMMENT ON FUNCTION idempotency_internal.check_handler_owner(text, name) IS
 CREATE FUNCTION idempotency_internal.change(
 	function text, name text, new_topics text[], new_handler regprocedure, new_max_attempts integer, new_retry_delay interval,
 	new_max_retry_delay interval, new_max_lag interval, new_retention interval, new_partitions integer, new_owner regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
@@ -4806,10 +4814,11 @@ BEGIN
 		PERFORM idempotency_internal.log_call(function, format('subscription "%s" of role "%s" %s', name, stored.owner,
 			CASE changed.owner WHEN stored.owner THEN 'was changed' ELSE format('belongs to role "%s" now', changed.owner) END));
 	END IF;
+	RETURN is_changed;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.change(text, text, text[], regprocedure, integer, interval, interval, interval, interval, integer, regrole) IS
-	'change options of a subscription';
+	'change options of a subscription; true if one had another value';
 
 CREATE FUNCTION idempotency.subscribe(
 	subscription text, topics text[], handler regprocedure DEFAULT NULL, start_at text DEFAULT NULL,
@@ -4871,17 +4880,17 @@ CREATE FUNCTION idempotency.alter_subscription(
 	subscription text, topics text[] DEFAULT NULL, handler regprocedure DEFAULT NULL, max_attempts integer DEFAULT NULL,
 	retry_delay interval DEFAULT NULL, max_retry_delay interval DEFAULT NULL, max_lag interval DEFAULT NULL,
 	owner regrole DEFAULT NULL, partitions integer DEFAULT NULL, dead_letter_retention interval DEFAULT NULL)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	PERFORM idempotency_internal.locked_subscription('alter_subscription', subscription);
-	PERFORM idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
+	RETURN idempotency_internal.change('alter_subscription', subscription, topics, handler, max_attempts,
 		retry_delay, max_retry_delay, max_lag, dead_letter_retention, partitions, owner);
 END
 $$;
 COMMENT ON FUNCTION idempotency.alter_subscription(text, text[], regprocedure, integer, interval, interval, interval, regrole, integer, interval) IS
-	'change the options of a subscription that are named';
+	'change the options of a subscription that are named; true if one had another value';
 
 CREATE FUNCTION idempotency.unsubscribe(subscription text)
 	RETURNS boolean
@@ -5598,7 +5607,7 @@ COMMENT ON FUNCTION idempotency.extend(text, bigint, interval) IS
 -- ---------------------------------------------------------------------------
 
 CREATE FUNCTION idempotency.pause(subscription text)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -5607,13 +5616,15 @@ BEGIN
 	WHERE s.subscription = pause.subscription COLLATE "C" AND s.paused_at IS NULL;
 	IF FOUND THEN
 		PERFORM idempotency_internal.log_call('pause', format('subscription "%s"', subscription));
+		RETURN true;
 	END IF;
+	RETURN false;
 END
 $$;
-COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged';
+COMMENT ON FUNCTION idempotency.pause(text) IS 'deliver nothing until resume(); batches that are out can be acknowledged; false if it was paused';
 
 CREATE FUNCTION idempotency.resume(subscription text)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -5622,10 +5633,12 @@ BEGIN
 	WHERE s.subscription = resume.subscription COLLATE "C" AND s.paused_at IS NOT NULL;
 	IF FOUND THEN
 		PERFORM idempotency_internal.log_call('resume', format('subscription "%s"', subscription));
+		RETURN true;
 	END IF;
+	RETURN false;
 END
 $$;
-COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause()';
+COMMENT ON FUNCTION idempotency.resume(text) IS 'deliver again after pause(); false if it was not paused';
 
 -- The number of the last event before the first one published at that time or later.  The numbers after it, and those
 -- of an empty outbox, can be of transactions in progress.
@@ -5641,7 +5654,7 @@ COMMENT ON FUNCTION idempotency_internal.number_before(timestamptz) IS 'the numb
 -- Batches that are out end: their consumers get IK408.  Parked events and dead letters that the log
 -- delivers again are deleted, so that no event comes twice, and so are parked events that are skipped.
 CREATE FUNCTION idempotency_internal.move_subscription(name text, since timestamptz)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
@@ -5675,37 +5688,37 @@ BEGIN
 	FROM (SELECT DISTINCT k.queue FROM idempotency.parked AS k WHERE k.subscription = name AND k.dead_at IS NULL AND k.queue IS NOT NULL) AS q;
 	PERFORM idempotency_internal.log_call('seek', format('subscription "%s" moved to %s, past %s failed or waiting events', name,
 		CASE since WHEN 'infinity' THEN 'now' WHEN '-infinity' THEN 'the beginning' ELSE since::text END, dropped));
+	RETURN dropped;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now';
+COMMENT ON FUNCTION idempotency_internal.move_subscription(text, timestamptz) IS 'move a subscription to a time; infinity: now; returns how many failed or waiting events it dropped';
 
 CREATE FUNCTION idempotency.seek(subscription text, target timestamptz)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	IF target IS NULL OR target = 'infinity' THEN
 		PERFORM idempotency_internal.raise('22023', 'target is missing', NULL, 'Pass a time, ''beginning'' or ''now''.');
 	END IF;
-	PERFORM idempotency_internal.move_subscription(subscription, target);
+	RETURN idempotency_internal.move_subscription(subscription, target);
 END
 $$;
-COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on';
+COMMENT ON FUNCTION idempotency.seek(text, timestamptz) IS 'deliver the events that were published from a time on; returns how many failed or waiting events it dropped';
 
 CREATE FUNCTION idempotency.seek(subscription text, target text)
-	RETURNS void
+	RETURNS bigint
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
 	IF target = 'now' OR target = 'beginning' THEN
-		PERFORM idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
-	ELSE
-		PERFORM idempotency.seek(subscription, target::timestamptz);
+		RETURN idempotency_internal.move_subscription(subscription, CASE target WHEN 'now' THEN timestamptz 'infinity' ELSE '-infinity' END);
 	END IF;
+	RETURN idempotency.seek(subscription, target::timestamptz);
 END
 $$;
 COMMENT ON FUNCTION idempotency.seek(text, text) IS
-	'deliver from the beginning of the outbox, from now, or from a time on';
+	'deliver from the beginning of the outbox, from now, or from a time on; returns how many failed or waiting events it dropped';
 
 -- Dead letters go to the oldest generation of partitions, which is the one that delivers.
 CREATE FUNCTION idempotency_internal.redrive_events(subscription text, event_id uuid)
@@ -6307,7 +6320,7 @@ $$;
 -- ---------------------------------------------------------------------------
 
 CREATE FUNCTION idempotency_internal.grant_privileges(role regrole, functions text[], VARIADIC privileges text[] DEFAULT '{}')
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
@@ -6325,13 +6338,14 @@ BEGIN
 	LOOP
 		EXECUTE format('GRANT %s TO %s', granted, role);
 	END LOOP;
+	RETURN true;
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.grant_privileges(regrole, text[], text[]) IS
 	'grant functions, by name, and other privileges to a role';
 
 CREATE FUNCTION idempotency.grant_client(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
@@ -6340,10 +6354,10 @@ AS $$
 			problem_headers,setting}')
 $$;
 COMMENT ON FUNCTION idempotency.grant_client(regrole) IS
-	'let a role claim, complete and replay';
+	'let a role claim, complete and replay; true';
 
 CREATE FUNCTION idempotency.grant_consumer(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role,
@@ -6351,22 +6365,22 @@ AS $$
 		'USAGE ON TYPE idempotency.event')
 $$;
 COMMENT ON FUNCTION idempotency.grant_consumer(regrole) IS
-	'let a role subscribe to events and read them';
+	'let a role subscribe to events and read them; true';
 
 CREATE FUNCTION idempotency.grant_operator(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role, '{peek,forget,reap,redrive,discard,pause,resume,seek,setting}',
 		'SELECT ON idempotency.settings, idempotency.keys, idempotency.zombies, idempotency.subscriptions, idempotency.partitions, idempotency.dead_letters')
 $$;
 COMMENT ON FUNCTION idempotency.grant_operator(regrole) IS
-	'let a role read stored keys and delete them';
+	'let a role read stored keys and delete them; true';
 
 -- What pg_dump needs: it locks and copies each table, and reads each sequence, in both
 -- schemas.
 CREATE FUNCTION idempotency.grant_backup(role regrole)
-	RETURNS void
+	RETURNS boolean
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT idempotency_internal.grant_privileges(role, '{}', 'USAGE ON SCHEMA idempotency_internal',
@@ -6374,7 +6388,7 @@ AS $$
 		'SELECT ON ALL SEQUENCES IN SCHEMA idempotency, idempotency_internal')
 $$;
 COMMENT ON FUNCTION idempotency.grant_backup(regrole) IS
-	'let a role dump the database, with all keys and responses';
+	'let a role dump the database, with all keys and responses; true';
 
 -- Default privileges apply to each object above.  Revoke them all; only the owner keeps
 -- privileges.

@@ -45,7 +45,7 @@ $$;
 
 -- A call takes the oldest leases first, one by default.
 SELECT pg_temp.abandon('abandoned', 'first', 1, ' {"amount":  100, "b": 1.50, "b": [ ]}') AS own \gset
-SELECT idempotency.checkpoint('abandoned', 'first', :own, 'charged', '{"charge":  7}');
+SELECT FROM idempotency.checkpoint('abandoned', 'first', :own, 'charged', '{"charge":  7}');
 SELECT pg_temp.abandon('abandoned', 'second', 3) > 0 AS abandoned;
 SELECT pg_temp.abandon('abandoned', 'third', 2) > 0 AS abandoned;
 SELECT scope, key, '[' || request::text || ']' AS request, token > :own AS grown, attempt, recovery_point, state
@@ -98,7 +98,7 @@ SELECT key, state FROM idempotency.keys WHERE scope IN ('abandoned/2', 'abandone
 -- An operation that its owner released with a checkpoint is available at once, and so
 -- is one whose claim is dated in the future because the clock was set back.
 SELECT token AS own FROM idempotency.claim('abandoned', 'released', '{"amount": 1}', lease => '1 hour') \gset
-SELECT idempotency.checkpoint('abandoned', 'released', :own, 'charged', '{"charge": 7}'), idempotency.release('abandoned', 'released', :own);
+SELECT idempotency.checkpoint('abandoned', 'released', :own, 'charged', '{"charge": 7}') IS NOT NULL AS checkpoint, idempotency.release('abandoned', 'released', :own);
 SELECT outcome FROM idempotency.claim('abandoned', 'set back', lease => '1 hour');
 SELECT pg_temp.age_lease('abandoned', 'set back', '-2 hours');
 SELECT key, request, attempt, recovery_point, state
@@ -163,7 +163,7 @@ SELECT leased_until - leased_at AS lease, leased_at > now() - interval '1 min' A
 -- The new owner renews, checkpoints and finishes with the new token; the former owner
 -- is fenced off.
 SELECT idempotency.renew('becomes', 'kept', :own, '1 min') > now() AS renewed;
-SELECT idempotency.checkpoint('becomes', 'kept', :own, 'charged');
+SELECT FROM idempotency.checkpoint('becomes', 'kept', :own, 'charged');
 BEGIN;
 SELECT regexp_replace(pg_temp.error_of(format('SELECT idempotency.complete(''becomes'', ''kept'', token => %s)', :stale)), 'token \d+', 'token N') AS stale;
 ROLLBACK;

@@ -52,7 +52,7 @@ COMMIT;
 SELECT status, response, headers FROM idempotency.peek('document', 'stored');
 SELECT status, response, failed FROM idempotency.peek('document', 'failed');
 SELECT token AS lease FROM idempotency.claim('document', 'leased', '{"amount":  100}'::jsonb, lease => '1 hour') \gset
-SELECT idempotency.checkpoint('document', 'leased', :lease, 'sent', '{"at":  1}'::jsonb);
+SELECT FROM idempotency.checkpoint('document', 'leased', :lease, 'sent', '{"at":  1}'::jsonb);
 SELECT idempotency.release('document', 'leased', :lease);
 SELECT request, state, recovery_point FROM idempotency.claim_abandoned('document', '1 hour');
 -- extension only: the outbox

@@ -63,7 +63,7 @@ SELECT outcome, idempotency.problem(ROW(outcome, false, NULL, NULL, NULL, NULL, 
 FROM unnest(enum_range(NULL::idempotency.outcome) || NULL) AS outcome;
 SELECT outcome, problem ->> 'type' AS type, problem ->> 'title' AS title, problem -> 'status' AS status, problem ->> 'detail' AS detail
 FROM unnest(ARRAY['in_progress', 'mismatched']) AS outcome
-CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 7, 2, 'charged', '{"a":1}', 201, '{}', '{"id":1}', false, '30 s', now(), '\x00')::idempotency.operation) AS problem;
+CROSS JOIN LATERAL idempotency.problem(ROW(outcome, false, 7, 2, 'charged', '{"a":1}', 201, '{}', '{"id":1}', false, 30, now(), '\x00')::idempotency.operation) AS problem;
 SELECT idempotency.problem(NULL) IS NULL AS strict;
 
 -- A stored failure is the handler's own response, and replayed unchanged.
@@ -86,22 +86,22 @@ ROLLBACK;
 --
 -- problem_headers(), and the link to the documentation
 --
-CREATE FUNCTION pg_temp.operation(outcome text, retry_after interval DEFAULT NULL) RETURNS idempotency.operation LANGUAGE sql AS
+CREATE FUNCTION pg_temp.operation(outcome text, retry_after integer DEFAULT NULL) RETURNS idempotency.operation LANGUAGE sql AS
 	$$ SELECT jsonb_populate_record(NULL::idempotency.operation, jsonb_build_object('outcome', outcome, 'retry_after', retry_after)) $$;
 
 -- Without a link, and for the SQLSTATEs that the draft has an answer for.
 SELECT sqlstate, idempotency.problem(sqlstate), idempotency.problem_headers(sqlstate)
 	FROM unnest('{IK400,IK409,IK422,IK410,IK428,40001,ik400,"IK400 ","",NULL}'::text[]) AS sqlstate;
 SELECT outcome, idempotency.problem_headers(pg_temp.operation(outcome)) FROM unnest(enum_range(NULL::idempotency.outcome)::text[] || NULL) AS outcome;
--- Retry-After is the rest of the lease in whole seconds, rounded up.
+-- Retry-After is retry_after, and 1 where nothing runs.
 SELECT retry_after, idempotency.problem_headers(pg_temp.operation('in_progress', retry_after)) ->> 'Retry-After' AS seconds
-	FROM unnest('{0,1 microsecond,1 s,1.000001 s,29.5 s,2 min,1 day,-1 s,178000000 years,NULL}'::interval[]) AS retry_after;
+	FROM unnest('{0,1,2,30,86400,-1,2147483647,NULL}'::integer[]) AS retry_after;
 
 -- With a link: the same in the type and in the header.
 SET idempotency.documentation = 'https://developer.example.com/idempotency?a=1&b=(2)#keys';
 SELECT idempotency.problem(v.sqlstate), idempotency.problem_headers(v.sqlstate) FROM (VALUES ('IK400'), ('IK409'), ('IK422'), ('42P01')) AS v (sqlstate);
 SELECT op.outcome, problem ->> 'type' AS type, problem ->> 'title' AS title, h ->> 'Link' AS link, h ->> 'Retry-After' AS retry_after
-	FROM unnest('{in_progress,mismatched}'::text[]) AS o, pg_temp.operation(o, '3 s') AS op,
+	FROM unnest('{in_progress,mismatched}'::text[]) AS o, pg_temp.operation(o, 3) AS op,
 		idempotency.problem(op) AS problem, idempotency.problem_headers(op) AS h;
 -- The failure of a handler has a type of its own, or about:blank.
 CREATE FUNCTION http_declined(json) RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'declined' USING ERRCODE = 'IKFIN'; END $$;

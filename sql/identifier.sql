@@ -64,7 +64,7 @@ SELECT outcome FROM idempotency.claim('1', 4);
 SELECT idempotency.release('1', 4);
 SELECT token FROM idempotency.claim('1', 5, lease => '1 min') \gset
 SELECT idempotency.renew('1', 5, :token, '1 min') > now() AS renewed;
-SELECT idempotency.checkpoint('1', 5, :token, 'charged');
+SELECT FROM idempotency.checkpoint('1', 5, :token, 'charged');
 SELECT idempotency.release('1', 5, :token);
 COMMIT;
 SELECT scope, key, recovery_point FROM idempotency.claim_abandoned('1', '1 min');
@@ -86,7 +86,7 @@ SELECT call, pg_temp.try('SELECT ' || call) FROM unnest(ARRAY[
 	'outcome FROM idempotency.claim(1, 4)', 'idempotency.release(1, 4)',
 	'outcome FROM idempotency.claim(1, 5, lease => ''1 min'')',
 	'idempotency.renew(1, 5, token, ''1 min'') > now() FROM idempotency.key WHERE scope = ''1'' AND key = ''5''',
-	'idempotency.checkpoint(1, 5, token, ''charged'') FROM idempotency.key WHERE scope = ''1'' AND key = ''5''',
+	'idempotency.checkpoint(1, 5, token, ''charged'') > now() FROM idempotency.key WHERE scope = ''1'' AND key = ''5''',
 	'idempotency.release(1, 5, token) FROM idempotency.key WHERE scope = ''1'' AND key = ''5''',
 	'outcome FROM idempotency.try_claim(1, 8)', 'idempotency.release(1, 8)',
 	'response FROM idempotency.run(1, 6, NULL, ''identifier_handler(json)'')',
@@ -192,7 +192,7 @@ SELECT outcome, response FROM collated, idempotency.peek(scope, key || 2);
 WITH c AS (SELECT idempotency.claim(scope, key || 'l', lease => '1 min') AS op FROM collated)
 	SELECT (op).outcome, (op).token AS collated_token FROM c \gset
 SELECT idempotency.renew(scope, key || 'l', :collated_token, '1 min') > now() AS renewed FROM collated;
-SELECT idempotency.checkpoint(scope, key || 'l', :collated_token, 'p') FROM collated;
+SELECT idempotency.checkpoint(scope, key || 'l', :collated_token, 'p') > now() AS checkpoint FROM collated;
 SELECT idempotency.release(scope, key || 'l', :collated_token) FROM collated;
 WITH c AS (SELECT idempotency.claim_abandoned(scope, '1 min') AS a FROM collated)
 	SELECT (a).key, (a).token AS collated_token FROM c \gset
@@ -203,3 +203,8 @@ SELECT idempotency.forget(scope, key || 'p') FROM collated;
 SELECT key, state FROM idempotency.keys WHERE scope = 'collated' ORDER BY key;
 DROP TABLE collated;
 DELETE FROM idempotency.key WHERE scope = 'collated';
+
+-- Results: each function that users call has one that every driver reads.
+SELECT p.oid::regprocedure AS without_result
+	FROM pg_proc AS p
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND p.prokind = 'f' AND p.prorettype = 'void'::regtype;

@@ -51,10 +51,17 @@ SELECT key, state FROM idempotency.keys WHERE scope = 'lease' ORDER BY key;
 -- While the lease runs, other claims with or without a lease get in_progress or an
 -- error. The result says how long the lease can last, and does not reveal the token.
 SELECT outcome, replayed, token, attempt, recovery_point, state, status, headers, response, failed,
-		retry_after BETWEEN '30 s' AND '1 min' AS retry_after, expires_at
+		retry_after BETWEEN 30 AND 60 AS retry_after, expires_at
 	FROM idempotency.try_claim('lease', 'new', '{"amount": 100}', lease => '1 min');
-SELECT outcome, token, attempt, retry_after BETWEEN '30 s' AND '1 min' AS retry_after
+SELECT outcome, token, attempt, retry_after BETWEEN 30 AND 60 AS retry_after
 	FROM idempotency.try_claim('lease', 'new', '{"amount": 100}');
+-- A caller that waits for retry_after finds the lease ended: it is rounded up.
+SELECT op.retry_after >= extract(epoch FROM k.leased_until - clock_timestamp()) AS covers_lease
+	FROM idempotency.peek('lease', 'new') AS op, idempotency.key AS k WHERE k.scope = 'lease' AND k.key = 'new';
+BEGIN;
+UPDATE idempotency.key SET leased_until = leased_until + interval '100 years' WHERE scope = 'lease' AND key = 'new';
+SELECT outcome, retry_after FROM idempotency.peek('lease', 'new');
+ROLLBACK;
 SELECT pg_temp.error_of('SELECT idempotency.claim(''lease'', ''new'', wait => ''0'')'),
 	pg_temp.error_of('SELECT idempotency.claim(''lease'', ''new'', lease => ''1 min'', wait => ''1 microsecond'')');
 DO $$
@@ -104,8 +111,8 @@ SELECT outcome, attempt FROM idempotency.try_claim('lease', 'lapsed', lease => '
 -- A duplicate with the same request sees the checkpoint of the running owner, and none of
 -- its token. Another request, or none where the owner passed one, sees nothing of it.
 SELECT pg_temp.lease('progress', '{"amount": 1}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'progress', :own, 'started', '{"job":  17}');
-SELECT outcome, token, attempt, recovery_point, state, retry_after > '0' AS runs
+SELECT FROM idempotency.checkpoint('lease', 'progress', :own, 'started', '{"job":  17}');
+SELECT outcome, token, attempt, recovery_point, state, retry_after > 0 AS runs
 	FROM idempotency.try_claim('lease', 'progress', '{"amount": 1.0}');
 SELECT outcome, token, attempt, recovery_point, state FROM idempotency.try_claim('lease', 'progress', '{"amount": 2}');
 SELECT outcome, token, attempt, recovery_point, state FROM idempotency.try_claim('lease', 'progress');
@@ -115,7 +122,7 @@ SELECT pg_temp.age_lease('progress');
 SELECT outcome, recovery_point, state FROM idempotency.peek('lease', 'progress');
 -- Without a request, every caller could be the owner's retry.
 SELECT pg_temp.lease('progress of any') AS own \gset
-SELECT idempotency.checkpoint('lease', 'progress of any', :own, 'started', '17');
+SELECT FROM idempotency.checkpoint('lease', 'progress of any', :own, 'started', '17');
 SELECT outcome, recovery_point, state FROM idempotency.try_claim('lease', 'progress of any', '{"amount": 2}');
 SELECT outcome, recovery_point, state FROM idempotency.try_claim('lease', 'progress of any');
 SELECT outcome, recovery_point, state FROM idempotency.peek('lease', 'progress of any');
@@ -191,15 +198,15 @@ SELECT idempotency.renew('lease', 'new', :token, NULL);
 \echo :SQLSTATE
 
 -- A checkpoint needs a name, and the size limit of responses applies to its state.
-SELECT idempotency.checkpoint('lease', 'new', :token, NULL);
+SELECT FROM idempotency.checkpoint('lease', 'new', :token, NULL);
 \echo :SQLSTATE
-SELECT idempotency.checkpoint('lease', 'new', :token, '');
-SELECT idempotency.checkpoint('lease', 'new', :token, repeat('x', 256));
+SELECT FROM idempotency.checkpoint('lease', 'new', :token, '');
+SELECT FROM idempotency.checkpoint('lease', 'new', :token, repeat('x', 256));
 \echo :SQLSTATE
 BEGIN;
 SET LOCAL idempotency.max_response_size = '1kB';
-SELECT idempotency.checkpoint('lease', 'new', :token, 'fits', to_json(repeat('x', 1022)));
-SELECT idempotency.checkpoint('lease', 'new', :token, 'does not', to_json(repeat('x', 1023)));
+SELECT FROM idempotency.checkpoint('lease', 'new', :token, 'fits', to_json(repeat('x', 1022)));
+SELECT FROM idempotency.checkpoint('lease', 'new', :token, 'does not', to_json(repeat('x', 1023)));
 \echo :SQLSTATE
 ROLLBACK;
 -- The size limit also applies to a request that a lease stores; a request that is only
@@ -268,7 +275,7 @@ SELECT outcome, attempt FROM idempotency.claim('lease', 'later 3', lease => '1 m
 SELECT pg_temp.lease('late') AS own \gset
 SELECT pg_temp.age_lease('late');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
-SELECT idempotency.checkpoint('lease', 'late', :own, 'charged');
+SELECT FROM idempotency.checkpoint('lease', 'late', :own, 'charged');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
 SELECT idempotency.renew('lease', 'late', :own, '1 min') > now() AS renewed;
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'late';
@@ -391,7 +398,7 @@ SELECT idempotency.complete('lease', 'finished here', '1', token => :own);
 SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''finished here'', ''2'', token => %s)', :own));
 ROLLBACK;
 SELECT pg_temp.lease('released') AS own \gset
-SELECT idempotency.checkpoint('lease', 'released', :own, 'charged');
+SELECT FROM idempotency.checkpoint('lease', 'released', :own, 'charged');
 SELECT idempotency.release('lease', 'released', :own);
 BEGIN;
 SELECT pg_temp.error_of(format('SELECT idempotency.release(''lease'', ''released'', %s)', :own)),
@@ -444,7 +451,7 @@ SELECT leased_until = leased_at + interval '1 second' AS for_a_second, expires_a
 BEGIN;
 SELECT pg_temp.lease('heartbeat 2') AS own \gset
 SELECT idempotency.renew('lease', 'heartbeat 2', NULL, '2 min') > now() + interval '1 min' AS renewed;
-SELECT idempotency.checkpoint('lease', 'heartbeat 2', NULL, 'begun');
+SELECT FROM idempotency.checkpoint('lease', 'heartbeat 2', NULL, 'begun');
 SELECT idempotency.renew('lease', 'heartbeat 2', :own, '3 min') > now() + interval '2 min' AS renewed;
 COMMIT;
 SELECT recovery_point, leased_until > now() + interval '2 min' AS renewed FROM idempotency.key WHERE scope = 'lease' AND key = 'heartbeat 2';
@@ -461,8 +468,9 @@ ROLLBACK;
 -- The next owner gets the last checkpoint, with its state byte for byte. It stays until
 -- that owner sets another.
 SELECT pg_temp.lease('steps', '{"amount": 1}') AS first \gset
-SELECT idempotency.checkpoint('lease', 'steps', :first, 'begun', '{"n": 1}');
-SELECT idempotency.checkpoint('lease', 'steps', :first, 'charged', '  { "b" : 1.50,"a":  [ ],  "b": 1e2, "c": "\u0041\/é" }  ');
+SELECT idempotency.checkpoint('lease', 'steps', :first, 'begun', '{"n": 1}') AS ends \gset
+SELECT leased_until = :'ends' AS ends_with_lease FROM idempotency.key WHERE scope = 'lease' AND key = 'steps';
+SELECT FROM idempotency.checkpoint('lease', 'steps', :first, 'charged', '  { "b" : 1.50,"a":  [ ],  "b": 1e2, "c": "\u0041\/é" }  ');
 SELECT outcome, recovery_point, state, attempt FROM idempotency.try_claim('lease', 'steps', lease => '1 min');
 SELECT outcome, recovery_point, state, attempt FROM idempotency.peek('lease', 'steps');
 SELECT pg_temp.age_lease('steps');
@@ -473,24 +481,24 @@ SELECT pg_temp.age_lease('steps');
 SELECT outcome, attempt, recovery_point, '[' || state::text || ']' AS state FROM idempotency.claim('lease', 'steps', lease => '1 min');
 -- NULL removes the state: the state of an earlier checkpoint does not fit this one.
 SELECT token AS third FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
-SELECT idempotency.checkpoint('lease', 'steps', :third, 'booked');
+SELECT FROM idempotency.checkpoint('lease', 'steps', :third, 'booked');
 SELECT pg_temp.age_lease('steps');
 SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('lease', 'steps', lease => '1 min');
 -- JSON null is a state.
 SELECT token AS fourth FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
-SELECT idempotency.checkpoint('lease', 'steps', :fourth, 'Überweisung 42', 'null');
+SELECT FROM idempotency.checkpoint('lease', 'steps', :fourth, 'Überweisung 42', 'null');
 SELECT pg_temp.age_lease('steps');
 SELECT outcome, attempt, recovery_point, state FROM idempotency.claim('lease', 'steps', lease => '1 min');
 -- The state can be any JSON, in any type that holds JSON, and nothing else.
 SELECT token AS fifth FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
-SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'json', '{"b":1,  "a":2}'::json);
-SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'text', '[1,  2]'::text);
-SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'jsonb', jsonb_build_object('b', 1, 'a', 2));
+SELECT FROM idempotency.checkpoint('lease', 'steps', :fifth, 'json', '{"b":1,  "a":2}'::json);
+SELECT FROM idempotency.checkpoint('lease', 'steps', :fifth, 'text', '[1,  2]'::text);
+SELECT FROM idempotency.checkpoint('lease', 'steps', :fifth, 'jsonb', jsonb_build_object('b', 1, 'a', 2));
 SELECT pg_temp.error_of(format('SELECT idempotency.checkpoint(''lease'', ''steps'', %s, ''no json'', ''x'')', :fifth));
 SELECT recovery_point, recovery_state FROM idempotency.key WHERE scope = 'lease' AND key = 'steps';
 -- A checkpoint does not extend the lease.
 SELECT leased_until AS until, expires_at AS expires FROM idempotency.key WHERE scope = 'lease' AND key = 'steps' \gset
-SELECT idempotency.checkpoint('lease', 'steps', :fifth, 'x');
+SELECT FROM idempotency.checkpoint('lease', 'steps', :fifth, 'x');
 SELECT leased_until = :'until' AND expires_at = :'expires' AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'steps';
 -- Storing the outcome removes lease and checkpoint.
 SELECT idempotency.complete('lease', 'steps', '"done"', token => :fifth);
@@ -506,7 +514,7 @@ SELECT pg_temp.lease('given up') AS own \gset
 SELECT idempotency.release('lease', 'given up', :own);
 SELECT count(*) AS rows FROM idempotency.key WHERE scope = 'lease' AND key = 'given up';
 SELECT pg_temp.lease('given up', '{"amount": 1}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'given up', :own, 'charged', '{"charge": 7}');
+SELECT FROM idempotency.checkpoint('lease', 'given up', :own, 'charged', '{"charge": 7}');
 SELECT idempotency.release('lease', 'given up', :own);
 SELECT state, expires_in BETWEEN '23:59:00' AND '24:00:00' AS kept FROM idempotency.keys WHERE scope = 'lease' AND key = 'given up';
 SELECT outcome, attempt, retry_after, recovery_point FROM idempotency.peek('lease', 'given up');
@@ -516,7 +524,7 @@ SELECT outcome, attempt, recovery_point, state, token > :own AS grown
 -- The same holds within one transaction, repeatedly.
 BEGIN;
 SELECT pg_temp.lease('given up here') AS own \gset
-SELECT idempotency.checkpoint('lease', 'given up here', :own, 'begun');
+SELECT FROM idempotency.checkpoint('lease', 'given up here', :own, 'begun');
 SELECT idempotency.release('lease', 'given up here');
 SELECT outcome, attempt, recovery_point, token AS next FROM idempotency.claim('lease', 'given up here', lease => '1 min') \gset taken_
 \echo :taken_outcome :taken_attempt :taken_recovery_point
@@ -546,7 +554,7 @@ SELECT token AS own FROM idempotency.claim('lease', 'for ever', lease => '1 min'
 SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key = 'for ever';
 SELECT idempotency.renew('lease', 'for ever', :own, '1 min') > now() AS renewed;
 SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key = 'for ever';
-SELECT idempotency.checkpoint('lease', 'for ever', :own, 'charged'), idempotency.release('lease', 'for ever', :own);
+SELECT idempotency.checkpoint('lease', 'for ever', :own, 'charged') IS NOT NULL AS checkpoint, idempotency.release('lease', 'for ever', :own);
 SELECT retention, expires_at FROM idempotency.key WHERE scope = 'lease' AND key = 'for ever';
 SELECT outcome, attempt, token AS own FROM idempotency.claim('lease', 'for ever', lease => '1 min', retention => '-1 second') \gset
 SELECT idempotency.complete('lease', 'for ever', token => :own);
@@ -563,7 +571,7 @@ SELECT expires_in BETWEEN '01:29:00' AND '01:30:00' AS kept FROM idempotency.key
 -- owner is the first, can pass another request, and gets no checkpoint. The former
 -- owner is fenced off.
 SELECT pg_temp.lease('forgotten', '{"amount": 1}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'forgotten', :own, 'charged', '{"charge": 7}');
+SELECT FROM idempotency.checkpoint('lease', 'forgotten', :own, 'charged', '{"charge": 7}');
 SELECT pg_temp.age_lease('forgotten', '25 hours');
 SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'forgotten';
 SELECT idempotency.peek('lease', 'forgotten') IS NULL AS absent;
@@ -628,7 +636,7 @@ SELECT request, fingerprint = idempotency.fingerprint('{"amount": 1}') AS bound 
 -- checkpoint but without a token, because the transaction itself is its lease. It
 -- writes nothing before complete().
 SELECT pg_temp.lease('within', '{"amount": 1}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'within', :own, 'charged', '{"charge": 7}');
+SELECT FROM idempotency.checkpoint('lease', 'within', :own, 'charged', '{"charge": 7}');
 SELECT pg_temp.age_lease('within');
 SELECT ctid AS old_ctid, xmin AS old_xmin FROM idempotency.key WHERE scope = 'lease' AND key = 'within' \gset
 BEGIN;
@@ -761,7 +769,7 @@ SELECT pg_temp.caught(format('complete(''lease'', ''inbox 2'', token => %s)', :o
 -- forget() evicts a running or expired lease. Its owner is fenced off, and the next
 -- owner is the first.
 SELECT pg_temp.lease('evicted', '{"amount": 1}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'evicted', :own, 'charged');
+SELECT FROM idempotency.checkpoint('lease', 'evicted', :own, 'charged');
 SELECT idempotency.forget('lease', 'evicted'), idempotency.forget('lease', 'evicted');
 BEGIN;
 SELECT pg_temp.error_of(format('SELECT idempotency.complete(''lease'', ''evicted'', token => %s)', :own));
@@ -818,12 +826,12 @@ SELECT state FROM idempotency.keys WHERE scope = 'lease' AND key = 'savepoint';
 BEGIN;
 SAVEPOINT before;
 SELECT idempotency.renew('lease', 'savepoint', :own, '1 hour') > now() AS renewed;
-SELECT idempotency.checkpoint('lease', 'savepoint', :own, 'undone');
+SELECT FROM idempotency.checkpoint('lease', 'savepoint', :own, 'undone');
 ROLLBACK TO before;
 SELECT recovery_point, leased_until < now() + interval '2 min' AS as_before FROM idempotency.key WHERE scope = 'lease' AND key = 'savepoint';
 SELECT idempotency.complete('lease', 'savepoint', '"undone"', token => :own);
 ROLLBACK TO before;
-SELECT idempotency.checkpoint('lease', 'savepoint', :own, 'charged');
+SELECT FROM idempotency.checkpoint('lease', 'savepoint', :own, 'charged');
 SAVEPOINT checkpointed;
 SELECT idempotency.release('lease', 'savepoint', :own);
 SELECT outcome, attempt FROM idempotency.claim('lease', 'savepoint', lease => '1 min');
@@ -849,14 +857,14 @@ SELECT outcome, response FROM idempotency.claim('lease', 'reopened');
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT pg_temp.lease('serializable') AS own \gset
 SELECT idempotency.renew('lease', 'serializable', :own, '1 min') > now() AS renewed;
-SELECT idempotency.checkpoint('lease', 'serializable', :own, 'begun');
+SELECT FROM idempotency.checkpoint('lease', 'serializable', :own, 'begun');
 SELECT idempotency.complete('lease', 'serializable', '"done"', token => :own);
 SELECT outcome, response FROM idempotency.claim('lease', 'serializable');
 COMMIT;
 SELECT pg_temp.lease('repeatable read') AS own \gset
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT count(*) > 0 AS snapshot FROM idempotency.key;
-SELECT idempotency.checkpoint('lease', 'repeatable read', :own, 'begun');
+SELECT FROM idempotency.checkpoint('lease', 'repeatable read', :own, 'begun');
 SELECT idempotency.renew('lease', 'repeatable read', :own, '1 min') > now() AS renewed;
 SELECT idempotency.complete('lease', 'repeatable read', '"done"', token => :own);
 COMMIT;
@@ -881,7 +889,7 @@ SELECT idempotency.renew('lease', 'guarded', :own, '1 min') > now() AS renewed, 
 INSERT INTO guarded DEFAULT VALUES;
 COMMIT;
 BEGIN;
-SELECT idempotency.checkpoint('lease', 'guarded', :own, 'charged'), idempotency.current_key('lease');
+SELECT idempotency.checkpoint('lease', 'guarded', :own, 'charged') IS NOT NULL AS checkpoint, idempotency.current_key('lease');
 INSERT INTO guarded DEFAULT VALUES;
 -- The guard stays open after complete(), and closes with release().
 SAVEPOINT before;
@@ -956,7 +964,7 @@ SELECT pg_temp.lease('hot') AS own \gset
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
 SELECT count(idempotency.renew('lease', 'hot', :own, '1 min')) AS renewals FROM generate_series(1, 5);
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
-SELECT idempotency.checkpoint('lease', 'hot', :own, 'charged', '{"charge": 7}');
+SELECT FROM idempotency.checkpoint('lease', 'hot', :own, 'charged', '{"charge": 7}');
 SELECT inserted - :before_inserted AS inserted, updated - :before_updated AS updated, hot - :before_hot AS hot, deleted - :before_deleted AS deleted FROM pg_temp.writes();
 -- A release, a takeover and an outcome also write one row version.
 SELECT idempotency.release('lease', 'hot', :own);
@@ -977,14 +985,14 @@ SELECT pg_temp.lease('large', to_json(:'noise'::text)) AS own \gset
 SELECT (:chunks) AS before, pg_relation_size(:'toast') AS bytes \gset
 SELECT :'before' <> :'other_chunks' AS out_of_line;
 SELECT count(idempotency.renew('lease', 'large', :own, '1 min')) AS renewals FROM generate_series(1, 50);
-SELECT idempotency.checkpoint('lease', 'large', :own, 'charged', '{"charge": 7}');
+SELECT FROM idempotency.checkpoint('lease', 'large', :own, 'charged', '{"charge": 7}');
 SELECT pg_temp.age_lease('large');
 SELECT outcome, attempt, token AS own FROM idempotency.claim('lease', 'large', to_json(:'noise'::text), lease => '1 min') \gset taken_
 \echo :taken_outcome :taken_attempt
 SELECT (:chunks) = :'before' AS same_chunks, pg_relation_size(:'toast') <= :bytes AS not_grown;
 SELECT md5(request #>> '{}') = md5(:'noise') AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'large';
 -- Each checkpoint stores its state anew and deletes the old state.
-SELECT idempotency.checkpoint('lease', 'large', :taken_own, 'large state', to_json(reverse(:'noise'::text)));
+SELECT FROM idempotency.checkpoint('lease', 'large', :taken_own, 'large state', to_json(reverse(:'noise'::text)));
 SELECT idempotency.renew('lease', 'large', :taken_own, '1 min') > now() AS renewed;
 SELECT cardinality(string_to_array((:chunks), ',')) - cardinality(string_to_array(:'before', ',')) AS more_out_of_line;
 SELECT md5(recovery_state #>> '{}') = md5(reverse(:'noise')) AS same FROM idempotency.key WHERE scope = 'lease' AND key = 'large';
@@ -993,7 +1001,7 @@ SELECT (:chunks) = :'other_chunks' AS all_gone;
 
 -- Leases work after an administrator changed the table.
 SELECT pg_temp.lease('maintained', '{"amount": 1}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'maintained', :own, 'charged', '{"charge": 7}');
+SELECT FROM idempotency.checkpoint('lease', 'maintained', :own, 'charged', '{"charge": 7}');
 VACUUM FULL idempotency.key;
 SELECT idempotency.renew('lease', 'maintained', :own, '1 min') > now() AS renewed;
 CLUSTER idempotency.key USING key_pkey;
@@ -1019,12 +1027,12 @@ SELECT idempotency.forget('lease', key) FROM idempotency.key WHERE scope = 'leas
 -- both editions
 SELECT pg_temp.lease('running', '{"request": "secret"}') AS running \gset
 SELECT pg_temp.lease('checkpointed') AS own \gset
-SELECT idempotency.checkpoint('lease', 'checkpointed', :own, 'charged', '{"state": "secret"}');
+SELECT FROM idempotency.checkpoint('lease', 'checkpointed', :own, 'charged', '{"state": "secret"}');
 SELECT pg_temp.lease('given back') AS own \gset
-SELECT idempotency.checkpoint('lease', 'given back', :own, 'begun');
+SELECT FROM idempotency.checkpoint('lease', 'given back', :own, 'begun');
 SELECT idempotency.release('lease', 'given back', :own);
 SELECT pg_temp.lease('expired', '{"request": "secret"}') AS own \gset
-SELECT idempotency.checkpoint('lease', 'expired', :own, 'booked', '{"state": "secret"}');
+SELECT FROM idempotency.checkpoint('lease', 'expired', :own, 'booked', '{"state": "secret"}');
 SELECT pg_temp.age_lease('expired', '3 hours');
 SELECT token AS own FROM idempotency.claim('lease', 'expired, twice', lease => '1 min', retention => '-1 second') \gset
 SELECT pg_temp.age_lease('expired, twice');

@@ -254,7 +254,7 @@ SELECT status, response FROM idempotency.peek('privileges', 'k1');
 -- With a lease too, from the claim to the outcome.
 SELECT token FROM idempotency.claim('privileges', 'k3', '{}', lease => '1 min') \gset
 SELECT idempotency.renew('privileges', 'k3', :token, '2 min') > now() AS renewed;
-SELECT idempotency.checkpoint('privileges', 'k3', :token, 'charged', '{"charge": 1}');
+SELECT FROM idempotency.checkpoint('privileges', 'k3', :token, 'charged', '{"charge": 1}');
 SELECT idempotency.release('privileges', 'k3', :token);
 SELECT key, recovery_point, token FROM idempotency.claim_abandoned('privileges', '1 min') \gset
 SELECT :'key' AS key, :'recovery_point' AS recovery_point, idempotency.complete('privileges', 'k3', '3', token => :token);
@@ -436,7 +436,7 @@ SELECT status FROM idempotency.peek('privileges', 'hostile');
 INSERT INTO public.charge (amount) VALUES (1);
 SELECT token FROM idempotency.claim('privileges', 'hostile 7', '{"a": 1}', lease => '1 min') \gset
 SELECT idempotency.renew('privileges', 'hostile 7', :token, '2 min') IS NULL AS refused;
-SELECT idempotency.checkpoint('privileges', 'hostile 7', :token, 'charged', '{"e": 5}');
+SELECT FROM idempotency.checkpoint('privileges', 'hostile 7', :token, 'charged', '{"e": 5}');
 SELECT idempotency.release('privileges', 'hostile 7', :token);
 SELECT key, request FROM idempotency.claim_abandoned('privileges', '1 millisecond');
 COMMIT;

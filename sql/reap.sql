@@ -54,7 +54,7 @@ SELECT outcome FROM idempotency.claim('reap', 'old lease', lease => '1 ms', rete
 SELECT outcome FROM idempotency.claim('reap', 'leased', lease => '1 hour', retention => '1 microsecond');
 SELECT outcome FROM idempotency.claim('reap', 'abandoned', lease => '1 ms');
 SELECT token FROM idempotency.claim('reap', 'released', lease => '1 hour') \gset
-SELECT idempotency.checkpoint('reap', 'released', :token, 'charged', '{"charge": 1}');
+SELECT FROM idempotency.checkpoint('reap', 'released', :token, 'charged', '{"charge": 1}');
 SELECT idempotency.release('reap', 'released', :token);
 SELECT pg_sleep(0.01);
 SELECT key, state FROM idempotency.keys ORDER BY key;

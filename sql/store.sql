@@ -177,7 +177,7 @@ CREATE INDEX key_number_or_x ON idempotency.key (number_or_x(scope));
 SELECT token FROM idempotency.claim('store', 'leased, indexed', lease => '1 minute') \gset
 BEGIN;
 SELECT idempotency.renew('store', 'leased, indexed', :token, '2 minutes') > now() AS renewed;
-SELECT idempotency.checkpoint('store', 'leased, indexed', :token, 'half');
+SELECT FROM idempotency.checkpoint('store', 'leased, indexed', :token, 'half');
 COMMIT;
 BEGIN;
 SELECT idempotency.complete('store', 'leased, indexed', '"done"', token => :token);
@@ -338,7 +338,7 @@ ROLLBACK;
 -- Releasing a lease with a checkpoint draws no token either.
 BEGIN;
 SELECT token FROM idempotency.claim('store', 'leased', lease => '1 min') \gset
-SELECT idempotency.checkpoint('store', 'leased', :token, 'here');
+SELECT FROM idempotency.checkpoint('store', 'leased', :token, 'here');
 ALTER SEQUENCE idempotency.token CYCLE;
 SELECT idempotency.release('store', 'leased', :token);
 ROLLBACK;

@@ -20,7 +20,7 @@ $$;
 SELECT token FROM idempotency.claim('times', 'completed', lease => '2 hours') \gset
 SELECT pg_temp.age('completed');
 SELECT idempotency.renew('times', 'completed', :token, '3 hours') > now() AS renewed;
-SELECT idempotency.checkpoint('times', 'completed', :token, 'charged');
+SELECT FROM idempotency.checkpoint('times', 'completed', :token, 'charged');
 SELECT * FROM pg_temp.times('completed');
 SELECT idempotency.complete('times', 'completed', token => :token);
 SELECT * FROM pg_temp.times('completed');
@@ -29,7 +29,7 @@ SELECT pg_temp.age('failed');
 SELECT idempotency.fail('times', 'failed', '"no"', 400, token => :token);
 SELECT * FROM pg_temp.times('failed');
 SELECT token FROM idempotency.claim('times', 'released', lease => '2 hours') \gset
-SELECT idempotency.checkpoint('times', 'released', :token, 'charged');
+SELECT FROM idempotency.checkpoint('times', 'released', :token, 'charged');
 SELECT pg_temp.age('released');
 SELECT idempotency.release('times', 'released', :token);
 SELECT outcome, token FROM idempotency.claim('times', 'released', lease => '1 hour') \gset

@@ -204,12 +204,13 @@ Release(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 		OpenClaimClose(own->claim);
 	ScopeSetResult(name->scope, name->key, false);
 	Count(COUNT_RELEASES);
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(true);
 }
 
 /*
- * release(scope, key, token): ends the claim without an outcome.  The key stays locked
- * until the transaction ends, since what was written since the claim can commit.
+ * release(scope, key, token) RETURNS boolean: ends the claim without an outcome; true.  The
+ * key stays locked until the transaction ends, since what was written since the claim can
+ * commit.
  */
 Datum
 idempotency_release(PG_FUNCTION_ARGS)

@@ -115,12 +115,12 @@ idempotency_current_key(PG_FUNCTION_ARGS)
 }
 
 /*
- * check_commit(): throws what COMMIT would throw now, without the deferred triggers, which
- * could still finish a claim.
+ * check_commit() RETURNS boolean: true.  Throws what COMMIT would throw now, without the
+ * deferred triggers, which could still finish a claim.
  */
 Datum
 idempotency_check_commit(PG_FUNCTION_ARGS)
 {
 	CheckMayCommit(false);
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(true);
 }

@@ -358,12 +358,12 @@ Checkpoint(FunctionCallInfo fcinfo, const KeyName *name, const Ownership *own)
 	record.lease.recoveryPoint = point;
 	record.lease.state = state;
 	KeyStoreChangeLease(name, &own->seen, &record, LEASE_CHECKPOINT);
-	PG_RETURN_VOID();
+	PG_RETURN_TIMESTAMPTZ(record.lease.until);
 }
 
 /*
- * checkpoint(scope, key, token, recovery_point, state): stores where the next owner,
- * or this one, continues
+ * checkpoint(scope, key, token, recovery_point, state) RETURNS timestamptz: stores where the
+ * next owner, or this one, continues; when the lease ends
  */
 Datum
 idempotency_checkpoint(PG_FUNCTION_ARGS)

@@ -27,7 +27,6 @@
 #include "keys/operation.h"
 #include "query/relation.h"
 #include "request/request.h"
-#include "settings/timing.h"
 
 PG_FUNCTION_INFO_V1(idempotency_problem);
 PG_FUNCTION_INFO_V1(idempotency_problem_headers);
@@ -62,7 +61,7 @@ static const Oid attributeType[OPERATION_COLUMNS] = {
 	[OP_HEADERS] = JSONOID,
 	[OP_RESPONSE] = JSONOID,
 	[OP_FAILED] = BOOLOID,
-	[OP_RETRY_AFTER] = INTERVALOID,
+	[OP_RETRY_AFTER] = INT4OID,
 	[OP_EXPIRES_AT] = TIMESTAMPTZOID,
 	[OP_FINGERPRINT] = BYTEAOID,
 };
@@ -138,20 +137,21 @@ SetOwner(Row *row, const Lease *lease)
 }
 
 /*
- * SetProgress sets how long the owner's lease lasts at most, and its last checkpoint.
+ * SetProgress sets how long the owner's lease lasts at most, in seconds: 0 after its end; and
+ * its last checkpoint.
  */
 static void
 SetProgress(Row *row, const Lease *lease)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	Interval *left = palloc0(sizeof(Interval));
+	double left = 0;
 
 	if (now >= lease->from && now <= lease->until)
-		left->time = lease->until - now;
+		left = Max(ceil((double) (lease->until - now) / USECS_PER_SEC), 1);
 	Set(row, OP_ATTEMPT, Int32GetDatum(lease->attempt));
 	SetText(row, OP_RECOVERY_POINT, lease->recoveryPoint);
 	SetText(row, OP_STATE, lease->state);
-	Set(row, OP_RETRY_AFTER, IntervalPGetDatum(left));
+	Set(row, OP_RETRY_AFTER, Int32GetDatum((int32) Min(left, INT_MAX)));
 }
 
 /*
@@ -193,6 +193,8 @@ OperationDatum(Oid operationType, Outcome outcome, const KeyRecord *record,
 		SetOwner(&row, &record->lease);
 	else if (outcome == OUTCOME_LEASED)
 		SetProgress(&row, &record->lease);
+	else if (outcome == OUTCOME_LOCKED || outcome == OUTCOME_CLAIMED_HERE)
+		Set(&row, OP_RETRY_AFTER, Int32GetDatum(PROBLEM_RETRY_AFTER));
 	if (outcome == OUTCOME_REPLAYED || (OutcomeIsGranted(outcome) && record->expiresAt != 0))
 		SetAnswer(&row, record);
 	SetText(&row, OP_FINGERPRINT, fingerprint);
@@ -243,19 +245,15 @@ ProblemOfOperation(HeapTupleHeader operation)
 }
 
 /*
- * RetryAfter returns the rest of the lease in a composite in whole seconds, at least 1.
+ * RetryAfter returns retry_after of a composite, at least 1.
  */
 static int
 RetryAfter(HeapTupleHeader operation)
 {
 	bool isnull;
-	Datum left = GetAttributeByNum(operation, OP_RETRY_AFTER + 1, &isnull);
-	double seconds;
+	Datum seconds = GetAttributeByNum(operation, OP_RETRY_AFTER + 1, &isnull);
 
-	if (isnull)
-		return PROBLEM_RETRY_AFTER;
-	seconds = ceil(IntervalMicroseconds(DatumGetIntervalP(left)) / USECS_PER_SEC);
-	return (int) Min(Max(seconds, 1), INT_MAX);
+	return isnull ? PROBLEM_RETRY_AFTER : Max(DatumGetInt32(seconds), PROBLEM_RETRY_AFTER);
 }
 
 /*

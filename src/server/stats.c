@@ -82,12 +82,15 @@ FindSlot(Oid database)
 	return -1;
 }
 
-static void
+static TimestampTz
 ResetCounters(DatabaseCounters *counters)
 {
+	TimestampTz now = GetCurrentTimestamp();
+
 	for (int kind = 0; kind < COUNTER_KINDS; kind++)
 		pg_atomic_write_u64(&counters->counter[kind], 0);
-	pg_atomic_write_u64(&counters->resetAt, GetCurrentTimestamp());
+	pg_atomic_write_u64(&counters->resetAt, now);
+	return now;
 }
 
 /*
@@ -334,7 +337,8 @@ idempotency_count_events(PG_FUNCTION_ARGS)
 }
 
 /*
- * stats_reset() RETURNS void: sets the counters of this database to 0
+ * stats_reset() RETURNS timestamptz: sets the counters of this database to 0; when, or NULL
+ * if it has none
  */
 Datum
 idempotency_stats_reset(PG_FUNCTION_ARGS)
@@ -347,9 +351,9 @@ idempotency_stats_reset(PG_FUNCTION_ARGS)
 						errdetail("Its counters are kept in shared memory."),
 						errhint("Add idempotency to shared_preload_libraries, and restart the "
 								"server.")));
-	if (counters != NULL)
-		ResetCounters(counters);
-	PG_RETURN_VOID();
+	if (counters == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(ResetCounters(counters));
 }
 
 /* ----------------------------------------------------------------

@@ -42,7 +42,7 @@ MillisecondsSince(instr_time began)
  * IntervalMicroseconds returns the approximate length of an interval, with months of 30
  * days, as a double: the parts of an interval can overflow an int64.
  */
-double
+static double
 IntervalMicroseconds(const Interval *interval)
 {
 	return (double) interval->time +

@@ -41,11 +41,11 @@ SELECT set_eq(
 			'json', 'c', 'volatile', 'unsafe', false),
 		('fail(scope idempotency.identifier, key idempotency.identifier, response idempotency.document, status integer, headers idempotency.document DEFAULT NULL::idempotency.document, token bigint DEFAULT NULL::bigint, retention interval DEFAULT NULL::interval, omit_large boolean DEFAULT false)',
 			'json', 'c', 'volatile', 'unsafe', false),
-		('release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL::bigint)', 'void', 'c', 'volatile', 'unsafe', false),
+		('release(scope idempotency.identifier, key idempotency.identifier, token bigint DEFAULT NULL::bigint)', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('renew(scope idempotency.identifier, key idempotency.identifier, token bigint, lease interval)',
 			'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
 		('checkpoint(scope idempotency.identifier, key idempotency.identifier, token bigint, recovery_point text, state idempotency.document DEFAULT NULL::idempotency.document)',
-			'void', 'c', 'volatile', 'unsafe', false),
+			'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
 		('claim_abandoned(scope idempotency.identifier, lease interval, max integer DEFAULT 1)',
 			'SETOF idempotency.abandoned', 'c', 'volatile', 'unsafe', false),
 		('run(scope idempotency.identifier, key idempotency.identifier, request idempotency.document, handler regprocedure, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval)',
@@ -59,7 +59,7 @@ SELECT set_eq(
 
 		-- guards
 		('require_claim()', 'trigger', 'c', 'volatile', 'unsafe', false),
-		('check_commit()', 'void', 'c', 'volatile', 'unsafe', false),
+		('check_commit()', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('current_key(scope idempotency.identifier)', 'text', 'c', 'volatile', 'unsafe', false),
 
 		-- outbox
@@ -68,12 +68,12 @@ SELECT set_eq(
 		('subscribe(subscription text, topics text[], handler regprocedure DEFAULT NULL::regprocedure, start_at text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, retry_delay interval DEFAULT NULL::interval, max_retry_delay interval DEFAULT NULL::interval, max_lag interval DEFAULT NULL::interval, owner regrole DEFAULT NULL::regrole, partitions integer DEFAULT NULL::integer, dead_letter_retention interval DEFAULT NULL::interval)',
 			'boolean', 'plpgsql', 'volatile', 'unsafe', false),
 		('alter_subscription(subscription text, topics text[] DEFAULT NULL::text[], handler regprocedure DEFAULT NULL::regprocedure, max_attempts integer DEFAULT NULL::integer, retry_delay interval DEFAULT NULL::interval, max_retry_delay interval DEFAULT NULL::interval, max_lag interval DEFAULT NULL::interval, owner regrole DEFAULT NULL::regrole, partitions integer DEFAULT NULL::integer, dead_letter_retention interval DEFAULT NULL::interval)',
-			'void', 'plpgsql', 'volatile', 'unsafe', false),
+			'boolean', 'plpgsql', 'volatile', 'unsafe', false),
 		('unsubscribe(subscription text)', 'boolean', 'plpgsql', 'volatile', 'unsafe', false),
-		('pause(subscription text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
-		('resume(subscription text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
-		('seek(subscription text, target text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
-		('seek(subscription text, target timestamp with time zone)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('pause(subscription text)', 'boolean', 'plpgsql', 'volatile', 'unsafe', false),
+		('resume(subscription text)', 'boolean', 'plpgsql', 'volatile', 'unsafe', false),
+		('seek(subscription text, target text)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
+		('seek(subscription text, target timestamp with time zone)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
 		('fetch(subscription text, max_events integer DEFAULT 100, wait interval DEFAULT ''00:00:00''::interval, lease interval DEFAULT ''00:00:30''::interval, max_bytes bigint DEFAULT 10485760)',
 			'SETOF idempotency.event', 'plpgsql', 'volatile', 'unsafe', false),
 		('has_more(subscription text)', 'boolean', 'plpgsql', 'volatile', 'unsafe', false),
@@ -106,18 +106,18 @@ SELECT set_eq(
 		('problem_headers(sqlstate text)', 'json', 'c', 'stable', 'safe', true),
 
 		-- statistics and reaping
-		('stats_reset()', 'void', 'c', 'volatile', 'unsafe', false),
+		('stats_reset()', 'timestamp with time zone', 'c', 'volatile', 'unsafe', false),
 		('reap(max_rows integer DEFAULT 1000)', 'bigint', 'c', 'volatile', 'unsafe', false),
 
 		-- settings
-		('configure(name text, value text, scope text DEFAULT ''*''::text)', 'void', 'plpgsql', 'volatile', 'unsafe', false),
+		('configure(name text, value text, scope text DEFAULT ''*''::text)', 'text', 'plpgsql', 'volatile', 'unsafe', false),
 		('setting(name text, scope text DEFAULT NULL::text)', 'text', 'plpgsql', 'stable', 'unsafe', false),
 
 		-- privileges
-		('grant_client(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
-		('grant_consumer(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
-		('grant_operator(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true),
-		('grant_backup(role regrole)', 'void', 'sql', 'volatile', 'unsafe', true)
+		('grant_client(role regrole)', 'boolean', 'sql', 'volatile', 'unsafe', true),
+		('grant_consumer(role regrole)', 'boolean', 'sql', 'volatile', 'unsafe', true),
+		('grant_operator(role regrole)', 'boolean', 'sql', 'volatile', 'unsafe', true),
+		('grant_backup(role regrole)', 'boolean', 'sql', 'volatile', 'unsafe', true)
 	$$,
 	'these functions, with these results, languages, volatilities, parallel safeties and strictnesses, and no other');
 
@@ -144,7 +144,7 @@ SELECT set_eq(
 			'OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT published bigint, OUT delivered bigint, '
 			'OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
 			'SETOF record', 'c', 'volatile', 'unsafe', false),
-		('grant_privileges(role regrole, VARIADIC privileges text[])', 'void', 'plpgsql', 'volatile', 'unsafe', true),
+		('grant_privileges(role regrole, VARIADIC privileges text[])', 'boolean', 'plpgsql', 'volatile', 'unsafe', true),
 
 		-- what delivery calls
 		('check_name(what text, name text)', 'void', 'c', 'stable', 'safe', false),

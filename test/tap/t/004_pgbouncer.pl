@@ -87,7 +87,7 @@ sub is_clean
 	session_fails($next, q{INSERT INTO charge VALUES ('unclaimed')}, 'IK403',
 		"$after: require_claim rejects an unclaimed write");
 	is( $next->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('p', 'shared');
-			SELECT idempotency.release('p', 'shared'); COMMIT}), "claimed\n", "$after: the key is free");
+			SELECT idempotency.release('p', 'shared'); COMMIT}), "claimed\nt", "$after: the key is free");
 }
 
 my $claim = q{SELECT idempotency.claim('p', 'shared', '{"n": 1}')};

@@ -244,7 +244,7 @@ SQL
 		qr/^DETAIL:  Scope "w", key "ends"\.\n.*^HINT:  .*ends in 3(600|5\d\d) s\.$/ms);
 	session_fails($session, q{SELECT idempotency.claim('w', 'ends', lease => '1 hour', wait => '0')}, 'IK409', "$how: without a wait",
 		qr/^HINT:  .*ends in 3(600|5\d\d) s\.$/m);
-	is($session->query_safe(q{SELECT outcome, retry_after BETWEEN '50 min' AND '1 hour' FROM idempotency.try_claim('w', 'ends', lease => '1 hour', wait => '50 ms')}),
+	is($session->query_safe(q{SELECT outcome, retry_after BETWEEN 3000 AND 3600 FROM idempotency.try_claim('w', 'ends', lease => '1 hour', wait => '50 ms')}),
 		'in_progress|t', "$how: try_claim returns in_progress");
 
 	# lock_timeout applies to locks; this wait holds none.

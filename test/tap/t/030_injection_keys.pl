@@ -67,7 +67,7 @@ my $lease = 'SELECT lease()';
 my $finish = 'SELECT finish()';
 my $try = q{SELECT outcome FROM idempotency.try_claim('s', 'k', '{"amount": 1}', lease => '1 hour')};
 my $renew = q{SELECT idempotency.renew('s', 'k', first_token(), '1 hour') > now()};
-my $checkpoint = q{SELECT idempotency.checkpoint('s', 'k', first_token(), 'charged')};
+my $checkpoint = q{SELECT idempotency.checkpoint('s', 'k', first_token(), 'charged') IS NOT NULL};
 my $release = q{SELECT idempotency.release('s', 'k', first_token())};
 my $abandoned = q{SELECT count(*) FROM idempotency.claim_abandoned('s', '1 hour')};
 my $forget = q{SELECT idempotency.forget('s', 'k')};
@@ -128,11 +128,11 @@ my %steps = (
 	'a takeover' => [ $lease, \@lapsed, [ @claim, 'lease-write', @overwrite, 'claim-mark' ], 'taken_over', 1 ],
 	'a takeover in a batch' => [ $abandoned, \@lapsed, [ @claim, 'lease-write', @overwrite ], '1', 1 ],
 	'a renewal' => [ $renew, \@leased, [ @owner, @overwrite ], 't', 1 ],
-	'a checkpoint' => [ $checkpoint, \@leased, [ @owner, @overwrite ], '', 1 ],
+	'a checkpoint' => [ $checkpoint, \@leased, [ @owner, @overwrite ], 't', 1 ],
 	'a completion' => [ $finish, \@leased, [ @owner, @finish, @overwrite ], 'finished', 1 ],
 	'a late completion' => [ $finish, \@lapsed, [ @owner, @finish, @overwrite ], 'finished', 1 ],
-	'a release' => [ $release, \@leased, [ @owner, @delete ], '', 1 ],
-	'a release with a checkpoint' => [ $release, \@advanced, [ @owner, @overwrite ], '', 1 ],
+	'a release' => [ $release, \@leased, [ @owner, @delete ], 't', 1 ],
+	'a release with a checkpoint' => [ $release, \@advanced, [ @owner, @overwrite ], 't', 1 ],
 	'a message' => [ 'SELECT once()', [], [ @claim, @insert ], 'true', 1 ],
 	'a batch' => [ 'SELECT batch()', [], [qw(once-insert once-index once-confirm row-close)], 'batch', 1 ],
 	'a batch over an expired key' => [ 'SELECT batch()', \@expired, \@overwrite, 'batch', 2 ],
@@ -214,7 +214,7 @@ my @pairs = (
 	[ 'the late owner renews between the read of a takeover and the lock',
 		$lease, \@lapsed, 'claim-lock', [ $renew, 't' ], 'IK409', 1 ],
 	[ 'the late owner releases between the read of a takeover and the lock',
-		$lease, \@lapsed, 'claim-lock', [ $release, '' ], 'claimed', 1 ],
+		$lease, \@lapsed, 'claim-lock', [ $release, 't' ], 'claimed', 1 ],
 	[ 'the late owner finds a takeover in progress',
 		$lease, \@lapsed, 'lease-write', [ "$patience$finish", 'IK409' ], 'taken_over', 1 ],
 	[ 'two take over', $lease, \@lapsed, 'claim-lock', [ $lease, 'taken_over' ], 'IK409', 1 ],
@@ -229,7 +229,7 @@ my @pairs = (
 	[ 'a takeover commits before a checkpoint',
 		$checkpoint, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
 	[ 'a takeover commits before a release', $release, \@lapsed, 'owner-lock', [ $lease, 'taken_over' ], 'IK410', 1 ],
-	[ 'a claim finds a release in progress', $release, \@lapsed, 'row-delete', [ $try, 'in_progress' ], '', 1 ],
+	[ 'a claim finds a release in progress', $release, \@lapsed, 'row-delete', [ $try, 'in_progress' ], 't', 1 ],
 	[ 'the reaper finds a takeover in progress', $lease, \@zombie, 'row-overwrite', [ $reap, '0' ], 'claimed', 1 ],
 	[ 'an expired key is claimed before the reaper has its lock',
 		$reap, \@expired, 'reap-lock', [ $charge, 'claimed' ], '0', 2 ],

@@ -288,7 +288,7 @@ my $stored = q{SELECT idempotency.once('s', 'stored')};
 succeeds('scripts', 'idempotency', 'the portable edition is installed');
 succeeds('scripts', 'uninstall', 'it is removed');
 succeeds('scripts', 'idempotency', 'it is installed again');
-is($node->safe_psql('scripts', "SELECT idempotency.grant_client('user'), idempotency.grant_operator('user'); $stored"), "|\nt", 'a key is stored');
+is($node->safe_psql('scripts', "SELECT idempotency.grant_client('user'), idempotency.grant_operator('user'); $stored"), "t|t\nt", 'a key is stored');
 succeeds('scripts', $_, "$_ moves the key") foreach 'to_extension', 'from_extension', 'to_extension', 'from_extension';
 is($node->safe_psql('scripts', $stored, extra_params => [ '--username', 'user' ]), 'f', 'the key and the grant are there');
 succeeds('scripts', 'citus', 'the functions of the distributed layout are added');
