@@ -216,9 +216,7 @@ CREATE VIEW idempotency.keys AS
 		CASE
 			WHEN k.expires_at <= clock_timestamp() THEN 'expired'
 			WHEN k.token IS NOT NULL AND k.leased_until = '-infinity' THEN 'released'
-			WHEN k.token IS NOT NULL
-				AND clock_timestamp() <= k.leased_until
-				AND clock_timestamp() >= k.leased_at THEN 'in_progress'
+			WHEN k.token IS NOT NULL AND clock_timestamp() BETWEEN k.leased_at AND k.leased_until THEN 'in_progress'
 			WHEN k.token IS NOT NULL THEN 'abandoned'
 			WHEN k.status < 0 THEN 'failed'
 			WHEN k.status IS NULL THEN 'seen'
@@ -257,7 +255,7 @@ CREATE VIEW idempotency.zombies AS
 	FROM idempotency.key AS k, clock_timestamp() AS now (now)
 	WHERE k.token IS NOT NULL
 		AND k.leased_until <> '-infinity'
-		AND (now.now > k.leased_until OR now.now < k.leased_at)
+		AND now.now NOT BETWEEN k.leased_at AND k.leased_until
 		AND k.expires_at > now.now;
 COMMENT ON VIEW idempotency.zombies IS 'operations whose lease expired and that no other owner has taken over';
 COMMENT ON COLUMN idempotency.zombies.scope IS 'the boundary inside which the key is unique';

@@ -22,6 +22,9 @@
 #define ERRCODE_IDEMPOTENCY_KEY_REUSED MAKE_SQLSTATE('I', 'K', '4', '2', '2')
 #define ERRCODE_IDEMPOTENCY_NOT_COMPLETED MAKE_SQLSTATE('I', 'K', '4', '2', '8')
 
+/* An error of a user's function that is final. */
+#define ERRCODE_IDEMPOTENCY_FINAL MAKE_SQLSTATE('I', 'K', 'F', 'I', 'N')
+
 /* Details for errors in other files. */
 extern int DetailName(const KeyName *name);
 extern int DetailToken(const KeyName *name, int64 token);

@@ -124,6 +124,7 @@ idempotency_claim_abandoned(PG_FUNCTION_ARGS)
 	ScopePattern scopes;
 	const Interval *lease;
 
+	PreventUnsafeCall(fcinfo, "idempotency.claim_abandoned()");
 	ScopePatternFromArg(fcinfo, &scopes);
 	lease = LeaseFromArg(fcinfo, 1);
 	if (lease == NULL)
@@ -133,7 +134,6 @@ idempotency_claim_abandoned(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(2) || PG_GETARG_INT32(2) <= 0)
 		ErrorBadArgument("max must be positive",
 						 "Pass the maximum number of operations to take over.");
-	PreventUnsafeCall(fcinfo, "idempotency.claim_abandoned()");
 	InitMaterializedSRF(fcinfo, 0);
 	CompositeCheck(((ReturnSetInfo *) fcinfo->resultinfo)->setDesc, "abandoned", columnType,
 				   ABANDONED_COLUMNS);

@@ -44,8 +44,7 @@ OutcomeOfState(const ClaimRequest *request, KeyState state, const KeyRecord *rec
 {
 	if (state == KEY_ABSENT)
 		return OUTCOME_CLAIMED;
-	/* this transaction is the owner, even if the lease, or its row, has expired since */
-	if (TokenIsHeld(record->lease.token))
+	if (record->lease.token != 0 && OperationIsMine(&request->name, record->lease.token))
 		return OUTCOME_CLAIMED_HERE;
 	if (state == KEY_EXPIRED)
 		return OUTCOME_CLAIMED;
@@ -98,7 +97,7 @@ AcquireOnce(const ClaimRequest *request, int waitMs, KeyVersion *seen, KeyRecord
 {
 	Outcome outcome;
 
-	if (OpenClaimFind(&request->name) != NULL)
+	if (OperationIsMine(&request->name, 0))
 		return OUTCOME_CLAIMED_HERE;
 	outcome = OutcomeOfState(request, KeyStoreProbe(&request->name, record, seen), record);
 	if (OutcomeIsGranted(outcome))
@@ -175,19 +174,6 @@ Acquire(const ClaimRequest *request, KeyVersion *seen, KeyRecord *record)
  * ----------------------------------------------------------------
  */
 
-static void
-CountOutcome(Outcome outcome)
-{
-	static const CounterKind counters[] = {
-		[OUTCOME_CLAIMED] = COUNT_CLAIMS,	  [OUTCOME_TAKEN_OVER] = COUNT_TAKEOVERS,
-		[OUTCOME_REPLAYED] = COUNT_REPLAYS,	  [OUTCOME_MISMATCHED] = COUNT_MISMATCHES,
-		[OUTCOME_LEASED] = COUNT_IN_PROGRESS, [OUTCOME_CLAIMED_HERE] = COUNT_IN_PROGRESS,
-		[OUTCOME_LOCKED] = COUNT_IN_PROGRESS,
-	};
-
-	Count(counters[outcome]);
-}
-
 /*
  * Grant writes the lease of a granted claim, if it has one, and adds the claim to
  * those that are open in this transaction.  "record" becomes what the owner gets.
@@ -224,7 +210,7 @@ Conclude(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, K
 		ScopeSetReplayed(request->name.scope, request->name.key);
 	else
 		ScopeSetResult(request->name.scope, request->name.key, granted);
-	CountOutcome(outcome);
+	Count(outcomeMeanings[outcome].counter);
 }
 
 /*
@@ -298,7 +284,7 @@ ClaimAbsent(const KeyName *name, KeyVersion *seen)
 	KeyRecord record;
 	Outcome outcome = Acquire(&request, seen, &record);
 
-	CountOutcome(outcome);
+	Count(outcomeMeanings[outcome].counter);
 	ThrowIfRefused(name, outcome, &record);
 	return OutcomeIsGranted(outcome);
 }
@@ -359,13 +345,15 @@ FingerprintFromArgs(FunctionCallInfo fcinfo, const KeyName *name)
 /*
  * RequestFromArgs reads the arguments that claim() and try_claim() share:
  * scope, key, request, lease, wait, retention, fingerprint.  Without a wait it is
- * idempotency.wait if "waits" is set, otherwise 0.
+ * idempotency.wait if "waits" is set, otherwise 0.  Throws what PreventUnsafeCall() throws
+ * about the function of that name.
  */
 static ClaimRequest
-RequestFromArgs(FunctionCallInfo fcinfo, bool waits)
+RequestFromArgs(FunctionCallInfo fcinfo, const char *function, bool waits)
 {
 	ClaimRequest request = {0};
 
+	PreventUnsafeCall(fcinfo, function);
 	KeyNameFromArgs(fcinfo, &request.name);
 	request.lease = LeaseFromArg(fcinfo, 3);
 	request.waitMs = WaitFromArg(fcinfo, 4, waits ? WaitOfScope(request.name.scope) : 0);
@@ -388,11 +376,10 @@ RequestFromArgs(FunctionCallInfo fcinfo, bool waits)
 Datum
 idempotency_claim(PG_FUNCTION_ARGS)
 {
-	ClaimRequest request = RequestFromArgs(fcinfo, true);
+	ClaimRequest request = RequestFromArgs(fcinfo, "idempotency.claim()", true);
 	KeyRecord record;
 	Outcome outcome;
 
-	PreventUnsafeCall(fcinfo, "idempotency.claim()");
 	outcome = ClaimOrThrow(&request, &record);
 	return OperationDatum(OperationType(fcinfo), outcome, &record, NULL);
 }
@@ -404,11 +391,10 @@ idempotency_claim(PG_FUNCTION_ARGS)
 Datum
 idempotency_try_claim(PG_FUNCTION_ARGS)
 {
-	ClaimRequest request = RequestFromArgs(fcinfo, false);
+	ClaimRequest request = RequestFromArgs(fcinfo, "idempotency.try_claim()", false);
 	KeyRecord record;
 	Outcome outcome;
 
-	PreventUnsafeCall(fcinfo, "idempotency.try_claim()");
 	outcome = Claim(&request, &record);
 	if (outcome == OUTCOME_LEASED)
 		HideCheckpoint(&record, request.fingerprint);

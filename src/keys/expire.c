@@ -75,29 +75,17 @@ BeginScan(Relation table, Snapshot snapshot, BlockNumber from, BlockNumber end)
 }
 
 /*
- * LockLease locks the key of the lease in "slot".  Returns false if another transaction
- * has it, or this one owns the lease.
+ * Reserve makes sure that nothing else uses the expired row in "slot": it locks the key of a
+ * lease.  Returns false if another transaction has it, or this one owns the operation: a
+ * claim cannot replace a row that its own transaction has deleted.
  */
 static bool
-LockLease(TupleTableSlot *slot, KeyName *name)
+Reserve(TupleTableSlot *slot, int64 token, KeyName *name)
 {
+	if (token == 0 && !AnyClaimOpen())
+		return true;
 	KeyRowName(slot, name);
-	return !TokenIsHeld(KeyRowToken(slot)) && KeyLockAcquire(name, 0);
-}
-
-/*
- * IsClaimedHere tells whether this transaction has claimed the key of the row in "slot":
- * the claim cannot replace a row that its own transaction has deleted.
- */
-static bool
-IsClaimedHere(TupleTableSlot *slot)
-{
-	KeyName name;
-
-	if (!AnyClaimOpen())
-		return false;
-	KeyRowName(slot, &name);
-	return OpenClaimFind(&name) != NULL;
+	return !OperationIsMine(name, token) && (token == 0 || KeyLockAcquire(name, 0));
 }
 
 /*
@@ -107,12 +95,13 @@ IsClaimedHere(TupleTableSlot *slot)
 static bool
 ReapRow(Relation table, TupleTableSlot *slot, Snapshot snapshot, bool *leased)
 {
+	int64 token = KeyRowToken(slot);
 	TM_FailureData failure;
 	KeyName name;
 
-	*leased = KeyRowToken(slot) != 0;
+	*leased = token != 0;
 	InjectionPoint("reap-lock");
-	if (IsClaimedHere(slot) || (*leased && !LockLease(slot, &name)))
+	if (!Reserve(slot, token, &name))
 		return false;
 
 	/* Delete the version that the scan has read */

@@ -63,9 +63,9 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	KeyState state;
 	KeyName name;
 
-	KeyNameFromArgs(fcinfo, &name);
 	PreventUnsafeCall(fcinfo, "idempotency.forget()");
-	if (OpenClaimFind(&name) != NULL)
+	KeyNameFromArgs(fcinfo, &name);
+	if (OperationIsMine(&name, 0))
 		ErrorClaimedHere(&name);
 
 	/* Probe, then lock: the table and the key in the order of a claim */
@@ -83,7 +83,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 		KeyLockRelease(&name);
 		PG_RETURN_BOOL(false);
 	}
-	if (TokenIsHeld(record.lease.token))
+	if (OperationIsMine(&name, record.lease.token))
 		ErrorClaimedHere(&name);
 	KeyStoreDelete(&name, &seen);
 	LogCall("forget", psprintf("scope \"%s\", key \"%s\"", text_to_cstring(name.scope),

@@ -47,9 +47,9 @@ idempotency_once(PG_FUNCTION_ARGS)
 	bool isNew;
 
 	/* Check the arguments */
+	PreventUnsafeCall(fcinfo, "idempotency.once()");
 	KeyNameFromArgs(fcinfo, &name);
 	retention = RetentionFromArg(fcinfo, 2, name.scope);
-	PreventUnsafeCall(fcinfo, "idempotency.once()");
 
 	/* Store the record, unless there is one */
 	isNew = ClaimAbsent(&name, &seen);
@@ -112,21 +112,18 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 }
 
 /*
- * IsHeldHere tells whether this transaction has claimed the operation or owns its lease.
+ * RefuseMine throws IK409 if this transaction owns the operation.
  */
-static bool
-IsHeldHere(const KeyName *name)
+static void
+RefuseMine(const KeyName *name)
 {
-	KeyRecord record;
+	KeyRecord record = {0};
 	KeyVersion seen;
-	KeyState state;
 
-	if (OpenClaimFind(name) != NULL)
-		return true;
-	if (!AnyTokenPassed())
-		return false;
-	state = KeyStoreProbe(name, &record, &seen);
-	return state != KEY_ABSENT && TokenIsHeld(record.lease.token);
+	if (AnyTokenPassed())
+		(void) KeyStoreProbe(name, &record, &seen);
+	if (OperationIsMine(name, record.lease.token))
+		ErrorClaimedHere(name);
 }
 
 /*
@@ -137,26 +134,27 @@ Datum
 idempotency_once_many(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	text *scope = ScopeFromArg(fcinfo);
-	Retention retention = RetentionFromArg(fcinfo, 2, scope);
 	KeyStoreBatch *batch;
+	Retention retention;
 	KeyName *names;
+	text *scope;
 	int count;
 	int fresh = 0;
 
-	/* Check and sort the keys */
+	/* Check the arguments, and sort the keys */
+	PreventUnsafeCall(fcinfo, "idempotency.once_many()");
+	scope = ScopeFromArg(fcinfo);
+	retention = RetentionFromArg(fcinfo, 2, scope);
 	if (PG_ARGISNULL(1))
 		ErrorNameMissing("key");
 	names = NamesFromArray(scope, PG_GETARG_ARRAYTYPE_P(1), &count);
-	PreventUnsafeCall(fcinfo, "idempotency.once_many()");
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 
 	/* Insert them, and return the new ones */
 	batch = KeyStoreBatchBegin();
 	for (int i = 0; i < count; i++)
 	{
-		if (IsHeldHere(&names[i]))
-			ErrorClaimedHere(&names[i]);
+		RefuseMine(&names[i]);
 		if (KeyStoreBatchInsert(batch, &names[i], &retention))
 		{
 			Datum key = PointerGetDatum(names[i].key);

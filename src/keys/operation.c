@@ -66,11 +66,19 @@ static const Oid attributeType[OPERATION_COLUMNS] = {
 	[OP_FINGERPRINT] = BYTEAOID,
 };
 
-static const char *const outcomeNames[] = {
-	[OUTCOME_CLAIMED] = "claimed",	  [OUTCOME_TAKEN_OVER] = "taken_over",
-	[OUTCOME_REPLAYED] = "replayed",  [OUTCOME_MISMATCHED] = "mismatched",
-	[OUTCOME_LEASED] = "in_progress", [OUTCOME_CLAIMED_HERE] = "in_progress",
-	[OUTCOME_LOCKED] = "in_progress",
+#define IN_PROGRESS                                                                                \
+	{                                                                                              \
+		"in_progress", COUNT_IN_PROGRESS, ERRCODE_IDEMPOTENCY_IN_PROGRESS                          \
+	}
+
+const OutcomeMeaning outcomeMeanings[] = {
+	[OUTCOME_CLAIMED] = {"claimed", COUNT_CLAIMS, 0},
+	[OUTCOME_TAKEN_OVER] = {"taken_over", COUNT_TAKEOVERS, 0},
+	[OUTCOME_REPLAYED] = {"replayed", COUNT_REPLAYS, 0},
+	[OUTCOME_MISMATCHED] = {"mismatched", COUNT_MISMATCHES, ERRCODE_IDEMPOTENCY_KEY_REUSED},
+	[OUTCOME_LEASED] = IN_PROGRESS,
+	[OUTCOME_CLAIMED_HERE] = IN_PROGRESS,
+	[OUTCOME_LOCKED] = IN_PROGRESS,
 };
 
 typedef struct Row
@@ -94,7 +102,7 @@ static Datum
 OutcomeDatum(Oid type, Outcome outcome)
 {
 	HeapTuple tuple = SearchSysCache2(ENUMTYPOIDNAME, ObjectIdGetDatum(type),
-									  CStringGetDatum(outcomeNames[outcome]));
+									  CStringGetDatum(outcomeMeanings[outcome].label));
 	Oid value;
 
 	if (!HeapTupleIsValid(tuple))
@@ -146,7 +154,7 @@ SetProgress(Row *row, const Lease *lease)
 	TimestampTz now = GetCurrentTimestamp();
 	double left = 0;
 
-	if (now >= lease->from && now <= lease->until)
+	if (LeaseRuns(lease->from, lease->until, now))
 		left = Max(ceil((double) (lease->until - now) / USECS_PER_SEC), 1);
 	Set(row, OP_ATTEMPT, Int32GetDatum(lease->attempt));
 	SetText(row, OP_RECOVERY_POINT, lease->recoveryPoint);
@@ -223,9 +231,9 @@ OperationType(FunctionCallInfo fcinfo)
 
 /*
  * ProblemOfOperation returns the SQLSTATE that claim() has for the outcome in a composite,
- * or NULL if it has none.  Throws 42804 if the type was altered.
+ * or 0 if it has none.  Throws 42804 if the type was altered.
  */
-static const char *
+static int
 ProblemOfOperation(HeapTupleHeader operation)
 {
 	TupleDesc desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(operation),
@@ -239,9 +247,12 @@ ProblemOfOperation(HeapTupleHeader operation)
 	ReleaseTupleDesc(desc);
 	value = GetAttributeByNum(operation, OP_OUTCOME + 1, &isnull);
 	outcome = isnull ? "" : DatumGetCString(DirectFunctionCall1(enum_out, value));
-	if (strcmp(outcome, "in_progress") == 0)
-		return PROBLEM_IN_PROGRESS;
-	return strcmp(outcome, "mismatched") == 0 ? PROBLEM_MISMATCHED : NULL;
+	for (size_t i = 0; i < lengthof(outcomeMeanings); i++)
+	{
+		if (strcmp(outcomeMeanings[i].label, outcome) == 0)
+			return outcomeMeanings[i].sqlstate;
+	}
+	return 0;
 }
 
 /*
@@ -263,9 +274,9 @@ RetryAfter(HeapTupleHeader operation)
 Datum
 idempotency_problem(PG_FUNCTION_ARGS)
 {
-	const char *sqlstate = ProblemOfOperation(PG_GETARG_HEAPTUPLEHEADER(0));
+	int sqlstate = ProblemOfOperation(PG_GETARG_HEAPTUPLEHEADER(0));
 
-	if (sqlstate == NULL)
+	if (sqlstate == 0)
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(ProblemBody(sqlstate));
 }
@@ -277,9 +288,9 @@ Datum
 idempotency_problem_headers(PG_FUNCTION_ARGS)
 {
 	HeapTupleHeader operation = PG_GETARG_HEAPTUPLEHEADER(0);
-	const char *sqlstate = ProblemOfOperation(operation);
+	int sqlstate = ProblemOfOperation(operation);
 
-	if (sqlstate == NULL)
+	if (sqlstate == 0)
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(ProblemHeaders(sqlstate, RetryAfter(operation)));
 }

@@ -10,9 +10,10 @@
 
 #include "fmgr.h"
 
+#include "server/stats.h"
 #include "store/store.h"
 
-/* The outcome of a claim.  SQL shows the last three as in_progress. */
+/* The outcome of a claim. */
 typedef enum Outcome
 {
 	OUTCOME_CLAIMED,
@@ -23,6 +24,16 @@ typedef enum Outcome
 	OUTCOME_CLAIMED_HERE, /* this transaction has claimed the key */
 	OUTCOME_LOCKED		  /* another transaction holds the key's lock */
 } Outcome;
+
+/* What an outcome is elsewhere. */
+typedef struct OutcomeMeaning
+{
+	const char *label; /* of the enum in SQL */
+	CounterKind counter;
+	int sqlstate; /* of the error with which claim() refuses; 0: it does not */
+} OutcomeMeaning;
+
+extern const OutcomeMeaning outcomeMeanings[];
 
 static inline bool
 OutcomeIsGranted(Outcome outcome)

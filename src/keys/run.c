@@ -11,20 +11,14 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "catalog/objectaccess.h"
-#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "miscadmin.h"
-#include "pgstat.h"
-#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
-#include "utils/syscache.h"
 
-#include "base/compat.h"
+#include "base/callable.h"
 #include "base/errors.h"
 #include "base/subtransaction.h"
 #include "keys/claim.h"
@@ -64,23 +58,12 @@ DocumentType(FunctionCallInfo fcinfo)
 static void
 CheckHandler(Oid handler, Oid document, bool hasRequest)
 {
-	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
-	Form_pg_proc proc;
-	AclResult acl;
-	bool fits;
-	bool strict;
+	Callable found;
 
-	if (!HeapTupleIsValid(tuple))
+	if (!CallableFind(handler, &found))
 		ErrorHandlerMissing(handler);
-
-	proc = (Form_pg_proc) GETSTRUCT(tuple);
-	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset && proc->pronargs == 1 &&
-		   (proc->proargtypes.values[0] == document || proc->proargtypes.values[0] == JSONOID) &&
-		   (proc->prorettype == JSONOID || proc->prorettype == document);
-	strict = proc->proisstrict;
-	ReleaseSysCache(tuple);
-
-	if (!fits)
+	if ((found.argument != document && found.argument != JSONOID) ||
+		(found.result != document && found.result != JSONOID))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
 				 errmsg("function %s cannot be a handler", format_procedure(handler)),
@@ -88,14 +71,10 @@ CheckHandler(Oid handler, Oid document, bool hasRequest)
 						 "returns json.")));
 
 	/* PostgreSQL would not call it, and a success would be stored. */
-	if (strict && !hasRequest)
+	if (found.strict && !hasRequest)
 		ErrorBadArgument("request is missing, and the handler is strict",
 						 "Pass a request, or declare the handler CALLED ON NULL INPUT.");
-
-	acl = object_aclcheck(ProcedureRelationId, handler, GetUserId(), ACL_EXECUTE);
-	if (acl != ACLCHECK_OK)
-		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(handler));
-	InvokeFunctionExecuteHook(handler);
+	CallablePermit(handler, GetUserId());
 }
 
 typedef struct HandlerCall
@@ -111,21 +90,14 @@ typedef struct HandlerCall
 static void
 CallHandler(void *argument)
 {
-	HandlerCall *handlerCall = argument;
-	LOCAL_FCINFO(call, 1);
+	HandlerCall *call = argument;
+	bool isnull = call->request == NULL;
 	FmgrInfo function;
-	PgStat_FunctionCallUsage usage;
 	Datum result;
 
-	fmgr_info(handlerCall->handler, &function);
-	InitFunctionCallInfoData(*call, &function, 1, InvalidOid, NULL, NULL);
-	call->args[0].value = PointerGetDatum(handlerCall->request);
-	call->args[0].isnull = handlerCall->request == NULL;
-	pgstat_init_function_usage(call, &usage);
-	result = FunctionCallInvoke(call);
-	pgstat_end_function_usage(&usage, true);
-
-	handlerCall->response = call->isnull ? NULL : DocumentText(PG_DETOAST_DATUM_PACKED(result));
+	fmgr_info(call->handler, &function);
+	result = CallableCall(&function, PointerGetDatum(call->request), &isnull);
+	call->response = isnull ? NULL : DocumentText(PG_DETOAST_DATUM_PACKED(result));
 }
 
 /*
@@ -162,7 +134,7 @@ OutcomeOfCall(Oid handler, text *request)
 Datum
 idempotency_run(PG_FUNCTION_ARGS)
 {
-	Document *document = DocumentFromArg(fcinfo, 2);
+	Document *document;
 	ClaimRequest request = {0};
 	KeyRecord record;
 	Outcome claimed;
@@ -171,6 +143,8 @@ idempotency_run(PG_FUNCTION_ARGS)
 	Oid handler;
 
 	/* Check the arguments */
+	PreventUnsafeCall(fcinfo, "idempotency.run()");
+	document = DocumentFromArg(fcinfo, 2);
 	KeyNameFromArgs(fcinfo, &request.name);
 	RequireSetting(&FinalErrorsSetting, NULL);
 	request.waitMs = WaitFromArg(fcinfo, 4, WaitOfScope(request.name.scope));
@@ -179,7 +153,6 @@ idempotency_run(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(3))
 		ErrorBadArgument("handler is missing", "Pass a function as regprocedure.");
 	handler = PG_GETARG_OID(3);
-	PreventUnsafeCall(fcinfo, "idempotency.run()");
 	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
 
 	/* Claim or replay */

@@ -394,25 +394,27 @@ TokenProven(int64 token)
 }
 
 /*
- * TokenIsHeld tells whether this transaction has locked the key of the lease of "token",
- * and owns the operation until it ends, or rolls back to a savepoint: whatever failed
- * since.
- */
-bool
-TokenIsHeld(int64 token)
-{
-	const PassedToken *passed = TokenFind(token);
-
-	return passed != NULL && passed->heldIn != InvalidSubTransactionId;
-}
-
-/*
  * AnyTokenPassed tells whether the transaction has used leases.
  */
 bool
 AnyTokenPassed(void)
 {
 	return !dlist_is_empty(&tokens);
+}
+
+/*
+ * OperationIsMine tells whether this transaction owns the operation "name": it has claimed it,
+ * or has locked its key by "token", that of the lease in its row; 0: none, or not known.  It
+ * owns the operation until it ends, or rolls back to a savepoint: whatever failed since, and
+ * even if the lease has expired.
+ */
+bool
+OperationIsMine(const KeyName *name, int64 token)
+{
+	const PassedToken *passed = token == 0 ? NULL : TokenFind(token);
+
+	return OpenClaimFind(name) != NULL ||
+		   (passed != NULL && passed->heldIn != InvalidSubTransactionId);
 }
 
 /*

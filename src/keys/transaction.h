@@ -43,8 +43,8 @@ extern bool LastGrantedClaim(const text **scope, const text **key);
 extern void TokenGranted(int64 token);
 extern void TokenPassed(int64 token, const KeyName *name);
 extern void TokenProven(int64 token);
-extern bool TokenIsHeld(int64 token);
 extern bool AnyTokenPassed(void);
+extern bool OperationIsMine(const KeyName *name, int64 token);
 
 extern void PreventCommit(const KeyName *name, int sqlstate);
 extern bool TransactionMustAbort(void);

@@ -65,18 +65,18 @@ enum
 };
 
 static const TableColumn columns[OUTBOX_COLUMNS] = {
-	{"seq", INT8OID, true},
-	{"txid", XID8OID, true},
-	{"published_at", TIMESTAMPTZOID, true},
-	{"id", UUIDOID, true},
-	{"bucket", INT4OID, true},
-	{"bytes", INT4OID, true},
-	{"deliver_at", TIMESTAMPTZOID, false},
-	{"aggregatetype", TEXTOID, true},
-	{"aggregateid", TEXTOID, false},
-	{"type", TEXTOID, false},
-	{"payload", JSONOID, false},
-	{"headers", JSONOID, false},
+	[OUT_SEQ - 1] = {"seq", INT8OID, true},
+	[OUT_TXID - 1] = {"txid", XID8OID, true},
+	[OUT_PUBLISHED_AT - 1] = {"published_at", TIMESTAMPTZOID, true},
+	[OUT_ID - 1] = {"id", UUIDOID, true},
+	[OUT_BUCKET - 1] = {"bucket", INT4OID, true},
+	[OUT_BYTES - 1] = {"bytes", INT4OID, true},
+	[OUT_DELIVER_AT - 1] = {"deliver_at", TIMESTAMPTZOID, false},
+	[OUT_TOPIC - 1] = {"aggregatetype", TEXTOID, true},
+	[OUT_AGGREGATE - 1] = {"aggregateid", TEXTOID, false},
+	[OUT_TYPE - 1] = {"type", TEXTOID, false},
+	[OUT_PAYLOAD - 1] = {"payload", JSONOID, false},
+	[OUT_HEADERS - 1] = {"headers", JSONOID, false},
 };
 
 /*
@@ -296,11 +296,14 @@ idempotency_publish(PG_FUNCTION_ARGS)
 {
 	Datum values[OUTBOX_COLUMNS] = {0};
 	bool isnull[OUTBOX_COLUMNS] = {false};
-	pg_uuid_t *id = PG_ARGISNULL(ARG_EVENT_ID) ? NewUuidV7() : PG_GETARG_UUID_P(ARG_EVENT_ID);
-	text *topic = NameFromArg(fcinfo, ARG_TOPIC, "topic");
+	pg_uuid_t *id;
+	text *topic;
 	text *payload;
 	text *headers;
 
+	PreventUnsafeCall(fcinfo, "idempotency.publish()");
+	id = PG_ARGISNULL(ARG_EVENT_ID) ? NewUuidV7() : PG_GETARG_UUID_P(ARG_EVENT_ID);
+	topic = NameFromArg(fcinfo, ARG_TOPIC, "topic");
 	values[OUT_TOPIC - 1] = PointerGetDatum(topic);
 	values[OUT_AGGREGATE - 1] =
 		OptionalName(fcinfo, ARG_AGGREGATE, "aggregate", &isnull[OUT_AGGREGATE - 1]);
@@ -308,7 +311,6 @@ idempotency_publish(PG_FUNCTION_ARGS)
 	headers = HeadersFromArg(fcinfo);
 	payload = DocumentText(DocumentFromArg(fcinfo, ARG_PAYLOAD));
 	values[OUT_BYTES - 1] = Int32GetDatum(CheckedBytes(topic, payload, headers));
-	PreventUnsafeCall(fcinfo, "idempotency.publish()");
 
 	values[OUT_PUBLISHED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[OUT_ID - 1] = UUIDPGetDatum(id);

@@ -45,6 +45,7 @@ idempotency_reap(PG_FUNCTION_ARGS)
 	int64 events = 0;
 	int64 maxRows;
 
+	PreventUnsafeCall(fcinfo, "idempotency.reap()");
 	if (!PG_ARGISNULL(0))
 	{
 		if (PG_GETARG_INT32(0) < 0)
@@ -52,7 +53,6 @@ idempotency_reap(PG_FUNCTION_ARGS)
 							 "Pass NULL for as many as one transaction may.");
 		run.plan.maxRows = Min(run.plan.maxRows, PG_GETARG_INT32(0));
 	}
-	PreventUnsafeCall(fcinfo, "idempotency.reap()");
 	if (ExtensionIsSubscriber())
 		PG_RETURN_INT64(0);
 

@@ -26,7 +26,6 @@
 #include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
-#include "catalog/objectaccess.h"
 #include "catalog/pg_authid.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_proc.h"
@@ -36,14 +35,12 @@
 #include "commands/trigger.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
-#include "pgstat.h"
 #include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "tcop/utility.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"
@@ -142,32 +139,20 @@ void
 EventHandlerFind(const char *handler, Oid owner, EventHandler *found)
 {
 	Oid function = HandlerOid(handler);
-	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
-	Form_pg_proc proc;
-	Oid functionOwner;
-	bool fits;
 
-	if (!HeapTupleIsValid(tuple))
+	found->owner = owner;
+	if (!CallableFind(function, &found->callable))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_FUNCTION), errmsg("handler %s does not exist", handler),
 				 errhint("Create it again, or pass another one to "
 						 "idempotency.alter_subscription().")));
-	proc = (Form_pg_proc) GETSTRUCT(tuple);
-	functionOwner = proc->proowner;
-	found->xmin = HeapTupleHeaderGetRawXmin(tuple->t_data);
-	found->tid = tuple->t_self;
-	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset && proc->prorettype == VOIDOID;
-	ReleaseSysCache(tuple);
-	if (!fits)
+	if (found->callable.result != VOIDOID)
 		ereport(ERROR, (errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
 						errmsg("function %s cannot handle events", handler),
 						errhint("A handler takes one idempotency.event and returns void.")));
-	if (object_aclcheck(ProcedureRelationId, function, owner, ACL_EXECUTE) != ACLCHECK_OK)
-		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, get_func_name(function));
-	CheckHandlerOwner(function, functionOwner, owner);
-	InvokeFunctionExecuteHook(function);
+	CallablePermit(function, owner);
+	CheckHandlerOwner(function, found->callable.owner, owner);
 	fmgr_info(function, &found->function);
-	found->owner = owner;
 }
 
 /*
@@ -244,24 +229,6 @@ idempotency_check_handler(PG_FUNCTION_ARGS)
 }
 
 /*
- * EventHandlerIsStale tells whether the function was dropped or replaced since it was found.
- */
-bool
-EventHandlerIsStale(const EventHandler *handler)
-{
-	HeapTuple tuple;
-	bool stale;
-
-	AcceptInvalidationMessages();
-	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler->function.fn_oid));
-	stale = !HeapTupleIsValid(tuple) || HeapTupleHeaderGetRawXmin(tuple->t_data) != handler->xmin ||
-			!ItemPointerEquals(&tuple->t_self, unconstify(ItemPointerData *, &handler->tid));
-	if (HeapTupleIsValid(tuple))
-		ReleaseSysCache(tuple);
-	return stale;
-}
-
-/*
  * SetConstraintsRefused throws for SET CONSTRAINTS.  Its effect would last until the end
  * of the transaction, which many events share, and the server can undo it only by a
  * rollback.
@@ -328,20 +295,6 @@ StopTimeouts(void)
 	QueryCancelPending = false;
 }
 
-static void
-Call(EventHandler *handler, Datum event)
-{
-	LOCAL_FCINFO(call, 1);
-	PgStat_FunctionCallUsage usage;
-
-	InitFunctionCallInfoData(*call, &handler->function, 1, InvalidOid, NULL, NULL);
-	call->args[0].value = event;
-	call->args[0].isnull = false;
-	pgstat_init_function_usage(call, &usage);
-	(void) FunctionCallInvoke(call);
-	pgstat_end_function_usage(&usage, true);
-}
-
 typedef struct EventCall
 {
 	EventHandler *handler;
@@ -356,6 +309,7 @@ static void
 CallAndCheck(void *argument)
 {
 	const EventCall *call = argument;
+	bool isnull = false;
 	Oid caller;
 	int context;
 
@@ -366,7 +320,7 @@ CallAndCheck(void *argument)
 	StartTimeouts();
 
 	InjectionPoint("event-call");
-	Call(call->handler, call->event);
+	(void) CallableCall(&call->handler->function, call->event, &isnull);
 	InjectionPoint("event-check");
 	AfterTriggerFireDeferred();
 	CheckMayCommit(false);

@@ -10,9 +10,9 @@
 
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
-#include "storage/itemptr.h"
 #include "storage/latch.h"
 
+#include "base/callable.h"
 #include "outbox/outbox.h"
 #include "server/bgworker.h"
 
@@ -60,9 +60,8 @@ typedef struct RelayFound
 typedef struct EventHandler
 {
 	Oid owner; /* as whom it runs */
+	Callable callable;
 	FmgrInfo function;
-	TransactionId xmin; /* of the function's row in the catalog */
-	ItemPointerData tid;
 } EventHandler;
 
 /* slots.c: the subscriptions with handlers, in shared memory */
@@ -91,7 +90,6 @@ extern PGDLLEXPORT void idempotency_relay_main(Datum unused);
 /* handler.c: one call of the handler */
 extern void EventHandlerFind(const char *handler, Oid owner, EventHandler *found);
 extern char *OwnerProblem(Oid owner, Oid database);
-extern bool EventHandlerIsStale(const EventHandler *handler);
 extern bool EventHandle(EventHandler *handler, Datum event, char **error, int *sqlstate);
 extern char *ErrorAsText(const ErrorData *error);
 extern void ForgetSession(void);

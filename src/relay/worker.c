@@ -534,8 +534,7 @@ Nack(BatchEvent *failed, const char *error, int sqlstate)
 {
 	Datum values[5] = {CStringGetTextDatum(name), Int64GetDatum(batch.number),
 					   UUIDPGetDatum(&failed->id), CStringGetTextDatum(error),
-					   BoolGetDatum(sqlstate == MAKE_SQLSTATE('I', 'K', 'F', 'I', 'N'))};
-
+					   BoolGetDatum(sqlstate == ERRCODE_IDEMPOTENCY_FINAL)};
 	bool dead;
 
 	(void) ExtensionQueryRun(&nackQuery, values, NULL);
@@ -636,7 +635,7 @@ HandleStep(void *argument)
 				batch.sqlstate = sqlstate;
 				return false;
 			}
-			if (EventHandlerIsStale(&handler))
+			if (CallableIsStale(&handler.callable))
 			{
 				/* The next transaction calls the new one, if there is one */
 				handled->upto = i;

@@ -140,7 +140,7 @@ idempotency_parse_header(PG_FUNCTION_ARGS)
 /* An error that the IETF draft has an answer for. */
 typedef struct Problem
 {
-	const char *sqlstate;
+	int sqlstate;
 	int status;
 	const char *phrase; /* HTTP's name of the status: the title of about:blank */
 	const char *title;	/* of the draft, with a link to the documentation */
@@ -148,21 +148,23 @@ typedef struct Problem
 } Problem;
 
 static const Problem problems[] = {
-	{"IK400", 400, "Bad Request", "Idempotency-Key is missing or malformed",
+	{ERRCODE_IDEMPOTENCY_BAD_KEY, 400, "Bad Request", "Idempotency-Key is missing or malformed",
 	 "This operation requires an idempotency key of 1 to 255 characters; the header has it in "
 	 "double quotes, such as Idempotency-Key: \"8e03978e-40d5-43dd-bc93-6894a57f9324\"."},
-	{PROBLEM_IN_PROGRESS, 409, "Conflict", "A request is outstanding for this Idempotency-Key",
+	{ERRCODE_IDEMPOTENCY_IN_PROGRESS, 409, "Conflict",
+	 "A request is outstanding for this Idempotency-Key",
 	 "An operation with this idempotency key is in progress. Retry later with the same key."},
-	{PROBLEM_MISMATCHED, 422, "Unprocessable Content", "Idempotency-Key is already used",
+	{ERRCODE_IDEMPOTENCY_KEY_REUSED, 422, "Unprocessable Content",
+	 "Idempotency-Key is already used",
 	 "This idempotency key was used with another request. A new request needs a new key."},
 };
 
 static const Problem *
-ProblemFind(const char *sqlstate)
+ProblemFind(int sqlstate)
 {
 	for (size_t i = 0; i < lengthof(problems); i++)
 	{
-		if (strcmp(problems[i].sqlstate, sqlstate) == 0)
+		if (problems[i].sqlstate == sqlstate)
 			return &problems[i];
 	}
 	return NULL;
@@ -211,7 +213,7 @@ ProblemDocument(int status, const char *title, const char *detail)
  * to the documentation, or about:blank.
  */
 text *
-ProblemBody(const char *sqlstate)
+ProblemBody(int sqlstate)
 {
 	const Problem *problem = ProblemFind(sqlstate);
 	const char *link = DocumentationUri();
@@ -228,7 +230,7 @@ ProblemBody(const char *sqlstate)
  * object, or NULL.  An operation in progress has Retry-After, in seconds.
  */
 text *
-ProblemHeaders(const char *sqlstate, int retryAfter)
+ProblemHeaders(int sqlstate, int retryAfter)
 {
 	const Problem *problem = ProblemFind(sqlstate);
 	const char *link = DocumentationUri();
@@ -243,10 +245,24 @@ ProblemHeaders(const char *sqlstate, int retryAfter)
 		appendStringInfoString(&json, ",\"Link\":");
 		escape_json(&json, psprintf("<%s>; rel=\"describedby\"", link));
 	}
-	if (strcmp(sqlstate, PROBLEM_IN_PROGRESS) == 0)
+	if (sqlstate == ERRCODE_IDEMPOTENCY_IN_PROGRESS)
 		appendStringInfo(&json, ",\"Retry-After\":\"%d\"", retryAfter);
 	appendStringInfoChar(&json, '}');
 	return cstring_to_text_with_len(json.data, json.len);
+}
+
+/*
+ * SqlstateFromArg returns the SQLSTATE that the first argument passes; 0 for a text that is none.
+ */
+static int
+SqlstateFromArg(FunctionCallInfo fcinfo)
+{
+	const char *code = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	int sqlstate = 0;
+
+	if (strlen(code) == 5)
+		sqlstate = MAKE_SQLSTATE(code[0], code[1], code[2], code[3], code[4]);
+	return strcmp(unpack_sql_state(sqlstate), code) == 0 ? sqlstate : 0;
 }
 
 /*
@@ -255,7 +271,7 @@ ProblemHeaders(const char *sqlstate, int retryAfter)
 Datum
 idempotency_problem_of_error(PG_FUNCTION_ARGS)
 {
-	text *body = ProblemBody(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	text *body = ProblemBody(SqlstateFromArg(fcinfo));
 
 	if (body == NULL)
 		PG_RETURN_NULL();
@@ -268,7 +284,7 @@ idempotency_problem_of_error(PG_FUNCTION_ARGS)
 Datum
 idempotency_problem_headers_of_error(PG_FUNCTION_ARGS)
 {
-	text *headers = ProblemHeaders(text_to_cstring(PG_GETARG_TEXT_PP(0)), PROBLEM_RETRY_AFTER);
+	text *headers = ProblemHeaders(SqlstateFromArg(fcinfo), PROBLEM_RETRY_AFTER);
 
 	if (headers == NULL)
 		PG_RETURN_NULL();

@@ -32,13 +32,11 @@ extern void PartsBegin(StringInfo parts, const char *label);
 extern void PartsAdd(StringInfo parts, const text *part);
 extern bytea *PartsDigest(StringInfo parts);
 
-/* http.c: problem details (RFC 9457); the SQLSTATEs of the outcomes that are problems */
-#define PROBLEM_IN_PROGRESS "IK409"
-#define PROBLEM_MISMATCHED "IK422"
+/* http.c: problem details (RFC 9457) */
 #define PROBLEM_RETRY_AFTER 1 /* seconds, where the end of the operation is unknown */
 extern text *ProblemDocument(int status, const char *title, const char *detail);
-extern text *ProblemBody(const char *sqlstate);
-extern text *ProblemHeaders(const char *sqlstate, int retryAfter);
+extern text *ProblemBody(int sqlstate);
+extern text *ProblemHeaders(int sqlstate, int retryAfter);
 
 /* keygen.c */
 extern pg_uuid_t *NewUuidV7(void);

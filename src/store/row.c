@@ -115,9 +115,7 @@ KeyRowIsExpired(TupleTableSlot *slot, TimestampTz now)
 }
 
 /*
- * KeyRowState returns the state of an operation now.  A lease has ended if the time is
- * past its end or before its start: then the clock was set back, and how long the
- * lease has run is unknown.
+ * KeyRowState returns the state of an operation now.
  */
 KeyState
 KeyRowState(TupleTableSlot *slot)
@@ -131,9 +129,9 @@ KeyRowState(TupleTableSlot *slot)
 	if (isnull)
 		return KEY_STORED;
 	now = GetCurrentTimestamp();
-	if (now > KeyRowTime(slot, COL_LEASED_UNTIL) || now < KeyRowTime(slot, COL_LEASED_AT))
-		return KEY_ABANDONED;
-	return KEY_LEASED;
+	return LeaseRuns(KeyRowTime(slot, COL_LEASED_AT), KeyRowTime(slot, COL_LEASED_UNTIL), now)
+			   ? KEY_LEASED
+			   : KEY_ABANDONED;
 }
 
 /*

@@ -71,6 +71,17 @@ typedef struct KeyRecord
 	Lease lease;
 } KeyRecord;
 
+/*
+ * LeaseRuns tells whether a lease from "from" until "until" runs.  It has ended if the time is
+ * past its end or before its start: then the clock was set back, and how long the lease
+ * has run is unknown.
+ */
+static inline bool
+LeaseRuns(TimestampTz from, TimestampTz until, TimestampTz now)
+{
+	return from <= now && now <= until;
+}
+
 /* Which parts of a row in progress KeyStoreChangeLease() sets. */
 typedef enum LeasePart
 {

@@ -21,23 +21,23 @@
 #include "store/table.h"
 
 static TableColumn columns[KEY_COLUMNS] = {
-	{"created_at", TIMESTAMPTZOID, true},
-	{"scope", TEXTOID, true},
-	{"key", InvalidOid, true}, /* keytext; CheckKeyTable() sets its OID */
-	{"fingerprint", BYTEAOID, false},
-	{"response", JSONOID, false},
-	{"headers", JSONOID, false},
-	{"status", INT2OID, false},
-	{"expires_at", TIMESTAMPTZOID, true},
-	{"leased_at", TIMESTAMPTZOID, false},
-	{"leased_until", TIMESTAMPTZOID, false},
-	{"token", INT8OID, false},
-	{"retention", INTERVALOID, false},
-	{"attempt", INT4OID, false},
-	{"recovery_point", TEXTOID, false},
-	{"recovery_state", JSONOID, false},
-	{"request", JSONOID, false},
-	{"finished_by", INT8OID, false},
+	[COL_CREATED_AT - 1] = {"created_at", TIMESTAMPTZOID, true},
+	[COL_SCOPE - 1] = {"scope", TEXTOID, true},
+	[COL_KEY - 1] = {"key", InvalidOid, true}, /* keytext; CheckKeyTable() sets its OID */
+	[COL_FINGERPRINT - 1] = {"fingerprint", BYTEAOID, false},
+	[COL_RESPONSE - 1] = {"response", JSONOID, false},
+	[COL_HEADERS - 1] = {"headers", JSONOID, false},
+	[COL_STATUS - 1] = {"status", INT2OID, false},
+	[COL_EXPIRES_AT - 1] = {"expires_at", TIMESTAMPTZOID, true},
+	[COL_LEASED_AT - 1] = {"leased_at", TIMESTAMPTZOID, false},
+	[COL_LEASED_UNTIL - 1] = {"leased_until", TIMESTAMPTZOID, false},
+	[COL_TOKEN - 1] = {"token", INT8OID, false},
+	[COL_RETENTION - 1] = {"retention", INTERVALOID, false},
+	[COL_ATTEMPT - 1] = {"attempt", INT4OID, false},
+	[COL_RECOVERY_POINT - 1] = {"recovery_point", TEXTOID, false},
+	[COL_RECOVERY_STATE - 1] = {"recovery_state", JSONOID, false},
+	[COL_REQUEST - 1] = {"request", JSONOID, false},
+	[COL_FINISHED_BY - 1] = {"finished_by", INT8OID, false},
 };
 
 /*
