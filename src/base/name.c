@@ -195,14 +195,6 @@ idempotency_check_name(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-void
-KeyNameSet(text *scope, text *key, KeyName *name)
-{
-	name->scope = scope;
-	name->key = key;
-	name->lock = 0;
-}
-
 /*
  * TextCopy returns a copy of "t", which may be NULL, in the current memory context.
  */

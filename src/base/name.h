@@ -22,7 +22,6 @@ typedef struct KeyName
 	uint64 lock; /* of KeyLockNumber(); 0: not computed yet */
 } KeyName;
 
-extern void KeyNameSet(text *scope, text *key, KeyName *name);
 extern void RefuseObjectText(const text *value, const char *what);
 extern void CheckName(const text *value, const char *what);
 extern text *NameFromArg(FunctionCallInfo fcinfo, int arg, const char *what);

@@ -175,56 +175,35 @@ Acquire(const ClaimRequest *request, KeyVersion *seen, KeyRecord *record)
  */
 
 /*
- * Grant writes the lease of a granted claim, if it has one, and adds the claim to
- * those that are open in this transaction.  "record" becomes what the owner gets.
- */
-static void
-Grant(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, KeyRecord *record)
-{
-	if (outcome == OUTCOME_CLAIMED)
-		memset(record, 0, sizeof(KeyRecord));
-	if (record->fingerprint == NULL)
-		record->fingerprint = request->fingerprint;
-	record->lease.attempt++;
-	record->lease.token = 0;
-	if (request->lease != NULL)
-		LeaseBegin(request, seen, record);
-	OpenClaimAdd(&request->name, record->fingerprint, &request->retention, seen,
-				 record->lease.token);
-	record->expiresAt = 0;
-}
-
-/*
- * Conclude does what follows from the outcome of a claim: it grants the claim,
- * records the result for require_claim(), and counts it.
+ * Conclude does what follows from the outcome of a claim.  It writes the lease of a granted
+ * claim, if it has one, and adds the claim to those that are open in this transaction:
+ * "record" becomes what the owner gets.  It records the result for require_claim(), and
+ * counts it.
  */
 static void
 Conclude(const ClaimRequest *request, Outcome outcome, const KeyVersion *seen, KeyRecord *record)
 {
-	bool granted = OutcomeIsGranted(outcome);
+	const KeyName *name = &request->name;
 
-	if (granted)
-		Grant(request, outcome, seen, record);
+	if (outcome == OUTCOME_CLAIMED)
+		memset(record, 0, sizeof(KeyRecord));
+	if (OutcomeIsGranted(outcome))
+	{
+		if (record->fingerprint == NULL)
+			record->fingerprint = request->fingerprint;
+		record->lease.attempt++;
+		record->lease.token = 0;
+		if (request->lease != NULL)
+			LeaseBegin(request, seen, record);
+		OpenClaimAdd(name, record->fingerprint, &request->retention, seen, record->lease.token);
+		record->expiresAt = 0;
+	}
 	InjectionPoint("claim-mark");
 	if (outcome == OUTCOME_REPLAYED)
-		ScopeSetReplayed(request->name.scope, request->name.key);
+		ScopeSetReplayed(name->scope, name->key);
 	else
-		ScopeSetResult(request->name.scope, request->name.key, granted);
+		ScopeSetResult(name->scope, name->key, OutcomeIsGranted(outcome));
 	Count(outcomeMeanings[outcome].counter);
-}
-
-/*
- * Claim claims the operation, or returns why it does not.  "record" becomes what
- * the owner gets, what is replayed, or the lease of another owner.
- */
-static Outcome
-Claim(const ClaimRequest *request, KeyRecord *record)
-{
-	KeyVersion seen;
-	Outcome outcome = Acquire(request, &seen, record);
-
-	Conclude(request, outcome, &seen, record);
-	return outcome;
 }
 
 /*
@@ -259,15 +238,19 @@ ThrowIfRefused(const KeyName *name, Outcome outcome, const KeyRecord *record)
 }
 
 /*
- * ClaimOrThrow claims the operation, or fills "record" with the outcome to
- * replay.  Throws IK409 and IK422.
+ * Claim claims the operation, or returns why it does not.  "record" becomes what the owner
+ * gets, what is replayed, or the lease of another owner.  With "refuses", throws IK409 or
+ * IK422 instead of returning another outcome than granted or replayed.
  */
 Outcome
-ClaimOrThrow(const ClaimRequest *request, KeyRecord *record)
+Claim(const ClaimRequest *request, bool refuses, KeyRecord *record)
 {
-	Outcome outcome = Claim(request, record);
+	KeyVersion seen;
+	Outcome outcome = Acquire(request, &seen, record);
 
-	ThrowIfRefused(&request->name, outcome, record);
+	Conclude(request, outcome, &seen, record);
+	if (refuses)
+		ThrowIfRefused(&request->name, outcome, record);
 	return outcome;
 }
 
@@ -280,7 +263,7 @@ ClaimOrThrow(const ClaimRequest *request, KeyRecord *record)
 bool
 ClaimAbsent(const KeyName *name, KeyVersion *seen)
 {
-	ClaimRequest request = {.name = *name, .waitMs = WaitOfScope(name->scope)};
+	ClaimRequest request = {.name = *name, .waitMs = SettingNumber(&WaitSetting, name->scope)};
 	KeyRecord record;
 	Outcome outcome = Acquire(&request, seen, &record);
 
@@ -356,7 +339,8 @@ RequestFromArgs(FunctionCallInfo fcinfo, const char *function, bool waits)
 	PreventUnsafeCall(fcinfo, function);
 	KeyNameFromArgs(fcinfo, &request.name);
 	request.lease = LeaseFromArg(fcinfo, 3);
-	request.waitMs = WaitFromArg(fcinfo, 4, waits ? WaitOfScope(request.name.scope) : 0);
+	request.waitMs =
+		WaitFromArg(fcinfo, 4, waits ? SettingNumber(&WaitSetting, request.name.scope) : 0);
 	request.retention = RetentionFromArg(fcinfo, 5, request.name.scope);
 	request.fingerprint = FingerprintFromArgs(fcinfo, &request.name);
 	if (request.lease != NULL && !PG_ARGISNULL(2))
@@ -380,7 +364,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 	KeyRecord record;
 	Outcome outcome;
 
-	outcome = ClaimOrThrow(&request, &record);
+	outcome = Claim(&request, true, &record);
 	return OperationDatum(OperationType(fcinfo), outcome, &record, NULL);
 }
 
@@ -395,7 +379,7 @@ idempotency_try_claim(PG_FUNCTION_ARGS)
 	KeyRecord record;
 	Outcome outcome;
 
-	outcome = Claim(&request, &record);
+	outcome = Claim(&request, false, &record);
 	if (outcome == OUTCOME_LEASED)
 		HideCheckpoint(&record, request.fingerprint);
 	return OperationDatum(OperationType(fcinfo), outcome, &record, NULL);

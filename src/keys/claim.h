@@ -24,7 +24,7 @@ typedef struct ClaimRequest
 	text *document;		   /* the request, which a lease stores; or NULL */
 } ClaimRequest;
 
-extern Outcome ClaimOrThrow(const ClaimRequest *request, KeyRecord *record);
+extern Outcome Claim(const ClaimRequest *request, bool refuses, KeyRecord *record);
 extern bool ClaimAbandoned(ClaimRequest *request, KeyRecord *record);
 extern bool ClaimAbsent(const KeyName *name, KeyVersion *seen);
 

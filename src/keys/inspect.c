@@ -71,7 +71,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	/* Probe, then lock: the table and the key in the order of a claim */
 	state = KeyStoreProbe(&name, &record, &seen);
 	InjectionPoint("forget-lock");
-	if (!KeyLockAcquire(&name, WaitOfScope(name.scope)))
+	if (!KeyLockAcquire(&name, SettingNumber(&WaitSetting, name.scope)))
 		ErrorInProgress(&name, 0);
 	InjectionPoint("forget-probe");
 	if (!KeyStoreUnchanged(&seen))

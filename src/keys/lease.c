@@ -138,7 +138,7 @@ OwnByToken(const KeyName *name, int64 token, Ownership *own)
 
 	/* Lock the key */
 	InjectionPoint("owner-lock");
-	if (!KeyLockAcquire(name, WaitOfScope(name->scope)))
+	if (!KeyLockAcquire(name, SettingNumber(&WaitSetting, name->scope)))
 		ErrorInProgress(name, 0);
 
 	/* Compare the token of the locked row */

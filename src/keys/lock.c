@@ -19,31 +19,34 @@
 #include "catalog/pg_control.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
+#include "storage/proc.h"
 #include "utils/resowner.h"
 
 #include "base/digest.h"
 #include "base/errors.h"
+#include "base/subtransaction.h"
 #include "keys/lock.h"
-#include "keys/lockwait.h"
 #include "server/stats.h"
 
 /* "ID" in ASCII; pg_advisory_lock() uses the classes 1 and 2. */
 #define KEY_LOCK_CLASS 0x4944
 
 /*
- * ComputeNumber returns the first 64 bits of the SHA-256 of the cluster's secret, the
- * database, the length of the scope, the scope and the key.  The secret is the random
- * number in the control file with which the server answers logins of unknown roles: no
- * function shows it, and standbys have the same.
+ * KeyLockNumber returns the number of the lock of "name", and stores it there: the first 64 bits
+ * of the SHA-256 of the cluster's secret, the database, the length of the scope, the scope and
+ * the key.  The secret is the random number in the control file with which the server answers
+ * logins of unknown roles: no function shows it, and standbys have the same.
  */
-static uint64
-ComputeNumber(const KeyName *name)
+uint64
+KeyLockNumber(const KeyName *name)
 {
 	int32 scopeBytes = VARSIZE_ANY_EXHDR(name->scope);
 	StringInfoData message;
 	uint8 digest[PG_SHA256_DIGEST_LENGTH];
-	uint64 number;
 
+	if (name->lock != 0)
+		return name->lock;
 	initStringInfo(&message);
 	appendBinaryStringInfo(&message, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
 	appendBinaryStringInfo(&message, (char *) &MyDatabaseId, sizeof(Oid));
@@ -52,19 +55,8 @@ ComputeNumber(const KeyName *name)
 	appendBinaryStringInfo(&message, VARDATA_ANY(name->key), VARSIZE_ANY_EXHDR(name->key));
 
 	DigestCompute(message.data, message.len, digest);
-	memcpy(&number, digest, sizeof(number));
+	memcpy(&unconstify(KeyName *, name)->lock, digest, sizeof(uint64));
 	pfree(message.data);
-	return number;
-}
-
-/*
- * KeyLockNumber returns the number of the lock of "name", and stores it there.
- */
-uint64
-KeyLockNumber(const KeyName *name)
-{
-	if (name->lock == 0)
-		unconstify(KeyName *, name)->lock = ComputeNumber(name);
 	return name->lock;
 }
 
@@ -77,6 +69,74 @@ KeyLockTag(const KeyName *name)
 	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (number >> 32), (uint32) number,
 						 KEY_LOCK_CLASS);
 	return tag;
+}
+
+/*
+ * LockForTransaction acquires a lock for the current (sub)transaction, whichever portal runs, so
+ * that KeyLockRelease() finds it under the same owner.  Returns false if the lock is not free and
+ * dontWait; waits without limit otherwise.
+ */
+static bool
+LockForTransaction(const LOCKTAG *tag, bool dontWait)
+{
+	ResourceOwner caller = CurrentResourceOwner;
+	LockAcquireResult result;
+
+	/* code that catches an error restores the owner */
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	result = LockAcquire(tag, ExclusiveLock, false, dontWait);
+	CurrentResourceOwner = caller;
+	return result != LOCKACQUIRE_NOT_AVAIL;
+}
+
+typedef struct Wait
+{
+	const LOCKTAG *tag;
+	int ms;
+} Wait;
+
+static void
+WaitInSubtransaction(void *argument)
+{
+	const Wait *wait = argument;
+	int ofSession = LockTimeout;
+
+	PG_TRY();
+	{
+		LockTimeout = wait->ms;
+		(void) LockForTransaction(wait->tag, false);
+		/* the time can end just as the lock is granted: its cancel must not outlive the wait */
+		CHECK_FOR_INTERRUPTS();
+	}
+	PG_FINALLY();
+	{
+		LockTimeout = ofSession;
+	}
+	PG_END_TRY();
+}
+
+/*
+ * WaitFor waits for the lock for at most waitMs.  The server waits without limit, or for
+ * lock_timeout, which is set here for one wait.  The wait runs in a subtransaction, which
+ * takes the half-made lock request away with it when the time is over.  Returns whether the
+ * lock was got; every other end of the wait (cancel, statement_timeout, a shorter
+ * lock_timeout, deadlock) is PostgreSQL's own error.
+ */
+static bool
+WaitFor(const LOCKTAG *tag, int waitMs)
+{
+	Wait wait = {tag, waitMs};
+	ErrorData *error;
+
+	if (LockTimeout > 0 && LockTimeout <= waitMs)
+		return LockForTransaction(tag, false);
+	error = SubtransactionRun(WaitInSubtransaction, &wait);
+	if (error == NULL)
+		return true;
+	if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		ReThrowError(error);
+	FreeErrorData(error);
+	return false;
 }
 
 static void
@@ -105,14 +165,14 @@ KeyLockAcquire(const KeyName *name, int waitMs)
 	INSTR_TIME_SET_ZERO(began);
 	PG_TRY();
 	{
-		acquired = LockWithin(&tag, ExclusiveLock, 0);
+		acquired = LockForTransaction(&tag, true);
 		if (!acquired && waitMs > 0)
 		{
 			instr_time now;
 
 			INSTR_TIME_SET_CURRENT(now);
 			began = now;
-			acquired = LockWithin(&tag, ExclusiveLock, waitMs);
+			acquired = WaitFor(&tag, waitMs);
 		}
 	}
 	PG_CATCH();
@@ -145,6 +205,9 @@ void
 KeyLockRelease(const KeyName *name)
 {
 	LOCKTAG tag = KeyLockTag(name);
+	ResourceOwner caller = CurrentResourceOwner;
 
-	LockReleaseEarly(&tag, ExclusiveLock);
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	LockRelease(&tag, ExclusiveLock, false);
+	CurrentResourceOwner = caller;
 }

@@ -102,7 +102,7 @@ NamesFromArray(text *scope, ArrayType *array, int *count)
 	{
 		if (nulls[i])
 			ErrorNameMissing("key");
-		KeyNameSet(scope, DatumGetTextPP(keys[i]), &names[i]);
+		names[i] = (KeyName){.scope = scope, .key = DatumGetTextPP(keys[i])};
 		CheckName(names[i].key, "key");
 	}
 	qsort(names, given, sizeof(KeyName), CompareKeys);

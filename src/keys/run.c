@@ -147,7 +147,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	document = DocumentFromArg(fcinfo, 2);
 	KeyNameFromArgs(fcinfo, &request.name);
 	RequireSetting(&FinalErrorsSetting, NULL);
-	request.waitMs = WaitFromArg(fcinfo, 4, WaitOfScope(request.name.scope));
+	request.waitMs = WaitFromArg(fcinfo, 4, SettingNumber(&WaitSetting, request.name.scope));
 	request.retention = RetentionFromArg(fcinfo, 5, request.name.scope);
 	request.fingerprint = document == NULL ? NULL : FingerprintOfDocument(document);
 	if (PG_ARGISNULL(3))
@@ -156,7 +156,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	CheckHandler(handler, DocumentType(fcinfo), document != NULL);
 
 	/* Claim or replay */
-	claimed = ClaimOrThrow(&request, &record);
+	claimed = Claim(&request, true, &record);
 	if (claimed == OUTCOME_REPLAYED)
 		return OperationDatum(OperationType(fcinfo), OUTCOME_REPLAYED, &record, NULL);
 

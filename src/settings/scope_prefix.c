@@ -148,7 +148,7 @@ KeyNameFromArgs(FunctionCallInfo fcinfo, KeyName *name)
 {
 	text *scope = ScopeFromArg(fcinfo);
 
-	KeyNameSet(scope, NameFromArg(fcinfo, 1, "key"), name);
+	*name = (KeyName){.scope = scope, .key = NameFromArg(fcinfo, 1, "key")};
 }
 
 /*

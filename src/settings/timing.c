@@ -68,15 +68,6 @@ RefuseTooLong(const Interval *interval, double days, const char *what, const cha
 }
 
 /*
- * WaitOfScope returns idempotency.wait, in milliseconds.
- */
-int
-WaitOfScope(const text *scope)
-{
-	return SettingNumber(&WaitSetting, scope);
-}
-
-/*
  * WaitFromArg returns the wait that argument "arg" passes, in milliseconds.
  */
 int

@@ -22,7 +22,6 @@ typedef struct Retention
 #define LONGEST_WAIT_DAYS 24
 
 extern long MillisecondsSince(instr_time began);
-extern int WaitOfScope(const text *scope);
 extern int WaitFromArg(FunctionCallInfo fcinfo, int arg, int defaultMs);
 extern Retention RetentionFromArg(FunctionCallInfo fcinfo, int arg, const text *scope);
 extern TimestampTz RetentionEnd(const Retention *retention, TimestampTz from);

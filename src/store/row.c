@@ -153,7 +153,8 @@ KeyRowToken(TupleTableSlot *slot)
 void
 KeyRowName(TupleTableSlot *slot, KeyName *name)
 {
-	KeyNameSet(GetVarlena(slot, COL_SCOPE), KeyTextUnpack(GetVarlena(slot, COL_KEY)), name);
+	*name = (KeyName){.scope = GetVarlena(slot, COL_SCOPE),
+					  .key = KeyTextUnpack(GetVarlena(slot, COL_KEY))};
 }
 
 /*
