@@ -162,7 +162,7 @@ measure_latency() {
 	sql "CALL bench.sample_handled($round, 'idle', $events)"
 
 	pgbench_quietly "$bench/outbox-busy.pgbench" -c 2 -t "$flow" -R "$steady_rate" --random-seed="$round"
-	sql "CALL bench.await_handled($((2 * flow)))" "CALL bench.sample_handled($round, 'busy', $((2 * flow)))" \
+	sql "CALL bench.await_handled($((2 * flow)))" "CALL bench.sample_handled($round, 'busy', $((2 * flow)), $steady_rate)" \
 		"SELECT idempotency.unsubscribe('relay')" >/dev/null
 	restart_with track_commit_timestamp=
 }

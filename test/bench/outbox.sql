@@ -387,12 +387,13 @@ END $$;
 
 -- Converts the records of the handler into samples, in milliseconds: from the
 -- publisher's commit, whose time the server stores with track_commit_timestamp, to the
--- handler's first statement, both by the server's clock. Each event counts.
-CREATE PROCEDURE bench.sample_handled(p_round integer, p_figure text, p_events bigint)
+-- handler's first statement, both by the server's clock. Each event counts but the first
+-- ones, which waited for the start of a worker.
+CREATE PROCEDURE bench.sample_handled(p_round integer, p_figure text, p_events bigint, p_first integer DEFAULT 0)
 LANGUAGE plpgsql AS $$
 DECLARE
 	latencies double precision[] := array_agg(
-			1000 * extract(epoch FROM h.handled_at - pg_xact_commit_timestamp(o.xmin)))
+			1000 * extract(epoch FROM h.handled_at - pg_xact_commit_timestamp(o.xmin)) ORDER BY o.seq)
 		FROM bench.handled AS h
 		JOIN idempotency.outbox AS o USING (id);
 BEGIN
@@ -401,7 +402,7 @@ BEGIN
 	END IF;
 	INSERT INTO bench.sample
 	SELECT p_round, p_figure || part, 'idempotency', percentile_cont(share) WITHIN GROUP (ORDER BY latency)
-	FROM unnest(latencies) AS latency, (VALUES ('', 0.5), ('_p99', 0.99)) AS p (part, share)
+	FROM unnest(latencies[p_first + 1:]) AS latency, (VALUES ('', 0.5), ('_p99', 0.99)) AS p (part, share)
 	GROUP BY part, share;
 	TRUNCATE bench.handled, idempotency.outbox;
 END $$;
