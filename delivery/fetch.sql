@@ -558,10 +558,10 @@ DECLARE
 	deadline timestamptz;
 	p idempotency.position;
 BEGIN
-	IF number IS NULL THEN
-		PERFORM idempotency_internal.raise('22023', 'batch is missing', NULL, 'Pass the number that idempotency.fetch() returned.');
-	ELSIF current_setting('transaction_read_only') = 'on' THEN
+	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only(function);
+	ELSIF number IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'batch is missing', NULL, 'Pass the number that idempotency.fetch() returned.');
 	END IF;
 	LOOP
 		PERFORM FROM idempotency.partition AS a

@@ -45,6 +45,9 @@ DECLARE
 	microseconds bigint;
 	me xid8;
 BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('publish');
+	END IF;
 	IF (topic <> '' AND length(topic) <= 255 AND (aggregate_id <> '' AND length(aggregate_id) <= 255) IS NOT FALSE
 		AND (type <> '' AND length(type) <= 255) IS NOT FALSE
 		AND concat(topic, aggregate_id, type) !~ E'[\\u0001-\\u001F\\u007F-\\u009F{[]' COLLATE "C") IS NOT TRUE
@@ -64,8 +67,6 @@ BEGIN
 			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes,
 				idempotency_internal.size_setting('max_payload_size', idempotency_internal.setting('max_payload_size'))),
 			format('Topic "%s".', topic), 'Publish a reference to the large part, or raise the limit with idempotency.configure().');
-	ELSIF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('publish');
 	END IF;
 	-- A UUID of version 7, as of uuidv7()
 	IF event_id IS NULL THEN

@@ -2117,6 +2117,9 @@ DECLARE
 	request_fingerprint bytea := fingerprint;
 	wait_ms bigint;
 BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only(function);
+	END IF;
 	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
 		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
@@ -2139,9 +2142,6 @@ BEGIN
 	END IF;
 	IF lease IS NOT NULL AND request IS NOT NULL THEN
 		PERFORM idempotency_internal.check_size(scope, key, 'request', octet_length(request::text));
-	END IF;
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only(function);
 	END IF;
 	RETURN idempotency_internal.claim(scope, key, request_fingerprint, request, lease, wait_ms, retention, refuse, false);
 END
@@ -2732,6 +2732,9 @@ DECLARE
 	found_row idempotency.key;
 	new idempotency.key;
 BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('claim_abandoned');
+	END IF;
 	PERFORM idempotency_internal.check_pattern(scope);
 	prefix := idempotency_internal.pattern_prefix(scope);
 	is_exact := scope ~ E'^(\x3F:\\\\.|[^\\\\*])*$';
@@ -2747,8 +2750,6 @@ BEGIN
 	IF (max > 0) IS NOT TRUE THEN
 		PERFORM idempotency_internal.raise('22023', 'max must be positive', NULL,
 			'Pass the maximum number of operations to take over.');
-	ELSIF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('claim_abandoned');
 	END IF;
 
 	-- The clock is read for each row, and again for a row that has changed since the query
@@ -2798,13 +2799,13 @@ AS $$
 DECLARE
 	operation idempotency.operation;
 BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('once');
+	END IF;
 	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
 		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
 	retention := idempotency_internal.check_retention(retention, scope);
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('once');
-	END IF;
 	operation := idempotency_internal.claim(scope, key, NULL, NULL, NULL,
 		idempotency_internal.milliseconds(idempotency_internal.default_wait(scope)), retention, true, true);
 	RETURN NOT operation.replayed;
@@ -2913,6 +2914,9 @@ DECLARE
 	name text;
 	fresh text[];
 BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('once_many');
+	END IF;
 	-- Check and sort the keys
 	IF NOT idempotency_internal.names_are_valid(scope, scope) THEN
 		PERFORM idempotency_internal.check_scope(scope);
@@ -2933,9 +2937,7 @@ BEGIN
 			PERFORM idempotency_internal.check_name('key', name);
 		END IF;
 	END LOOP;
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('once_many');
-	ELSIF cardinality(names) = 0 THEN
+	IF cardinality(names) = 0 THEN
 		RETURN;
 	END IF;
 	names := ARRAY(SELECT DISTINCT n.name COLLATE "C" FROM unnest(names) AS n (name) ORDER BY 1);
@@ -3003,10 +3005,10 @@ DECLARE
 	stored idempotency.key;
 	written boolean;
 BEGIN
-	IF NOT idempotency_internal.names_are_valid(scope, key) THEN
-		PERFORM idempotency_internal.check_names(scope, key);
-	ELSIF current_setting('transaction_read_only') = 'on' THEN
+	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only('forget');
+	ELSIF NOT idempotency_internal.names_are_valid(scope, key) THEN
+		PERFORM idempotency_internal.check_names(scope, key);
 	END IF;
 	stored := idempotency_internal.lock_row(scope, key, NULL);
 	IF stored.scope IS NULL THEN
@@ -3153,11 +3155,11 @@ DECLARE
 	most CONSTANT bigint := coalesce(max_rows, 9223372036854775807);
 	reaped bigint := 0;
 BEGIN
-	IF max_rows < 0 THEN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('reap');
+	ELSIF max_rows < 0 THEN
 		PERFORM idempotency_internal.raise('22023', 'max_rows must not be negative', NULL,
 			'Pass NULL for as many as one transaction may.');
-	ELSIF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('reap');
 	END IF;
 	reaped := idempotency_internal.reap_events(most / 2); -- not distributed
 	reaped := reaped + idempotency_internal.reap_keys(most - reaped, max_rows IS NULL);
@@ -3965,6 +3967,9 @@ DECLARE
 	microseconds bigint;
 	me xid8;
 BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idempotency_internal.raise_read_only('publish');
+	END IF;
 	IF (topic <> '' AND length(topic) <= 255 AND (aggregate_id <> '' AND length(aggregate_id) <= 255) IS NOT FALSE
 		AND (type <> '' AND length(type) <= 255) IS NOT FALSE
 		AND concat(topic, aggregate_id, type) !~ E'[\\u0001-\\u001F\\u007F-\\u009F{[]' COLLATE "C") IS NOT TRUE
@@ -3984,8 +3989,6 @@ BEGIN
 			format('event of %s bytes exceeds idempotency.max_payload_size (%s bytes)', bytes,
 				idempotency_internal.size_setting('max_payload_size', idempotency_internal.setting('max_payload_size'))),
 			format('Topic "%s".', topic), 'Publish a reference to the large part, or raise the limit with idempotency.configure().');
-	ELSIF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM idempotency_internal.raise_read_only('publish');
 	END IF;
 	-- A UUID of version 7, as of uuidv7()
 	IF event_id IS NULL THEN
@@ -5407,10 +5410,10 @@ DECLARE
 	deadline timestamptz;
 	p idempotency.position;
 BEGIN
-	IF number IS NULL THEN
-		PERFORM idempotency_internal.raise('22023', 'batch is missing', NULL, 'Pass the number that idempotency.fetch() returned.');
-	ELSIF current_setting('transaction_read_only') = 'on' THEN
+	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idempotency_internal.raise_read_only(function);
+	ELSIF number IS NULL THEN
+		PERFORM idempotency_internal.raise('22023', 'batch is missing', NULL, 'Pass the number that idempotency.fetch() returned.');
 	END IF;
 	LOOP
 		PERFORM FROM idempotency.partition AS a

@@ -1064,9 +1064,15 @@ SELECT key FROM idempotency.zombies WHERE scope = 'lease' ORDER BY key;
 --
 
 BEGIN READ ONLY;
+-- A function that writes refuses before it looks at its arguments.
 SELECT call, pg_temp.error_of('SELECT idempotency.' || call) FROM unnest(ARRAY[
-	'claim(''lease'', ''read only'', lease => ''1 min'')',
-	'try_claim(''lease'', ''read only'', lease => ''1 min'')',
+	'claim(''lease'', '''', lease => ''1 min'')',
+	'try_claim(''lease'', '''', lease => ''1 min'')',
+	'claim_abandoned(''lease'', ''1 min'', 0)',
+	'once(''lease'', '''')',
+	'once_many(''lease'', ARRAY[''''])',
+	'forget(''lease'', '''')',
+	'reap(-1)',
 	'renew(''lease'', ''running'', 1, ''1 min'')',
 	'checkpoint(''lease'', ''running'', 1, ''p'')',
 	'complete(''lease'', ''running'', token => 1)',

@@ -219,7 +219,7 @@ SELECT count(DISTINCT txid), bool_and(seq > 0) FROM idempotency.outbox WHERE pay
 -- assigned.
 SELECT last_value, is_called FROM idempotency.outbox_seq \gset before_
 BEGIN READ ONLY;
-SELECT idempotency.publish('publish', '1');
+SELECT idempotency.publish('', '1');
 \echo :SQLSTATE
 ROLLBACK;
 SELECT last_value = :before_last_value AS none_drawn FROM idempotency.outbox_seq;
