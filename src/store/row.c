@@ -75,43 +75,12 @@ GetVarlena(TupleTableSlot *slot, int column)
 }
 
 /*
- * EndsInExpiry tells whether expires_at is the last value in a row: it has no lease, and had
- * none.  Such a row of the extension lacks the other columns, and in one of SQL or COPY they
- * are NULL.  The reaper need not walk over its columns.
- */
-static bool
-EndsInExpiry(HeapTuple tuple)
-{
-	HeapTupleHeader row = tuple->t_data;
-	int columns = HeapTupleHeaderGetNatts(row);
-
-	for (int column = OUTCOME_COLUMNS; column < columns; column++)
-	{
-		if ((row->t_infomask & HEAP_HASNULL) == 0 || !att_isnull(column, row->t_bits))
-			return false;
-	}
-	return true;
-}
-
-static TimestampTz
-Expiry(TupleTableSlot *slot)
-{
-	HeapTuple tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
-	TimestampTz time;
-
-	if (!EndsInExpiry(tuple))
-		return KeyRowTime(slot, COL_EXPIRES_AT);
-	memcpy(&time, (char *) tuple->t_data + tuple->t_len - sizeof(time), sizeof(time));
-	return time;
-}
-
-/*
  * KeyRowIsExpired tells whether a row counts as absent at a time.
  */
 bool
 KeyRowIsExpired(TupleTableSlot *slot, TimestampTz now)
 {
-	return Expiry(slot) <= now;
+	return KeyRowTime(slot, COL_EXPIRES_AT) <= now;
 }
 
 /*
@@ -141,10 +110,9 @@ int64
 KeyRowToken(TupleTableSlot *slot)
 {
 	bool isnull;
+	Datum token = slot_getattr(slot, COL_TOKEN, &isnull);
 
-	if (EndsInExpiry(ExecFetchSlotHeapTuple(slot, false, NULL)))
-		return 0;
-	return DatumGetInt64(slot_getattr(slot, COL_TOKEN, &isnull));
+	return isnull ? 0 : DatumGetInt64(token);
 }
 
 /*
