@@ -63,15 +63,15 @@ payments: ## start the payments service of examples/payments on a throw-away ser
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test, random ones once (8 minutes); ONLY="regress portable distributed pglite isolation tap pgtap docs model relay payments clients middleware applications fuzz delivery stress storm torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
+test: ## run every test, random ones once (8 minutes); ONLY="regress portable distributed pglite isolation tap pgtap docs model relay payments clients middleware applications fuzz delivery stress torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
 	@tools/prerequisites test
 	@tools/build
 	@test/run
 
-soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress storm delivery fuzz payments tap relay clients applications model", SEED=
+soak: ## repeat the random tests with new seeds; MINUTES=60, KINDS="torture stress delivery fuzz payments tap relay clients applications model", SEED=
 	@LANGUAGES=all ONLY="$(KINDS)" tools/prerequisites test
 	@tools/build
-	@test/soak/run
+	@test/soak
 
 coverage: ## run the tests with gcov: lines and branches by folder, functions that no test calls; ONLY=, TESTS=
 	@tools/prerequisites test

@@ -1,5 +1,5 @@
 --
--- The outbox in SQL, as one session sees it. test/delivery/run covers concurrent publishers
+-- The outbox in SQL, as one session sees it. test/delivery.py covers concurrent publishers
 -- and consumers.
 --
 \set SHOW_CONTEXT never

@@ -2,7 +2,7 @@
 #
 # test/jobs.sh
 #
-# Running jobs of tests, for test/run, test/soak/run and test/job, which source this file after
+# Running jobs of tests, for test/run, test/soak and test/job, which source this file after
 # tools/common.sh. A job is test/job in its own process group of servers, below a
 # directory for the whole run:
 #

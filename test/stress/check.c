@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * check.c
- *	  Compares keys, effects and responses.
+ *	  Compares keys, effects and responses: what both workloads have in common.
  *
  * Reads all tables into memory, one entry for each operation, and compares them without
- * SQL. No other session may be connected.
+ * SQL. No client may be connected.
  *
  *-------------------------------------------------------------------------
  */
@@ -15,30 +15,28 @@
 #include "check.h"
 #include "ledger.h"
 #include "plan.h"
-#include "server.h"
 #include "tally.h"
 
-/* What the tables contain about one operation. */
-typedef struct Truth
+/*
+ * Expect reports a result other than the expected one.
+ */
+void
+Expect(Session *session, const char *what, const char *expected, const char *sql)
 {
-	bool stored;
-	bool failed;
-	char *answer; /* as peek() returns it */
-	int effects;
-	int64_t attempt; /* that made the last effect */
-	int amount;
-} Truth;
+	if (Ask(session, NULL, "%s", sql) && strcmp(Value(session, 0, 0), expected) != 0)
+		Violation("[server] %s: %s, not %s", what, Value(session, 0, 0), expected);
+}
 
 /*
  * ReadRecords reads the stored records through the view and peek().
  */
-static void
+void
 ReadRecords(Session *session, Truth *truths)
 {
 	if (!Ask(session, NULL,
 			 "SELECT p.*, r.state AS record, r.scope, r.key FROM idempotency.keys AS r "
 			 "LEFT JOIN LATERAL idempotency.peek(r.scope, r.key) AS p ON true "
-			 "WHERE r.state <> 'expired'"))
+			 "WHERE r.state <> 'expired' AND r.scope <> 'stress/prey'"))
 		return;
 
 	for (int row = 0; row < PQntuples(session->result); row++)
@@ -52,6 +50,12 @@ ReadRecords(Session *session, Truth *truths)
 		if (key < 0 || strcmp(scope, ScopeOf(key)) != 0)
 		{
 			Violation("[records] key %s of scope %s belongs to no operation", name, scope);
+			continue;
+		}
+		if (strcmp(record, "completed") != 0 && strcmp(record, "failed") != 0 &&
+			strcmp(record, "seen") != 0)
+		{
+			Violation("[records] operation %d is %s", key, record);
 			continue;
 		}
 		answer = AnswerText(Field(session, row, "status"), Field(session, row, "failed"),
@@ -69,39 +73,38 @@ ReadRecords(Session *session, Truth *truths)
 /*
  * ReadEffects reads a business table.
  */
-static void
+void
 ReadEffects(Session *session, Truth *truths, const char *table)
 {
-	if (!Ask(session, NULL, "SELECT key, amount, attempt FROM %s", table))
+	if (!Ask(session, NULL, "SELECT * FROM %s", table))
 		return;
 
 	for (int row = 0; row < PQntuples(session->result); row++)
 	{
-		int key = KeyNumber(Value(session, row, 0));
+		int key = KeyNumber(Field(session, row, "key"));
 
 		if (key < 0 || strcmp(TableOf(key), table) != 0)
 		{
-			Violation("[effects] %s has key %s of no operation", table, Value(session, row, 0));
+			Violation("[effects] %s has key %s of no operation", table, Field(session, row, "key"));
 			continue;
 		}
 		truths[key].effects++;
-		truths[key].amount = atoi(Value(session, row, 1));
-		truths[key].attempt = strtoll(Value(session, row, 2), NULL, 10);
+		truths[key].amount = atoi(Field(session, row, "amount"));
+		truths[key].attempt = strtoll(Field(session, row, "attempt"), NULL, 10);
+		if (IsLeased())
+			truths[key].paid = strtoll(Field(session, row, "charge"), NULL, 10);
 	}
 }
 
 /*
- * CheckOperation compares all that is known about one operation.
+ * CheckEffect compares the effects of one operation with its outcome. Returns whether there is
+ * one, which is due.
  */
-static void
-CheckOperation(int key, const Truth *truth, bool acknowledged, bool complete)
+bool
+CheckEffect(int key, const Truth *truth)
 {
 	int due = truth->stored && !truth->failed ? 1 : 0;
 
-	if (acknowledged && !truth->stored)
-		Violation("[records] operation %d was acknowledged and has no record", key);
-	if (complete && !truth->stored)
-		Violation("[records] operation %d has no record after the final pass", key);
 	if (truth->effects != due)
 		Violation("[effects] operation %d (%s) has %d effects, not %d", key,
 				  !truth->stored  ? "no record"
@@ -109,7 +112,7 @@ CheckOperation(int key, const Truth *truth, bool acknowledged, bool complete)
 								  : "done",
 				  truth->effects, due);
 	if (truth->effects != 1 || due != 1)
-		return;
+		return false;
 
 	if (truth->amount != AmountOf(key))
 		Violation("[effects] operation %d has amount %d, not %d", key, truth->amount,
@@ -117,68 +120,50 @@ CheckOperation(int key, const Truth *truth, bool acknowledged, bool complete)
 	if (AnswerAttempt(truth->answer) >= 0 && AnswerAttempt(truth->answer) != truth->attempt)
 		Violation("[effects] operation %d was done by attempt %lld, with response: %.300s", key,
 				  (long long) truth->attempt, truth->answer);
+	return true;
 }
 
 /*
- * Check compares the tables with the responses that the clients received. After the
- * final pass every operation must be done.
+ * CheckIndexes checks that the indexes of the store are valid, as far as the server can
+ * check.
  */
-void
-Check(Session *session, bool complete)
+static void
+CheckIndexes(Session *session)
 {
-	Truth *truths = calloc(config.operations, sizeof(Truth));
-	bool *acknowledged = calloc(config.operations, sizeof(bool));
-	int records = 0;
-	int failures = 0;
-	int effects = 0;
-	int acknowledgedCount = 0;
-
-	/* Reading the records records their responses, which acknowledges them. */
-	for (int key = 0; key < config.operations; key++)
-		acknowledgedCount += acknowledged[key] = Acknowledged(key);
-	ReadRecords(session, truths);
-	ReadEffects(session, truths, "stress.charges");
-	ReadEffects(session, truths, "stress.deliveries");
-
-	for (int key = 0; key < config.operations; key++)
+	if (!Ask(session, NULL, "SELECT 1 FROM pg_available_extensions WHERE name = 'amcheck'") ||
+		PQntuples(session->result) == 0)
 	{
-		CheckOperation(key, &truths[key], acknowledged[key], complete);
-		records += truths[key].stored;
-		failures += truths[key].failed;
-		effects += truths[key].effects;
-		free(truths[key].answer);
+		printf("  indexes not checked: the server has no amcheck\n");
+		return;
 	}
-	printf("  %s: %d operations acknowledged, %d recorded = %d effects + %d failures\n",
-		   complete ? "after the final pass" : "before the final pass", acknowledgedCount, records,
-		   effects, failures);
-	if (records != effects + failures)
-		Violation("[counts] %d records, but %d effects and %d failures", records, effects,
-				  failures);
-	if (complete && records != config.operations)
-		Violation("[counts] %d records of %d operations", records, config.operations);
-	free(truths);
-	free(acknowledged);
+	if (Ask(session, NULL, "CREATE EXTENSION IF NOT EXISTS amcheck") &&
+		Ask(session, NULL,
+			"SELECT bt_index_parent_check(indexrelid, true, true) FROM pg_index "
+			"WHERE indrelid = 'idempotency.key'::regclass AND indisvalid"))
+		printf("  indexes checked: %d\n", PQntuples(session->result));
 }
 
 /*
- * CheckServer checks that no locks or prepared transactions are left, and that the
- * index of the store is valid, as far as the server can check.
+ * CheckServer checks that no locks, prepared transactions, expired rows or leases are left, that
+ * the primary key finds each outcome, and that the indexes of the store are valid.
  */
 void
 CheckServer(Session *session)
 {
+	char outcomes[32];
+
+	snprintf(outcomes, sizeof(outcomes), "%d", config.operations);
 	Expect(session, "locks left on keys", "0",
 		   "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 18756 "
 		   "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())");
 	Expect(session, "prepared transactions left", "0",
 		   "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()");
-	Expect(session, "expired records left", "0",
-		   "SELECT count(*) FROM idempotency.keys WHERE state = 'expired'");
-	Expect(session, "records through the primary key", "t",
+	Expect(session, "expired rows left", "0",
+		   "SELECT count(*) FROM idempotency.keys WHERE scope = 'stress/prey' OR state = 'expired'");
+	Expect(session, "outcomes through the primary key", outcomes,
 		   "SET enable_seqscan = off; SET enable_bitmapscan = off; "
-		   "SELECT (SELECT count(*) FROM idempotency.key WHERE scope > '') = "
-		   "(SELECT sum(n) FROM (SELECT count(*) AS n FROM stress.charges UNION ALL "
-		   "SELECT count(*) FROM stress.deliveries UNION ALL "
-		   "SELECT count(*) FROM idempotency.keys WHERE state = 'failed') AS parts)");
+		   "SELECT count(*) FROM idempotency.key WHERE scope > '' AND token IS NULL");
+	Expect(session, "leases left", "0",
+		   "SELECT count(*) FROM idempotency.key WHERE token IS NOT NULL");
 	CheckIndexes(session);
 }

@@ -3,8 +3,8 @@
  * plan.c
  *	  The settings and the operations of a run.
  *
- * Operations are numbered. Three of four are charges, with the request that claim()
- * needs; the fourth is a message of an inbox. Attempts are numbered too, and choose
+ * Operations are numbered. Of retries, three of four are charges, with the request that
+ * claim() needs; the fourth is a message of an inbox. Attempts are numbered too, and choose
  * operations by a front that moves over all operations once in a run. Most attempts
  * choose one of the few keys right behind the front, so that many clients compete for a
  * key that is not yet stored. The others choose older keys, where they must receive the
@@ -57,12 +57,13 @@ NumberFromEnvironment(const char *name, long long ifUnset, long long least)
  * invalid.
  */
 void
-ConfigRead(void)
+ConfigRead(const Workload *workload)
 {
 	const char *wrong = getenv("STRESS_BREAK");
 
-	config.clients = (int) NumberFromEnvironment("CLIENTS", 8, 1);
-	config.operations = (int) NumberFromEnvironment("OPERATIONS", 20000, 16);
+	config.workload = workload;
+	config.clients = (int) NumberFromEnvironment("CLIENTS", workload->clients, 1);
+	config.operations = (int) NumberFromEnvironment("OPERATIONS", workload->operations, 16);
 	config.attempts = NumberFromEnvironment("RETRIES", 3, 1) * config.operations;
 	config.seed = (uint64_t) NumberFromEnvironment("SEED", 1, 0);
 	config.wrong = wrong != NULL && *wrong != '\0' ? wrong : NULL;
@@ -83,6 +84,15 @@ WrongOnPurpose(const char *what)
  * ----------------------------------------------------------------
  */
 
+/*
+ * IsLeased returns whether the operations run under leases.
+ */
+bool
+IsLeased(void)
+{
+	return config.workload == &leasesWorkload;
+}
+
 bool
 IsInbox(int key)
 {
@@ -92,12 +102,20 @@ IsInbox(int key)
 const char *
 ScopeOf(int key)
 {
+	if (IsLeased())
+		return "stress/lease";
 	return IsInbox(key) ? "stress/inbox" : "stress/charge";
 }
 
+/*
+ * TableOf returns the table of the operation's effects. Of those of leases, one requires a
+ * claim.
+ */
 const char *
 TableOf(int key)
 {
+	if (IsLeased())
+		return key % 2 == 0 ? "stress.orders" : "stress.bookings";
 	return IsInbox(key) ? "stress.deliveries" : "stress.charges";
 }
 

@@ -12,9 +12,11 @@
 #include <stdint.h>
 
 #include "random.h"
+#include "workload.h"
 
 typedef struct Config
 {
+	const Workload *workload;
 	int clients;
 	int operations;	   /* each has its own key */
 	int64_t attempts;  /* before the final pass */
@@ -36,9 +38,10 @@ typedef struct Reply
 	char *response;
 } Reply;
 
-extern void ConfigRead(void);
+extern void ConfigRead(const Workload *workload);
 extern bool WrongOnPurpose(const char *what);
 
+extern bool IsLeased(void);
 extern bool IsInbox(int key);
 extern const char *ScopeOf(int key);
 extern const char *TableOf(int key);

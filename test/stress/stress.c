@@ -4,166 +4,54 @@
  *	  Many clients retry many operations under faults; then the tables are
  *	  compared with the responses that the clients received.
  *
- * Needs its own database with schema.sql. Environment:
+ *		stress retries		claims without leases, run(), the inbox (retries.c)
+ *		stress leases		workers under leases that die and stall (leases.c)
  *
- *	CLIENTS			how many clients, 8
- *	OPERATIONS		how many operations, each with its key, 20000
- *	RETRIES			attempts for each operation before the final pass, 3
- *	SEED			determines all attempts, 1
- *	STRESS_BREAK	a deliberate mistake (see schema.sql and below)
+ * Needs its own database with schema.sql; for leases, also the right to kill a backend of its
+ * server. Environment:
+ *
+ *	CLIENTS			how many clients: 8 of retries, 12 of leases
+ *	OPERATIONS		how many operations, each with its key: 1500 or 500
+ *	RETRIES			of retries: attempts for each operation before the final pass, 3
+ *	PATIENCE		of leases: after how many seconds a client without response is a
+ *					violation, 60
+ *	SEED			determines all attempts and faults, 1
+ *	STRESS_BREAK	a deliberate mistake (see schema.sql and the workloads)
  *
  * Exits with 0 for success, 1 for a violation, 2 if it could not run.
  *
- * There is one thread for each client, one that ends prepared transactions, and one for
- * maintenance. One counter distributes the attempts.
- *
  *-------------------------------------------------------------------------
  */
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "call.h"
-#include "check.h"
-#include "janitor.h"
 #include "ledger.h"
-#include "message.h"
-#include "prepared.h"
+#include "plan.h"
 #include "tally.h"
-#include "transaction.h"
 
-/* In percent of the operations: those that find an expired record. */
+/* In percent of the operations: those that find an expired row. */
 #define EXPIRED_PERCENT 10
 
-/* The clients' sessions, followed by the resolver's. */
-static Session *sessions;
-static atomic_llong nextAttempt;
-static atomic_int nextKey;
-
-/* ----------------------------------------------------------------
- * Clients
- * ----------------------------------------------------------------
- */
+static const Workload *const workloads[] = {&retriesWorkload, &leasesWorkload};
 
 /*
- * AttemptTerminate terminates another session at any time.
+ * WorkloadOf returns the workload of that name. Exits with 2 if there is none.
  */
-static void
-AttemptTerminate(Attempt *attempt)
+static const Workload *
+WorkloadOf(const char *name)
 {
-	Session *victim = &sessions[RandomBelow(&attempt->random, config.clients + 1)];
-	int pid = atomic_load(&victim->pid);
-
-	if (pid == 0 || victim == attempt->session)
-		return;
-	Count(TALLY_TERMINATIONS);
-	(void) Ask(attempt->session, NULL, "SELECT pg_terminate_backend(%d)", pid);
-}
-
-typedef void (*Shape)(Attempt *attempt);
-
-/*
- * PickShape returns the kind of this attempt.
- */
-static Shape
-PickShape(Attempt *attempt)
-{
-	static const struct
+	for (size_t i = 0; i < sizeof(workloads) / sizeof(workloads[0]); i++)
 	{
-		Shape shape;
-		double percent;
-	} shapes[] = {
-		{AttemptTransaction, 36},	{AttemptProcedure, 24},		{AttemptRun, 8},
-		{AttemptDeliver, 9},		{AttemptDeliverMany, 3},	{AttemptInboxTransaction, 8},
-		{AttemptAnotherRequest, 5}, {AttemptWithoutClaim, 2.5}, {AttemptEach, 4},
-		{AttemptTerminate, 0.5},
-	};
-	const int shapeCount = sizeof(shapes) / sizeof(shapes[0]);
-	double dice = RandomUnit(&attempt->random) * 100;
-	int i = 0;
-
-	while (i < shapeCount - 1 && dice >= shapes[i].percent)
-		dice -= shapes[i++].percent;
-	return shapes[i].shape;
-}
-
-/*
- * ClientMain is the thread of a client: it runs attempts until none is left.
- */
-static void *
-ClientMain(void *argument)
-{
-	Session *session = argument;
-	long long number;
-
-	while ((number = atomic_fetch_add(&nextAttempt, 1)) < config.attempts)
-	{
-		Attempt attempt;
-		Shape shape;
-
-		Count(TALLY_ATTEMPTS);
-		AttemptMake(&attempt, session, number);
-		Endanger(&attempt);
-		shape = PickShape(&attempt);
-		shape(&attempt);
-		PendingForget(&attempt);
-		SessionSettle(session);
+		if (name != NULL && strcmp(workloads[i]->name, name) == 0)
+			return workloads[i];
 	}
-	return NULL;
+	fprintf(stderr, "usage: stress retries|leases\n");
+	exit(2);
 }
 
 /*
- * FinalMain is the thread of a client in the final pass: it retries each
- * operation until that is done.
- */
-static void *
-FinalMain(void *argument)
-{
-	Session *session = argument;
-	int key;
-
-	while ((key = atomic_fetch_add(&nextKey, 1)) < config.operations)
-	{
-		bool done;
-
-		do
-		{
-			Attempt attempt;
-
-			AttemptMake(&attempt, session, config.attempts + key);
-			done = AttemptFinal(&attempt, key);
-			PendingForget(&attempt);
-			SessionSettle(session);
-		} while (!done && Violations() == 0);
-	}
-	return NULL;
-}
-
-/*
- * RunClients runs a thread of that kind for each client, and waits for all.
- */
-static void
-RunClients(void *(*clientMain)(void *) )
-{
-	pthread_t *threads = calloc(config.clients, sizeof(pthread_t));
-
-	for (int i = 0; i < config.clients; i++)
-		pthread_create(&threads[i], NULL, clientMain, &sessions[i]);
-	for (int i = 0; i < config.clients; i++)
-		pthread_join(threads[i], NULL);
-	free(threads);
-}
-
-/* ----------------------------------------------------------------
- * The run
- * ----------------------------------------------------------------
- */
-
-/*
- * PlantExpired stores expired records under some of the keys, which must count as
- * absent.
+ * PlantExpired stores expired rows under some of the keys, which must count as absent.
  */
 static void
 PlantExpired(Session *session)
@@ -173,115 +61,45 @@ PlantExpired(Session *session)
 	RandomSeed(&random, config.seed, UINT64_MAX - 2);
 	for (int key = 0; key < config.operations; key++)
 	{
+		bool leased = IsLeased() && RandomPercent(&random, 50);
 		char name[KEY_TEXT];
 
 		if (!RandomPercent(&random, EXPIRED_PERCENT))
 			continue;
 		KeyText(key, name);
-		if (Ask(session, NULL, "SELECT stress.plant('%s', '%s')", ScopeOf(key), name))
+		if (Ask(session, NULL, "SELECT stress.plant('%s', '%s', %s)", ScopeOf(key), name,
+				leased ? "true" : "false"))
 			Count(TALLY_EXPIRED);
 	}
 }
 
-/*
- * Unguard drops the require_claim triggers, for mistakes that they would prevent.
- */
-static void
-Unguard(Session *session)
-{
-	if (!WrongOnPurpose("guard") && !WrongOnPurpose("claim") && !WrongOnPurpose("inbox"))
-		return;
-	(void) Ask(session, NULL, "ALTER TABLE stress.charges DISABLE TRIGGER guard");
-	(void) Ask(session, NULL, "ALTER TABLE stress.deliveries DISABLE TRIGGER guard");
-}
-
-/*
- * LoseRecord removes one of the records, as a lossy restore would.
- */
-static void
-LoseRecord(Session *session)
-{
-	if (WrongOnPurpose("record"))
-		(void) Ask(session, NULL, "DELETE FROM idempotency.key WHERE scope = 'stress/charge'");
-}
-
-/*
- * RunAttempts lets the clients run all attempts, and returns once they have ended.
- */
-static void
-RunAttempts(void)
-{
-	Session janitor;
-	pthread_t resolverThread;
-	pthread_t janitorThread;
-
-	for (int i = 0; i <= config.clients; i++)
-		SessionOpen(&sessions[i], i < config.clients ? "stress client" : "stress resolver");
-	SessionOpen(&janitor, "stress janitor");
-	pthread_create(&resolverThread, NULL, ResolverMain, &sessions[config.clients]);
-	pthread_create(&janitorThread, NULL, JanitorMain, &janitor);
-
-	RunClients(ClientMain);
-	ResolverStop();
-	JanitorStop();
-	pthread_join(resolverThread, NULL);
-	pthread_join(janitorThread, NULL);
-	for (int i = 0; i <= config.clients; i++)
-		SessionClose(&sessions[i]);
-	SessionClose(&janitor);
-}
-
-/*
- * FinalPass lets the clients retry every operation until it is done.
- */
-static void
-FinalPass(void)
-{
-	for (int i = 0; i < config.clients; i++)
-		SessionOpen(&sessions[i], "stress client");
-	RunClients(FinalMain);
-	for (int i = 0; i < config.clients; i++)
-		SessionClose(&sessions[i]);
-}
-
 int
-main(void)
+main(int argc, char **argv)
 {
 	Session session;
 	int64_t start;
-	double stormSeconds;
 
-	ConfigRead();
+	ConfigRead(WorkloadOf(argc > 1 ? argv[1] : NULL));
 	LedgerMake();
-	sessions = calloc(config.clients + 1, sizeof(Session));
 	SessionOpen(&session, "stress");
-	Unguard(&session);
+	config.workload->prepare(&session);
 	PlantExpired(&session);
 
 	start = Microseconds();
-	RunAttempts();
-	stormSeconds = (Microseconds() - start) / 1e6;
+	config.workload->run(&session);
 	AwaitQuiet(&session);
-	LoseRecord(&session);
-	Check(&session, false);
-	FinalPass();
-	AwaitQuiet(&session);
-	Check(&session, true);
-	CheckServer(&session);
-	if (Counted(TALLY_TERMINATED) > Counted(TALLY_TERMINATIONS))
-		Violation("[server] %lld connections were lost, but %lld were terminated",
-				  Counted(TALLY_TERMINATED), Counted(TALLY_TERMINATIONS));
+	config.workload->check(&session);
 	TallyCheck();
 	SessionClose(&session);
 
 	TallyPrint();
-	printf("  seed %llu: %d operations, %lld attempts by %d clients in %.1f s (%.1f s in all), "
+	printf("  seed %llu: %d operations, %lld attempts by %d clients in %.1f s, "
 		   "%lld responses compared, %d violations\n",
 		   (unsigned long long) config.seed, config.operations, Counted(TALLY_ATTEMPTS),
-		   config.clients, stormSeconds, (Microseconds() - start) / 1e6, LedgerCount(),
-		   Violations());
+		   config.clients, (Microseconds() - start) / 1e6, LedgerCount(), Violations());
 	printf("counts: operations=%d faults=%lld violations=%d\n", config.operations,
-		   Counted(TALLY_CANCELS) + Counted(TALLY_DROPPED) + Counted(TALLY_TERMINATIONS),
+		   Counted(TALLY_CANCELS) + Counted(TALLY_DROPPED) + Counted(TALLY_TERMINATIONS) +
+			   Counted(TALLY_KILLED),
 		   Violations());
 	return Violations() == 0 ? 0 : 1;
 }

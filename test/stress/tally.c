@@ -24,9 +24,10 @@
 static const struct
 {
 	const char *text;
-	int least;
+	int retries; /* the minimum of a full run */
+	int leases;
 } tallies[TALLY_COUNT] = {
-#define TALLY_TEXT(name, text, least) {text, least},
+#define TALLY_TEXT(name, text, retries, leases) {text, retries, leases},
 	TALLY_LIST(TALLY_TEXT)
 #undef TALLY_TEXT
 };
@@ -66,14 +67,30 @@ CountError(const char *sqlstate)
 }
 
 /*
- * TallyPrint prints all counters, two in a line, and the checks that failed.
+ * Least returns the minimum of a counter in a full run of the workload, or ABSENT.
+ */
+static int
+Least(int tally)
+{
+	return IsLeased() ? tallies[tally].leases : tallies[tally].retries;
+}
+
+/*
+ * TallyPrint prints the counters of the workload, two in a line, and the checks that failed.
  */
 void
 TallyPrint(void)
 {
+	int printed = 0;
+
 	for (int i = 0; i < TALLY_COUNT; i++)
-		printf("%s%8lld  %-32s%s", i % 2 == 0 ? "  " : "", Counted((Tally) i), tallies[i].text,
-			   i % 2 == 1 || i == TALLY_COUNT - 1 ? "\n" : "");
+	{
+		if (Least(i) != ABSENT)
+			printf("%s%8lld  %-36s%s", printed % 2 == 0 ? "  " : "", Counted((Tally) i),
+				   tallies[i].text, printed % 2 == 1 ? "\n" : "");
+		printed += Least(i) != ABSENT;
+	}
+	printf("%s", printed % 2 == 1 ? "\n" : "");
 	for (int i = 0; i < MOST_CHECKS && checks[i].count > 0; i++)
 		printf("  %8d  violations of %.*s\n", checks[i].count,
 			   (int) strcspn(checks[i].name, "]") + 1, checks[i].name);
@@ -86,11 +103,12 @@ TallyPrint(void)
 void
 TallyCheck(void)
 {
-	if (config.operations < FULL_RUN || config.clients < FULL_CLIENTS)
+	if (config.operations < config.workload->fullOperations ||
+		config.clients < config.workload->fullClients)
 		return;
 	for (int i = 0; i < TALLY_COUNT; i++)
 	{
-		if (Counted((Tally) i) < tallies[i].least)
+		if (Counted((Tally) i) < Least(i))
 			Violation("[coverage] never seen: %s", tallies[i].text);
 	}
 }

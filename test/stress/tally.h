@@ -8,12 +8,11 @@
 #ifndef STRESS_TALLY_H
 #define STRESS_TALLY_H
 
-/* The driver's own list, from its directory. */
-#include <tallies.h>
+#include "tallies.h"
 
 typedef enum Tally
 {
-#define TALLY_NAME(name, text, least) TALLY_##name,
+#define TALLY_NAME(name, text, retries, leases) TALLY_##name,
 	TALLY_LIST(TALLY_NAME)
 #undef TALLY_NAME
 		TALLY_COUNT

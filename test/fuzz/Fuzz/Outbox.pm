@@ -3,7 +3,7 @@
 # Compares delivery with a model that predicts each call: publishers with savepoints, prepared
 # transactions and rollbacks, and consumers of two subscriptions with partitions, one after the
 # other, that acknowledge, nack, return, are late, redrive, discard, pause, change partitions and
-# roll back. test/delivery/run has concurrent sessions.
+# roll back. test/delivery.py has concurrent sessions.
 #
 # The model knows, for each subscription, which events can be delivered, and with which
 # attempt: committed ones that its topics match, that are not done and not dead. A partition has

@@ -5,8 +5,8 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef STORM_TROUBLE_H
-#define STORM_TROUBLE_H
+#ifndef STRESS_TROUBLE_H
+#define STRESS_TROUBLE_H
 
 #include "session.h"
 
@@ -14,4 +14,4 @@ extern void MarkAlive(Session *session);
 extern void *FaultMain(void *argument);
 extern void *ReaperMain(void *argument);
 
-#endif /* STORM_TROUBLE_H */
+#endif /* STRESS_TROUBLE_H */

@@ -1,21 +1,8 @@
 /*-------------------------------------------------------------------------
  *
- * storm.c
- *	  Many workers execute operations under leases while faults kill them at
- *	  random; then the provider, the tables, the log and the responses are
- *	  compared.
- *
- * Needs its own database with schema.sql, and the right to kill a backend of its
- * server. Environment:
- *
- *	CLIENTS			how many clients, 12
- *	OPERATIONS		how many operations, each with its key, 1300
- *	SEED			determines the operations and faults of all workers, 1
- *	PATIENCE		after how many seconds a client without response is
- *					a violation, 60
- *	STRESS_BREAK	a deliberate mistake (see schema.sql and work.c)
- *
- * Exits with 0 for success, 1 for a violation, 2 if it could not run.
+ * leases.c
+ *	  The workload of workers that execute operations under leases while faults kill
+ *	  them at random; the provider, the tables, the log and the responses are compared.
  *
  * COPIES clients request every operation at about the same time. Each of them starts
  * one worker after the other until it has the response. There is one thread for each
@@ -34,8 +21,7 @@
 #include "client.h"
 #include "completer.h"
 #include "janitor.h"
-#include "ledger.h"
-#include "storm.h"
+#include "leases.h"
 #include "tally.h"
 #include "trouble.h"
 
@@ -55,9 +41,6 @@
 /* From this worker on, workers of a client have no faults. */
 #define RELIABLE_FROM 8
 
-/* In percent of the operations: those that find an expired row. */
-#define EXPIRED_PERCENT 10
-
 /* Time limits: for a restart of the server, and between tasks of a client. */
 #define RESTART_SECONDS 60
 #define LONGEST_PAUSE 12000 /* microseconds */
@@ -71,16 +54,16 @@ static atomic_bool over;
 static int patience = 60;
 
 bool
-StormIsOver(void)
+LeasesAreOver(void)
 {
 	return atomic_load(&over);
 }
 
 /*
- * StormProgress returns the fraction of tasks that have begun, from 0 to 1.
+ * LeasesProgress returns the fraction of tasks that have begun, from 0 to 1.
  */
 double
-StormProgress(void)
+LeasesProgress(void)
 {
 	double progress = (double) atomic_load(&nextTask) / (config.operations * COPIES);
 
@@ -132,7 +115,7 @@ Serve(Slot *slot, long long task)
 
 		WorkerMake(&worker, slot, task * WORKERS_EACH + 1 + i % (WORKERS_EACH - 1), key,
 				   i >= RELIABLE_FROM);
-		Attempt(&worker);
+		ClientServe(&worker);
 		SessionSettle(&slot->session);
 		SessionSettle(&slot->provider);
 		if (worker.answered)
@@ -171,36 +154,23 @@ ClientMain(void *argument)
  */
 
 /*
- * PlantExpired stores expired rows under some of the keys, which must count as absent.
- */
-static void
-PlantExpired(Session *session)
-{
-	Random random;
-
-	RandomSeed(&random, config.seed, UINT64_MAX - 2);
-	for (int key = 0; key < config.operations; key++)
-	{
-		char name[KEY_TEXT];
-
-		if (!RandomPercent(&random, EXPIRED_PERCENT))
-			continue;
-		KeyText(key, name);
-		if (Ask(session, NULL, "SELECT storm.plant('" SCOPE "', '%s', %s)", name,
-				RandomPercent(&random, 50) ? "true" : "false"))
-			Count(TALLY_EXPIRED);
-	}
-}
-
-/*
- * Prepare does the preparation of deliberate mistakes.
+ * Prepare makes the slots, and prepares deliberate mistakes.
  */
 static void
 Prepare(Session *session)
 {
 	if (WrongOnPurpose("fence") || WrongOnPurpose("guard"))
-		(void) Ask(session, NULL, "ALTER TABLE storm.bookings DISABLE TRIGGER guard");
-	PlantExpired(session);
+		(void) Ask(session, NULL, "ALTER TABLE stress.bookings DISABLE TRIGGER guard");
+
+	/* No session waits long for a key: its owner might be stalled */
+	(void) Ask(session, NULL,
+			   "DO $$BEGIN EXECUTE format('ALTER DATABASE %%I SET idempotency.wait = %%L', "
+			   "current_database(), '300ms'); END$$");
+	if (getenv("PATIENCE") != NULL)
+		patience = atoi(getenv("PATIENCE"));
+	serverPatience = RESTART_SECONDS;
+	slotCount = config.clients + COMPLETERS;
+	slots = calloc(slotCount, sizeof(Slot));
 }
 
 /*
@@ -219,7 +189,7 @@ LoseRecord(Session *session)
  * RunTasks lets the clients execute all tasks, and returns once all threads have ended.
  */
 static void
-RunTasks(void)
+RunTasks(Session *session)
 {
 	enum
 	{
@@ -229,15 +199,15 @@ RunTasks(void)
 		OTHERS
 	};
 	static void *(*const mains[OTHERS])(void *) = {FaultMain, ReaperMain, JanitorMain};
-	static const char *const names[OTHERS] = {"storm trouble", "storm reaper", "storm janitor"};
+	static const char *const names[OTHERS] = {"stress trouble", "stress reaper", "stress janitor"};
 	Session others[OTHERS];
 	pthread_t otherThreads[OTHERS];
 	pthread_t *threads = calloc(slotCount, sizeof(pthread_t));
 
 	for (int i = 0; i < slotCount; i++)
 	{
-		SessionOpen(&slots[i].session, "storm worker");
-		SessionOpen(&slots[i].provider, "storm provider");
+		SessionOpen(&slots[i].session, "stress worker");
+		SessionOpen(&slots[i].provider, "stress provider");
 	}
 	for (int i = 0; i < OTHERS; i++)
 	{
@@ -265,59 +235,33 @@ RunTasks(void)
 		SessionClose(&slots[i].provider);
 	}
 	free(threads);
+
+	/* the server has crashed meanwhile */
+	SessionSettle(session);
+	SessionClose(session);
+	SessionOpen(session, "stress");
 }
 
-/*
- * Defaults sets the configuration before ConfigRead() reads the environment.
- */
 static void
-Defaults(void)
+CheckAll(Session *session)
 {
-	setenv("CLIENTS", "12", 0);
-	setenv("OPERATIONS", "1300", 0);
-	if (getenv("PATIENCE") != NULL)
-		patience = atoi(getenv("PATIENCE"));
-	serverPatience = RESTART_SECONDS;
-}
-
-int
-main(void)
-{
-	Session session;
-	int64_t start;
-	double stormSeconds;
-
-	Defaults();
-	ConfigRead();
-	LedgerMake();
-	slotCount = config.clients + COMPLETERS;
-	slots = calloc(slotCount, sizeof(Slot));
-	SessionOpen(&session, "storm");
-	Prepare(&session);
-
-	start = Microseconds();
-	RunTasks();
-	stormSeconds = (Microseconds() - start) / 1e6;
-	SessionSettle(&session);
-	SessionClose(&session);
-	SessionOpen(&session, "storm");
-	AwaitQuiet(&session);
-	LoseRecord(&session);
-	Check(&session);
-	CheckServer(&session);
-	TallyCheck();
-	SessionClose(&session);
-
-	TallyPrint();
+	LoseRecord(session);
+	CheckLeases(session);
+	while (Ask(session, NULL, "SELECT idempotency.reap(NULL)") &&
+		   strcmp(Value(session, 0, 0), "0") != 0)
+		;
+	CheckServer(session);
 	printf("  longest time of a client without response: %.1f s\n",
 		   (double) atomic_load(&longestTask) / 1e6);
-	printf("  seed %llu: %d operations, %lld workers of %d clients and %d completers in %.1f s, "
-		   "%lld responses compared, %d violations\n",
-		   (unsigned long long) config.seed, config.operations, Counted(TALLY_ATTEMPTS),
-		   config.clients, COMPLETERS, stormSeconds, LedgerCount(), Violations());
-	printf("counts: operations=%d faults=%lld violations=%d\n", config.operations,
-		   Counted(TALLY_CANCELS) + Counted(TALLY_DROPPED) + Counted(TALLY_TERMINATIONS) +
-			   Counted(TALLY_KILLED),
-		   Violations());
-	return Violations() == 0 ? 0 : 1;
 }
+
+const Workload leasesWorkload = {
+	.name = "leases",
+	.fullOperations = 1000,
+	.fullClients = 8,
+	.clients = 12,
+	.operations = 500,
+	.prepare = Prepare,
+	.run = RunTasks,
+	.check = CheckAll,
+};

@@ -82,7 +82,7 @@ WorkerMake(Worker *worker, Slot *slot, int64_t number, int key, bool reliable)
  * Grant reads the operation that was just granted from a row of the session's result.
  */
 void
-Grant(Worker *worker, int row)
+WorkerGrant(Worker *worker, int row)
 {
 	Session *session = worker->session;
 	const char *token = Field(session, row, "token");
@@ -138,7 +138,7 @@ Stall(Worker *worker, Phase phase)
 static void
 Release(Worker *worker)
 {
-	if (Ask(worker->session, "IK410", "SELECT storm.release('%s', %lld, %lld)", worker->name,
+	if (Ask(worker->session, "IK410", "SELECT stress.release('%s', %lld, %lld)", worker->name,
 			(long long) worker->number, (long long) worker->token))
 		Count(TALLY_RELEASED);
 	else
@@ -239,7 +239,7 @@ Fenced(Worker *worker)
 	if (Microseconds() > worker->leaseEnd)
 		Count(TALLY_ZOMBIES);
 	SessionSettle(session);
-	if (Ask(session, NULL, "SELECT storm.overtaken('%s', %lld)", worker->name,
+	if (Ask(session, NULL, "SELECT stress.overtaken('%s', %lld)", worker->name,
 			(long long) worker->token) &&
 		strcmp(Value(session, 0, 0), "t") != 0)
 		Violation("[fenced] operation %d: token %lld of worker %lld was rejected, although no "
@@ -260,7 +260,7 @@ Renew(Worker *worker)
 		token += 1000000;
 	do
 	{
-		if (Ask(worker->session, "IK410", "SELECT storm.renew('%s', %lld, %lld, '%d ms')",
+		if (Ask(worker->session, "IK410", "SELECT stress.renew('%s', %lld, %lld, '%d ms')",
 				worker->name, (long long) worker->number, (long long) token, worker->leaseMs))
 		{
 			Count(TALLY_RENEWED);
@@ -282,7 +282,7 @@ Checkpoint(Worker *worker, const char *point, const char *state)
 		return true;
 	do
 	{
-		if (Ask(worker->session, "IK410", "SELECT storm.checkpoint('%s', %lld, %lld, '%s', '%s')",
+		if (Ask(worker->session, "IK410", "SELECT stress.checkpoint('%s', %lld, %lld, '%s', '%s')",
 				worker->name, (long long) worker->number, (long long) worker->token, point, state))
 		{
 			Count(TALLY_CHECKPOINT);

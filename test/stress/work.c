@@ -22,16 +22,6 @@
 #include "tally.h"
 #include "work.h"
 
-/*
- * TableFor returns the table of the operation's orders: half of them use a table that
- * requires a claim.
- */
-const char *
-TableFor(int key)
-{
-	return key % 2 == 0 ? "storm.orders" : "storm.bookings";
-}
-
 static bool
 IsGuarded(int key)
 {
@@ -104,7 +94,7 @@ Insert(Worker *worker, const char *expected)
 	if (WrongOnPurpose("effect") && RandomPercent(&worker->random, 30))
 		return true;
 	return Ask(worker->session, expected, "INSERT INTO %s VALUES ('%s', %d, %lld, %s)",
-			   TableFor(worker->key), worker->name, AmountOf(worker->key),
+			   TableOf(worker->key), worker->name, AmountOf(worker->key),
 			   (long long) worker->number, worker->charge);
 }
 
@@ -136,7 +126,7 @@ Finish(Worker *worker, const Reply *reply)
 	if (worker->leased)
 		snprintf(token, sizeof(token), "%lld", (long long) worker->token);
 	return Ask(worker->session, "IK410",
-			   "SELECT storm.finish('%s', %lld, %s, %s, %d, nullif('%s', ''), nullif('%s', ''))",
+			   "SELECT stress.finish('%s', %lld, %s, %s, %d, nullif('%s', ''), nullif('%s', ''))",
 			   worker->name, (long long) worker->number, token, reply->failed ? "true" : "false",
 			   reply->status, reply->headers ? reply->headers : "",
 			   reply->response ? reply->response : "");

@@ -63,7 +63,7 @@ ReadClaim(Worker *worker, bool acknowledged)
 			Violation(
 				"[claims] operation %d was granted, although it was acknowledged (worker %lld)",
 				worker->key, (long long) worker->number);
-		Grant(worker, 0);
+		WorkerGrant(worker, 0);
 		return true;
 	}
 	if (strcmp(outcome, "in_progress") == 0)
@@ -109,7 +109,7 @@ Claim(Worker *worker, bool withLease)
 		snprintf(wait, sizeof(wait), "'%d ms'", RandomBelow(&worker->random, LONGEST_WAIT));
 	if (Ask(session, NULL,
 			"SELECT *, idempotency.derive_key('" SCOPE "', '%s', 'charge') AS derived "
-			"FROM storm.claim('%s', %lld, '%s', %s, %s, %s)",
+			"FROM stress.claim('%s', %lld, '%s', %s, %s, %s)",
 			worker->name, worker->name, (long long) worker->number, request, lease, wait,
 			try ? "true" : "false"))
 		return ReadClaim(worker, acknowledged);
@@ -228,7 +228,7 @@ AttemptAnotherRequest(Worker *worker)
  * Attempt runs the attempt of a client's worker.
  */
 void
-Attempt(Worker *worker)
+ClientServe(Worker *worker)
 {
 	int dice = RandomBelow(&worker->random, 100);
 

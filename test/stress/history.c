@@ -197,7 +197,7 @@ HistoryCheck(Session *session)
 			 "SELECT key, event, worker, token, attempt, point, state, "
 			 "(extract(epoch FROM at) * 1000000)::bigint AS at, "
 			 "(extract(epoch FROM until) * 1000000)::bigint AS until "
-			 "FROM storm.log ORDER BY id"))
+			 "FROM stress.log ORDER BY id"))
 		return finishers;
 	rows = PQntuples(session->result);
 	for (int row = 0; row < rows; row++)

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
- * storm.h
+ * leases.h
  *	  Declarations that all threads share.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef STORM_STORM_H
-#define STORM_STORM_H
+#ifndef STRESS_LEASES_H
+#define STRESS_LEASES_H
 
 #include "worker.h"
 
@@ -14,7 +14,7 @@
 extern Slot *slots;
 extern int slotCount;
 
-extern bool StormIsOver(void);
-extern double StormProgress(void);
+extern bool LeasesAreOver(void);
+extern double LeasesProgress(void);
 
-#endif /* STORM_STORM_H */
+#endif /* STRESS_LEASES_H */

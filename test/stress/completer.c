@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "completer.h"
-#include "storm.h"
+#include "leases.h"
 #include "tally.h"
 #include "work.h"
 
@@ -56,7 +56,7 @@ TakeOver(Slot *slot, Random *random)
 	if (!Ask(session, NULL,
 			 "SELECT *, 'taken_over' AS outcome, "
 			 "idempotency.derive_key(scope, key, 'charge') AS derived "
-			 "FROM storm.claim_abandoned(%lld, '%d ms', %d)",
+			 "FROM stress.claim_abandoned(%lld, '%d ms', %d)",
 			 number, lease, 1 + RandomBelow(random, MOST_AT_ONCE)))
 		return;
 	for (int row = 0; row < PQntuples(session->result); row++)
@@ -67,7 +67,7 @@ TakeOver(Slot *slot, Random *random)
 			continue;
 		WorkerMake(&workers[count], slot, number + row, key, false);
 		workers[count].leaseMs = lease;
-		Grant(&workers[count], row);
+		WorkerGrant(&workers[count], row);
 		Count(TALLY_COMPLETER);
 		count++;
 	}
@@ -90,7 +90,7 @@ CompleterMain(void *argument)
 	Random random;
 
 	RandomSeed(&random, config.seed, (uint64_t) atomic_fetch_add(&nextNumber, 1));
-	while (!StormIsOver())
+	while (!LeasesAreOver())
 	{
 		SleepMicroseconds(RandomBelow(&random, LONGEST_DELAY));
 		TakeOver(slot, &random);

@@ -5,9 +5,9 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef STORM_COMPLETER_H
-#define STORM_COMPLETER_H
+#ifndef STRESS_COMPLETER_H
+#define STRESS_COMPLETER_H
 
 extern void *CompleterMain(void *argument);
 
-#endif /* STORM_COMPLETER_H */
+#endif /* STRESS_COMPLETER_H */

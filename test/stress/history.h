@@ -5,12 +5,12 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef STORM_HISTORY_H
-#define STORM_HISTORY_H
+#ifndef STRESS_HISTORY_H
+#define STRESS_HISTORY_H
 
 #include "session.h"
 
 /* The worker that finished each operation; 0 for none. */
 extern int64_t *HistoryCheck(Session *session);
 
-#endif /* STORM_HISTORY_H */
+#endif /* STRESS_HISTORY_H */

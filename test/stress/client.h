@@ -5,11 +5,11 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef STORM_CLIENT_H
-#define STORM_CLIENT_H
+#ifndef STRESS_CLIENT_H
+#define STRESS_CLIENT_H
 
 #include "worker.h"
 
-extern void Attempt(Worker *worker);
+extern void ClientServe(Worker *worker);
 
-#endif /* STORM_CLIENT_H */
+#endif /* STRESS_CLIENT_H */

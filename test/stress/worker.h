@@ -5,13 +5,13 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef STORM_WORKER_H
-#define STORM_WORKER_H
+#ifndef STRESS_WORKER_H
+#define STRESS_WORKER_H
 
 #include "plan.h"
 #include "session.h"
 
-#define SCOPE "storm/charge"
+#define SCOPE "stress/lease"
 #define MOST_RECONNECTS 4 /* of one worker */
 
 /* The phases of a worker; its fault occurs at one of them. */
@@ -75,11 +75,11 @@ typedef struct Worker
 } Worker;
 
 extern void WorkerMake(Worker *worker, Slot *slot, int64_t number, int key, bool reliable);
-extern void Grant(Worker *worker, int row);
+extern void WorkerGrant(Worker *worker, int row);
 extern bool WorkerAlive(Worker *worker, Phase phase);
 extern bool Recover(Worker *worker);
 extern bool Fenced(Worker *worker);
 extern bool Renew(Worker *worker);
 extern bool Checkpoint(Worker *worker, const char *point, const char *state);
 
-#endif /* STORM_WORKER_H */
+#endif /* STRESS_WORKER_H */

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "storm.h"
+#include "leases.h"
 #include "tally.h"
 #include "trouble.h"
 
@@ -40,7 +40,7 @@
 void
 MarkAlive(Session *session)
 {
-	while (!Ask(session, NULL, "INSERT INTO storm.alive DEFAULT VALUES"))
+	while (!Ask(session, NULL, "INSERT INTO stress.alive DEFAULT VALUES"))
 		SessionSettle(session);
 }
 
@@ -50,7 +50,7 @@ MarkAlive(Session *session)
 static void
 CheckAlive(Session *session)
 {
-	if (Ask(session, NULL, "SELECT count(*) FROM storm.alive") &&
+	if (Ask(session, NULL, "SELECT count(*) FROM stress.alive") &&
 		strcmp(Value(session, 0, 0), "0") == 0)
 	{
 		Violation("[server] the server crashed, although no backend was killed");
@@ -83,7 +83,7 @@ Kill(Session *session, Random *random)
 
 	if (!Ask(session, NULL,
 			 "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
-			 "AND application_name = 'storm worker' AND backend_type = 'client backend'") ||
+			 "AND application_name = 'stress worker' AND backend_type = 'client backend'") ||
 		PQntuples(session->result) == 0)
 		return false;
 	pid = atoi(Value(session, RandomBelow(random, PQntuples(session->result)), 0));
@@ -128,7 +128,7 @@ Terminate(Session *session, Random *random)
 static void
 Evict(Session *session, Random *random)
 {
-	int key = (int) (StormProgress() * config.operations) - RandomBelow(random, 8);
+	int key = (int) (LeasesProgress() * config.operations) - RandomBelow(random, 8);
 	char name[KEY_TEXT];
 
 	if (key < 0 || key >= config.operations)
@@ -136,7 +136,7 @@ Evict(Session *session, Random *random)
 	KeyText(key, name);
 	session->maySerialize = true;
 	if (Ask(session, NULL, "BEGIN ISOLATION LEVEL REPEATABLE READ") &&
-		Ask(session, NULL, "SELECT storm.evict('%s')", name) &&
+		Ask(session, NULL, "SELECT stress.evict('%s')", name) &&
 		strcmp(Value(session, 0, 0), "t") == 0 && Ask(session, NULL, "COMMIT"))
 		Count(TALLY_EVICTED);
 }
@@ -154,12 +154,12 @@ FaultMain(void *argument)
 
 	RandomSeed(&random, config.seed, UINT64_MAX - 3);
 	MarkAlive(session);
-	while (!StormIsOver())
+	while (!LeasesAreOver())
 	{
 		SleepMicroseconds(RandomBelow(&random, LONGEST_PAUSE));
 		CheckAlive(session);
-		if (config.operations >= FULL_RUN && kills < KILLS &&
-			StormProgress() > (kills + 1.0) / (KILLS + 1))
+		if (config.operations >= config.workload->fullOperations && kills < KILLS &&
+			LeasesProgress() > (kills + 1.0) / (KILLS + 1))
 			kills += Kill(session, &random);
 		else if (RandomPercent(&random, 60))
 			Terminate(session, &random);
@@ -188,11 +188,11 @@ ReaperMain(void *argument)
 	int prey = 0;
 
 	RandomSeed(&random, config.seed, UINT64_MAX - 4);
-	while (!StormIsOver())
+	while (!LeasesAreOver())
 	{
 		SleepMicroseconds(RandomBelow(&random, LONGEST_PAUSE));
 		if (Ask(session, NULL,
-				"SELECT storm.plant('storm/prey', 'prey ' || i, i %% 3 = 0) "
+				"SELECT stress.plant('stress/prey', 'prey ' || i, i %% 3 = 0) "
 				"FROM generate_series(%d, %d) AS i",
 				prey, prey + SHORT_LIVED_AT_ONCE - 1))
 		{

@@ -5,13 +5,12 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef STORM_WORK_H
-#define STORM_WORK_H
+#ifndef STRESS_WORK_H
+#define STRESS_WORK_H
 
 #include "worker.h"
 
-extern const char *TableFor(int key);
 extern void Work(Worker *worker);
 extern void WorkInTransaction(Worker *worker);
 
-#endif /* STORM_WORK_H */
+#endif /* STRESS_WORK_H */

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""test/delivery/run SEED SECONDS
+"""test/delivery.py SEED SECONDS
 
 Random sessions of delivery against a model, in the database that PGDATABASE names, with the
 edition that is installed there. Publishers commit late, roll back, use savepoints and prepared
