@@ -36,7 +36,7 @@ const transientState = /^(08|40|53|55P03|57P|58|25006|IK408|IK409|IK410)/;
 
 // Codes of Node, of postgres.js, and of Prisma for a lost connection, a full pool or a conflict.
 const transientCode = /^(E[A-Z_]+|CONNECT(ION)?_[A-Z]+|P1001|P1002|P1008|P1017|P2024|P2028|P2034)$/;
-const transientText = /Connection terminated|connection timeout|Can't reach database|DatabaseNotReachable|timeout exceeded when trying to connect|Timeout acquiring a connection/;
+const transientText = /Connection terminated|connection timeout|Can't reach database|DatabaseNotReachable|timeout exceeded when trying to connect|Timeout acquiring a connection|is not queryable/;
 
 // isTransient tells whether a call that failed with this error can succeed later.
 function isTransient(error) {

@@ -15,11 +15,11 @@ function hono(options, handler) {
 		const { pathname, search } = new URL(c.req.url);
 		const { status, headers, body } = await run({ method: c.req.method, path: pathname + search, header: (name) => c.req.header(name),
 			type: c.req.header("Content-Type"), bytes, raw: c }, (session) => handler(c, session.tx, session));
-		const answer = new Response(body.length > 0 ? body : null, { status });
+		const fields = new Headers();
 		for (const [name, values] of Object.entries(headers))
 			for (const value of [values].flat())
-				answer.headers.append(name, value);
-		return answer;
+				fields.append(name, value);
+		return new Response(body.length > 0 ? body : null, { status, headers: fields });
 	};
 }
 

@@ -333,4 +333,4 @@ function send(response, { status, headers, body }) {
 	response.end(body);
 }
 
-module.exports = { fromNode, idempotency, isJson, keepBody, send, typeOf };
+module.exports = { fromNode, idempotency, keepBody, send };

@@ -6,7 +6,7 @@
 
 const { AsyncLocalStorage } = require("async_hooks");
 const { HttpException, StreamableFile } = require("@nestjs/common");
-const { idempotency, isJson, typeOf } = require("./http.js");
+const { idempotency } = require("./http.js");
 
 const current = new AsyncLocalStorage();
 
@@ -52,7 +52,7 @@ class IdempotencyInterceptor {
 		const headers = () => ({ ...response.getHeaders() });
 		try {
 			const body = await last(next.handle());
-			return { status: response.statusCode, headers: headers(), body };
+			return { status: response.statusCode, headers: headers(), body: body instanceof StreamableFile ? body.getStream() : body };
 		} catch (error) {
 			if (!(error instanceof HttpException))
 				throw error;
@@ -62,16 +62,14 @@ class IdempotencyInterceptor {
 		}
 	}
 
-	// reply has Nest send an answer: an error as an HttpException, JSON as a text, and bytes as a
-	// StreamableFile.
+	// reply has Nest send an answer: an error as an HttpException, and bytes as a StreamableFile.
 	#reply(response, { status, headers, body }) {
 		(response.code ?? response.status).call(response, status);
 		for (const [name, value] of Object.entries(headers))
-			(response.header ?? response.setHeader).call(response, name, value);
+			(response.setHeader ?? response.header).call(response, name, value); // Express's header() would add a charset
 		if (status >= 400)
 			throw new HttpException(body.length === 0 ? {} : JSON.parse(body), status);
-		const type = typeOf(headers);
-		return [body.length === 0 ? undefined : isJson(type) ? body.toString() : new StreamableFile(body, { type })];
+		return [body.length === 0 ? undefined : new StreamableFile(body)];
 	}
 }
 

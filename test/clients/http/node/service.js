@@ -4,7 +4,7 @@
 
 const { Readable } = require("stream");
 const { setTimeout: sleep } = require("timers/promises");
-const { Failure, consume, isTransient, lease, once, onceMany, publish, retrying, run, sqlState } = require("../../../../clients/node");
+const { Failure, claim, consume, isTransient, lease, once, onceMany, publish, retrying, run, sqlState } = require("../../../../clients/node");
 
 // The service with a client: { idempotent, plain }, the handlers of paths. Those of idempotent get the parsed
 // body, the query, and the transaction; each has its options.
@@ -77,6 +77,11 @@ module.exports = function service(client, unavailable) {
 			});
 			return { attempts, response };
 		},
+
+		"/open": ({ key, customer, amount }) => db.transaction(async (session) => {
+			await claim(session, "open", key);
+			await insert(session.tx, customer, amount);
+		}),
 
 		"/once": ({ key }) => db.transaction(async (session) => {
 			const fresh = await once(session, "once", key);
