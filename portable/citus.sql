@@ -189,7 +189,16 @@ BEGIN
 	-- lock_timeout, also where the row lies.
 	CREATE OR REPLACE FUNCTION idempotency_internal.announce(scope text, key text) RETURNS boolean
 		LANGUAGE sql VOLATILE PARALLEL UNSAFE AS 'SELECT false';
+	DROP FUNCTION idempotency_internal.lock_number(text, text);
 	DROP SEQUENCE idempotency_internal.secret;
+	CREATE OR REPLACE FUNCTION idempotency_internal.key_locks(scope text, key text, all_keys boolean)
+		RETURNS TABLE (pid integer, virtual_transaction text, is_granted boolean, wait_start timestamptz)
+		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$
+	BEGIN
+		PERFORM idempotency_internal.raise('0A000', 'idempotency.holders() is not available on Citus', 'The locks of a key are on the node of its row.',
+			'Read the views citus_lock_waits and citus_locks.');
+	END
+	$function$;
 
 	CREATE FUNCTION idempotency_internal.set_lock_timeout(value text) RETURNS boolean
 		LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $function$

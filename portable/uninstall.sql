@@ -49,7 +49,7 @@ BEGIN
 	LOOP
 		EXECUTE command;
 	END LOOP;
-	DROP TYPE idempotency.event, idempotency.abandoned, idempotency.operation, idempotency.outcome;
+	DROP TYPE idempotency.event, idempotency.holder, idempotency.abandoned, idempotency.operation, idempotency.outcome;
 	DROP DOMAIN idempotency.document, idempotency.identifier, idempotency.keytext;
 	DROP SCHEMA idempotency, idempotency_internal;
 	PERFORM pg_catalog.set_config('search_path', path, true);

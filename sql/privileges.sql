@@ -46,6 +46,8 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.claim_abandoned(''privileges'', ''1 min'')'),
 	('SELECT idempotency.run(''privileges'', ''k'', NULL, ''handler(json)'')'),
 	('SELECT idempotency.peek(''privileges'', ''k'')'),
+	('SELECT idempotency.holders()'),
+	('SELECT * FROM idempotency.holders(''privileges'', ''k'')'),
 	('SELECT idempotency.forget(''privileges'', ''k'')'),
 	('SELECT idempotency.once(''privileges'', ''k'')'),
 	('SELECT idempotency.once_many(''privileges'', ''{k}''::text[])'),

@@ -155,7 +155,12 @@ typedef bool TU_UpdateIndexes;
 #define SERVER_MAKES_UUIDV7
 #endif
 
-/* 16, 17: the transaction IDs of a virtual transaction. */
+/* 16, 17: process and transaction IDs of a virtual transaction. */
+#if PG_VERSION_NUM < 170000
+#define VirtualTransactionGetProc(vxid) BackendIdGetProc((vxid).backendId)
+#else
+#define VirtualTransactionGetProc(vxid) ProcNumberGetProc((vxid).procNumber)
+#endif
 #if PG_VERSION_NUM < 160000
 #define VirtualTransactionGetIds(vxid, xid, xmin, subxids, overflowed)                             \
 	BackendIdGetTransactionIds((vxid).backendId, xid, xmin)

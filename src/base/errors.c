@@ -54,16 +54,21 @@ ErrorNameTooLong(const char *what, int chars)
 
 /*
  * ErrorInProgress reports that another transaction holds the key, or, if "until" is not 0,
- * that another owner's lease runs until then.
+ * that another owner's lease runs until then.  The server's log also has "logged", unless it is
+ * NULL.
  */
 void
-ErrorInProgress(const KeyName *name, TimestampTz until)
+ErrorInProgress(const KeyName *name, TimestampTz until, const char *logged)
 {
 	long ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
 
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEMPOTENCY_IN_PROGRESS),
 			 errmsg("an operation with this idempotency key is in progress"), DetailName(name),
+			 logged == NULL
+				 ? 0
+				 : errdetail_log("Scope \"%s\", key \"%s\". %s", text_to_cstring(name->scope),
+								 text_to_cstring(name->key), logged),
 			 until == 0 ? errhint("Retry later with the same key.")
 						: errhint("Retry later with the same key. Unless it is renewed, the lease "
 								  "of its owner ends in %ld s.",

@@ -34,7 +34,7 @@ pg_noreturn extern void ErrorNameMissing(const char *what);
 pg_noreturn extern void ErrorNameTooLong(const char *what, int chars);
 
 /* IK409 */
-pg_noreturn extern void ErrorInProgress(const KeyName *name, TimestampTz until);
+pg_noreturn extern void ErrorInProgress(const KeyName *name, TimestampTz until, const char *logged);
 pg_noreturn extern void ErrorClaimedHere(const KeyName *name);
 
 /* 22023 */

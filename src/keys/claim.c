@@ -229,11 +229,11 @@ ThrowIfRefused(const KeyName *name, Outcome outcome, const KeyRecord *record)
 						 "settings through idempotency.stable_text().")));
 			break;
 		case OUTCOME_LEASED:
-			ErrorInProgress(name, record->lease.until);
+			ErrorInProgress(name, record->lease.until, NULL);
 		case OUTCOME_CLAIMED_HERE:
 			ErrorClaimedHere(name);
 		case OUTCOME_LOCKED:
-			ErrorInProgress(name, 0);
+			KeyLockRefused(name);
 	}
 }
 

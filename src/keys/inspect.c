@@ -72,7 +72,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	state = KeyStoreProbe(&name, &record, &seen);
 	InjectionPoint("forget-lock");
 	if (!KeyLockAcquire(&name, SettingNumber(&WaitSetting, name.scope)))
-		ErrorInProgress(&name, 0);
+		KeyLockRefused(&name);
 	InjectionPoint("forget-probe");
 	if (!KeyStoreUnchanged(&seen))
 		state = KeyStoreProbe(&name, &record, &seen);

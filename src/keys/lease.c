@@ -139,7 +139,7 @@ OwnByToken(const KeyName *name, int64 token, Ownership *own)
 	/* Lock the key */
 	InjectionPoint("owner-lock");
 	if (!KeyLockAcquire(name, SettingNumber(&WaitSetting, name->scope)))
-		ErrorInProgress(name, 0);
+		KeyLockRefused(name);
 
 	/* Compare the token of the locked row */
 	InjectionPoint("owner-probe");

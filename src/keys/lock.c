@@ -15,12 +15,15 @@
  */
 #include "postgres.h"
 
+#include "access/twophase.h"
 #include "access/xlog.h"
 #include "catalog/pg_control.h"
 #include "lib/stringinfo.h"
+#include "fmgr.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
 #include "storage/proc.h"
+#include "storage/sinvaladt.h"
 #include "utils/resowner.h"
 
 #include "base/digest.h"
@@ -28,6 +31,9 @@
 #include "base/subtransaction.h"
 #include "keys/lock.h"
 #include "server/stats.h"
+#include "settings/scope_prefix.h"
+
+PG_FUNCTION_INFO_V1(idempotency_lock_number);
 
 /* "ID" in ASCII; pg_advisory_lock() uses the classes 1 and 2. */
 #define KEY_LOCK_CLASS 0x4944
@@ -210,4 +216,44 @@ KeyLockRelease(const KeyName *name)
 	CurrentResourceOwner = CurTransactionResourceOwner;
 	LockRelease(&tag, ExclusiveLock, false);
 	CurrentResourceOwner = caller;
+}
+
+/*
+ * KeyLockRefused reports IK409: another transaction holds the lock of the key.  Only the server's
+ * log names its process, or the prepared transaction, unless it has ended in the meantime.
+ */
+void
+KeyLockRefused(const KeyName *name)
+{
+	LOCKTAG tag = KeyLockTag(name);
+	int count;
+	VirtualTransactionId *holders = GetLockConflicts(&tag, ExclusiveLock, &count);
+	TransactionId prepared;
+	PGPROC *process;
+	bool more;
+
+	if (count == 0)
+		ErrorInProgress(name, 0, NULL);
+
+	/* A prepared transaction keeps the number of its session, which another one can have now */
+	prepared = TwoPhaseGetXidByVirtualXID(holders[0], &more);
+	if (TransactionIdIsValid(prepared))
+		ErrorInProgress(name, 0,
+						psprintf("The prepared transaction with ID %u holds it.", prepared));
+	process = VirtualTransactionGetProc(holders[0]);
+	ErrorInProgress(name, 0,
+					process == NULL ? NULL : psprintf("Process %d holds it.", process->pid));
+}
+
+/*
+ * lock_number(scope, key) returns the number of the lock of the key as pg_locks has it: classid is
+ * its upper half, objid the lower one.  For holders(); no role has the privilege to call it.
+ */
+Datum
+idempotency_lock_number(PG_FUNCTION_ARGS)
+{
+	KeyName name;
+
+	KeyNameFromArgs(fcinfo, &name);
+	PG_RETURN_INT64((int64) KeyLockNumber(&name));
 }

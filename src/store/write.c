@@ -418,7 +418,7 @@ ReplaceIfVacant(KeyStoreBatch *batch, const KeyName *name, const Retention *rete
 	KeyRowCheckSnapshot(writer->table, name, batch->scratch);
 	state = KeyRowState(batch->scratch);
 	if (state == KEY_LEASED)
-		ErrorInProgress(name, KeyRowTime(batch->scratch, COL_LEASED_UNTIL));
+		ErrorInProgress(name, KeyRowTime(batch->scratch, COL_LEASED_UNTIL), NULL);
 	*vacant = state != KEY_STORED;
 	if (*vacant)
 		Fill(writer, name, retention,

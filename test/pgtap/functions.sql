@@ -51,6 +51,8 @@ SELECT set_eq(
 		('run(scope idempotency.identifier, key idempotency.identifier, request idempotency.document, handler regprocedure, wait interval DEFAULT NULL::interval, retention interval DEFAULT NULL::interval)',
 			'idempotency.operation', 'c', 'volatile', 'unsafe', false),
 		('peek(scope idempotency.identifier, key idempotency.identifier)', 'idempotency.operation', 'c', 'stable', 'unsafe', false),
+		('holders()', 'SETOF idempotency.holder', 'sql', 'volatile', 'unsafe', false),
+		('holders(scope idempotency.identifier, key idempotency.identifier)', 'SETOF idempotency.holder', 'sql', 'volatile', 'unsafe', false),
 		('forget(scope idempotency.identifier, key idempotency.identifier)', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('once(scope idempotency.identifier, key idempotency.identifier, retention interval DEFAULT NULL::interval)',
 			'boolean', 'c', 'volatile', 'unsafe', false),
@@ -152,6 +154,7 @@ SELECT set_eq(
 		('listen(topics text[])', 'void', 'c', 'volatile', 'unsafe', true),
 		('wait_for_event(until timestamp with time zone, pause double precision)', 'void', 'c', 'volatile', 'unsafe', true),
 		('count_events(kind text, events bigint)', 'void', 'c', 'volatile', 'unsafe', true),
+		('lock_number(scope idempotency.identifier, key idempotency.identifier)', 'bigint', 'c', 'volatile', 'unsafe', false),
 		('subscriptions_changed()', 'trigger', 'c', 'volatile', 'unsafe', false),
 		('wake_relay(subscription text)', 'void', 'c', 'volatile', 'unsafe', true),
 		('check_handler(handler text, owner name)', 'void', 'c', 'volatile', 'unsafe', true),
@@ -199,7 +202,7 @@ SELECT set_eq(
 -- Delivery's functions read tables to which consumers have no right.
 SELECT set_eq(
 	'SELECT proname::text FROM pg_temp.function WHERE prosecdef',
-	ARRAY['subscribe', 'alter_subscription', 'unsubscribe', 'pause', 'resume', 'seek', 'fetch', 'has_more', 'ack', 'nack', 'extend', 'handler_of', 'redrive', 'discard', 'configure', 'setting', 'apply_settings'],
+	ARRAY['subscribe', 'alter_subscription', 'unsubscribe', 'pause', 'resume', 'seek', 'fetch', 'has_more', 'ack', 'nack', 'extend', 'handler_of', 'redrive', 'discard', 'configure', 'setting', 'apply_settings', 'holders'],
 	'these functions run with the rights of their owner, and no other');
 
 SELECT is_empty(

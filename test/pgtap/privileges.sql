@@ -120,6 +120,8 @@ SELECT set_eq(
 		('idempotency.claim_abandoned(idempotency.identifier,interval,integer)', 'client'),
 		('idempotency.run(idempotency.identifier,idempotency.identifier,idempotency.document,regprocedure,interval,interval)', 'client'),
 		('idempotency.peek(idempotency.identifier,idempotency.identifier)', 'client operator'),
+		('idempotency.holders()', 'operator'),
+		('idempotency.holders(idempotency.identifier,idempotency.identifier)', 'operator'),
 		('idempotency.forget(idempotency.identifier,idempotency.identifier)', 'operator'),
 		('idempotency.once(idempotency.identifier,idempotency.identifier,interval)', 'client consumer'),
 		('idempotency.once_many(idempotency.identifier,idempotency.identifier[],interval)', 'client consumer'),
@@ -233,6 +235,7 @@ SELECT set_eq(
 		('keytext', ''),
 		('outcome', 'client operator'),
 		('operation', 'client operator'),
+		('holder', 'operator'),
 		('abandoned', 'client'),
 		('event', 'consumer')
 	$$,

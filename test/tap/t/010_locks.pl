@@ -107,7 +107,24 @@ foreach my $call (q{try_claim('l', 'held')}, q{try_claim('l', 'held', lease => '
 	is($session->query_safe($modes), '', "$call: leaves no lock on the table");
 	$session->query_safe('ROLLBACK');
 }
+
+# The log names the process that holds the key, and the client does not see it.
+my $pid = $owner->query_safe('SELECT pg_backend_pid()');
+is($node->safe_psql('postgres', q{SELECT kind, pid, left(query, 23), age > '0', since IS NOT NULL FROM idempotency.holders('l', 'held')}),
+	"holds|$pid|SELECT pg_backend_pid()|t|t", 'an operator finds it');
+my $from = -s $node->logfile;
+my ($status, $out, $err) = $node->psql('postgres', q{SELECT idempotency.claim('l', 'held', wait => '0')});
+like($err, qr/an operation with this idempotency key is in progress/, 'a duplicate is refused');
+unlike($err, qr/\b$pid\b/, 'the client does not learn the process of the owner');
+like(slurp_file($node->logfile, $from), qr/Scope "l", key "held"\. Process $pid holds it\./, 'the log names it');
+$owner->query_safe(q{SELECT idempotency.complete('l', 'held'); PREPARE TRANSACTION 'held'});
+$owner->query_safe('BEGIN'); # the number of the session's transaction is not that of the prepared one
+my $xid = $node->safe_psql('postgres', 'SELECT transaction FROM pg_prepared_xacts');
+$from = -s $node->logfile;
+$node->psql('postgres', q{SELECT idempotency.claim('l', 'held', wait => '0')});
+like(slurp_file($node->logfile, $from), qr/The prepared transaction with ID $xid holds it\./, 'the log names a prepared transaction');
 $owner->query_safe('ROLLBACK');
+$node->safe_psql('postgres', q{ROLLBACK PREPARED 'held'});
 $owner->quit;
 
 # ----------------------------------------------------------------

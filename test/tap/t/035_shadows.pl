@@ -114,6 +114,8 @@ SELECT idempotency.once('s', 'o'), idempotency.once('s', 'o')
 SELECT idempotency.configure('retention', NULL, 's*')
 SELECT idempotency.once_many('s', ARRAY['o', 'p'])
 SELECT idempotency.current_key('s'), (idempotency.peek('s', 'k')).status, idempotency.check_commit()
+SELECT kind FROM idempotency.holders()
+SELECT kind FROM idempotency.holders('s', 'k')
 INSERT INTO app.guarded VALUES (1)
 SELECT idempotency.subscribe('sub', '{t*}', start_at => 'beginning', max_attempts => 1, max_lag => '1 h')
 SELECT idempotency.publish('t', '{"n": 1}', 'a', 'made', '{"h": 1}', '00000000-0000-7000-8000-000000000001'), idempotency.publish('t', '{"n": 2}')
@@ -256,7 +258,7 @@ foreach my $layout ('public, pg_catalog', 'pg_temp, public, pg_catalog', 'public
 		$node->safe_psql('portable', q{SET search_path = pg_catalog, pg_temp;
 			SELECT idempotency_internal.add_tenant('text', 'pg_catalog."default"', '0'); SELECT idempotency_internal.make_again()});
 		$path = 'public, pg_catalog';
-		@portable = grep { !/idempotency\.(?:subscri|alter_s|unsubscri|partitions|publish|fetch|pause|seek|deliver|redrive|dead_letters|has_more|.?ack)/ } @portable;
+		@portable = grep { !/idempotency\.(?:subscri|alter_s|unsubscri|partitions|publish|fetch|pause|seek|deliver|redrive|dead_letters|has_more|holders|.?ack)/ } @portable;
 	}
 	my ($rc, $out, $err) = $node->psql('portable', join(";\n", ($path =~ /temp/ ? $mask : ()), "SET search_path = $path", 'BEGIN', @portable, 'COMMIT;'),
 		on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=terse', '--username', 'user' ]);
