@@ -322,6 +322,7 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 	const beats = setInterval(() => db.query("SELECT idempotency.extend($1::text, $2::text::bigint, $3::text::interval)::text",
 		[subscription, number, plainText(duration)]).catch((error) => sqlState(error) === "IK408" && lost.abort(error)), 1000 * seconds / 3);
 	const left = new Set(); // aggregates whose events have left the batch
+	const done = []; // numbers of events to acknowledge
 	// settle reports a result, and returns false if another consumer has the batch.
 	const settle = (text, values) => retrying(() => db.query(text, [subscription, number, ...values]).then(() => true, (error) => {
 		if (sqlState(error) === "IK408")
@@ -335,9 +336,10 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 			if (left.has(row.aggregate_id))
 				continue;
 			if (ending.aborted)
-				return lost.signal.aborted || await nack(null, null, false);
+				break;
 			try {
 				await handler(event(row), { signal: ending });
+				done.push(row.seq);
 			} catch (error) {
 				if (!await nack(row.id, String(error?.message ?? error), error?.dead === true))
 					return;
@@ -345,7 +347,13 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 					left.add(row.aggregate_id);
 			}
 		}
-		await settle("SELECT idempotency.ack($1::text, $2::text::bigint)::text", []);
+		if (lost.signal.aborted)
+			return;
+		if (!ending.aborted)
+			await settle("SELECT idempotency.ack($1::text, $2::text::bigint)::text", []);
+		else if (await settle("SELECT idempotency.ack($1::text, $2::text::bigint, ARRAY(SELECT jsonb_array_elements_text($3::text::jsonb)::bigint))::text",
+			[JSON.stringify(done)]))
+			await nack(null, null, false); // the rest, without counting an attempt
 	} finally {
 		clearInterval(beats);
 	}

@@ -9,7 +9,7 @@ const { Pool } = require("pg");
 const idempotency = require("pg-idempotency");
 const { idempotent } = require("pg-idempotency/express");
 
-const { Failure, claim, complete, fail, isTransient, lease, once, onceMany, pg, publish, release, retrying, run, sqlState, tryClaim } = idempotency;
+const { Failure, claim, complete, consume, fail, isTransient, lease, once, onceMany, pg, publish, release, retrying, run, sqlState, tryClaim } = idempotency;
 const pool = new Pool();
 const db = pg(pool);
 after(() => pool.end());
@@ -109,6 +109,34 @@ test("retrying stops: at an error that is not transient, after its seconds, and 
 	await assert.rejects(failing("40001"), { code: "40001" });
 	assert.ok(calls > 2);
 	await assert.rejects(retrying(async () => { throw Object.assign(new Error("x"), { code: "40001" }); }, { signal: AbortSignal.abort() }));
+});
+
+// A subscription of this program's role; the portable edition has no role for consumers.
+test("consume keeps a batch while it works, and returns the rest when it is stopped", { skip: process.env.EDITION === "portable" }, async () => {
+	await db.query("SELECT idempotency.subscribe('package', ARRAY['package'], retry_delay => '0')");
+	for (const number of [1, 2, 3])
+		await publish(db, "package", { number });
+	const stop = new AbortController();
+	const handled = [];
+	await consume(db, "package", async ({ payload: { number }, attempt }, { signal }) => {
+		handled.push([number, attempt]);
+		if (number === 1)
+			await new Promise((resolve) => setTimeout(resolve, 1500)); // longer than the lease
+		assert.ok(!signal.aborted);
+		if (number === 2)
+			stop.abort();
+	}, { signal: stop.signal, lease: "1 second", wait: "10 seconds" });
+	assert.deepStrictEqual(handled, [[1, 1], [2, 1]]);
+
+	// No attempt is counted for what was returned; another consumer waits for events, and stops.
+	const second = new AbortController();
+	await consume(db, "package", async ({ payload: { number }, attempt }) => {
+		handled.push([number, attempt]);
+		second.abort();
+	}, { signal: second.signal });
+	assert.deepStrictEqual(handled.slice(2), [[3, 1]]);
+	const [{ unsubscribed }] = await db.query("SELECT idempotency.unsubscribe('package') AS unsubscribed");
+	assert.ok(unsubscribed);
 });
 
 test("options that would be dangerous are refused when the route is made", () => {

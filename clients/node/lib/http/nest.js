@@ -1,6 +1,6 @@
 // An interceptor for NestJS, on Express or Fastify. Create the application with { rawBody: true }. The
 // route's method runs in the transaction, which it gets by transaction(). An HttpException of 400 to 499 is
-// stored as an answer. Answers of 400 and above pass through Nest's exception filters, as always.
+// stored as an answer, so exception filters do not see it.
 
 "use strict";
 
@@ -62,13 +62,11 @@ class IdempotencyInterceptor {
 		}
 	}
 
-	// reply has Nest send an answer: an error as an HttpException, and bytes as a StreamableFile.
+	// reply has Nest send an answer, whose bytes it does not change in a StreamableFile.
 	#reply(response, { status, headers, body }) {
 		(response.code ?? response.status).call(response, status);
 		for (const [name, value] of Object.entries(headers))
 			(response.setHeader ?? response.header).call(response, name, value); // Express's header() would add a charset
-		if (status >= 400)
-			throw new HttpException(body.length === 0 ? {} : JSON.parse(body), status);
 		return [body.length === 0 ? undefined : new StreamableFile(body)];
 	}
 }

@@ -25,7 +25,7 @@ module.exports = async function serve({ call, paths, routes }) {
 			response.status(status).set(headers);
 			return path === "/stream" ? new StreamableFile(body) : body;
 		};
-		decorate(Charges, path, [Post(path), UseInterceptors(new IdempotencyInterceptor(options))], [Req(), Res({ passthrough: true })]);
+		decorate(Charges, path, [Post(path), HttpCode(200), UseInterceptors(new IdempotencyInterceptor(options))], [Req(), Res({ passthrough: true })]);
 	}
 	for (const path of paths) {
 		Charges.prototype[path] = async function (request, response) {
