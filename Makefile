@@ -21,7 +21,7 @@ REGRESS = $(patsubst sql/%.sql,%,$(shell grep -L '^-- portable only: ' sql/*.sql
 REGRESS_OPTS = --load-extension=idempotency --encoding=UTF8
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(shell grep -L '^\# portable only: ' test/isolation/specs/*.spec))
 ISOLATION_OPTS = --load-extension=idempotency --inputdir=test/isolation
-EXTRA_CLEAN = results dist site
+EXTRA_CLEAN = .server results dist site
 
 # A machine without PostgreSQL has no PGXS yet: `make demo` and `make test` install it
 # and call make again.
@@ -36,8 +36,12 @@ all install installcheck clean:
 	@echo "No PGXS found; try: tools/prerequisites demo" >&2; exit 1
 endif
 
-# A header can change a layout that is compiled into every object file.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h)
+# A header can change a layout that is compiled into every object file, and so can another
+# server: after `make`, `make install PG_CONFIG=...` builds again for that one.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*/*.h) .server
+.server: .FORCE
+	@echo '$(MAJORVERSION)' | cmp -s - $@ || echo '$(MAJORVERSION)' >$@
+.PHONY: .FORCE
 
 # Targets for users; `make help` prints them from here.
 export PG_CONFIG

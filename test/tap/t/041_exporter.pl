@@ -175,9 +175,9 @@ expect('the counters', 'stats', 'datname="postgres"',
 	failed_total => 2, dead_letters_total => 1, events_dropped_total => 0);
 expect('the counters of the other database', 'stats', 'datname="other"', claims_total => 1, completions_total => 1, published_total => 0);
 expect('a subscription with a dead letter', 'subscription', 'datname="postgres",subscription="mail"',
-	lag_events => 2, scheduled => 1, waiting => 0, dead => 1, batch_overdue_seconds => 0);
+	lag_events => 2, scheduled => 1, waiting => 0, dead => 1, batch_overdue_seconds => 0, acknowledged_total => 1, paused => 0);
 expect('a subscription that waits for a retry', 'subscription', 'datname="postgres",subscription="print"',
-	lag_events => 2, scheduled => 1, waiting => 1, dead => 0);
+	lag_events => 2, scheduled => 1, waiting => 1, dead => 0, failed_total => 1, paused => 0);
 expect('a subscription of the other database', 'subscription', 'datname="other",subscription="mail"',
 	lag_events => 0, lag_seconds => 0, scheduled => 0, waiting => 0, dead => 0);
 expect('open claims', 'claim', 'datname="postgres"', open => 1, waiters => 1);
@@ -187,6 +187,7 @@ expect('a database in which no row was reaped', 'reaper', 'datname="other"', row
 my ($mail, $print) = map { qq(datname="postgres",subscription="$_") } qw(mail print);
 cmp_ok($value{"idempotency_subscription_lag_seconds{$mail}"}, '>', 0, 'the lag grows while no consumer fetches');
 cmp_ok($value{"idempotency_subscription_batch_overdue_seconds{$print}"}, '<', -1000, 'a live lease is not overdue');
+cmp_ok($value{"idempotency_subscription_failing_seconds{$print}"}, '>', 0, 'an event fails');
 cmp_ok($value{'idempotency_claim_oldest_transaction_seconds{datname="postgres"}'}, '>', 0, 'the oldest transaction has an age');
 is($value{'idempotency_table_bytes{datname="postgres",relname="key"}'},
 	$node->safe_psql('postgres', q{SELECT pg_total_relation_size('idempotency.key')}), 'the size of the table');
