@@ -290,7 +290,9 @@ ALTER DATABASE :"database" SET idempotency.scope_prefix = 'tenant1/';
 \c -
 \set SHOW_CONTEXT never
 SET ROLE regress_idempotency_tenant;
-SET idempotency.scope_prefix = 'tenant2/';
+-- If the library is loaded, SET fails; if not, the server warns later and drops the value.
+SET client_min_messages = error;
+DO $$BEGIN SET idempotency.scope_prefix = 'tenant2/'; EXCEPTION WHEN insufficient_privilege THEN END$$;
 SELECT idempotency.peek('tenant2/charge', 'k');
 SELECT peek_definer('tenant2/charge');
 SELECT idempotency.peek('tenant1/charge', 'k') IS NULL AS absent;
