@@ -228,7 +228,8 @@ INSERT INTO door VALUES
 	(16, 'renew(%L, ''k'', 1, ''1 min'')'),
 	(17, 'checkpoint(%L, ''k'', 1, ''charged'')'),
 	(18, 'claim_abandoned(%L, ''1 min'')'),
-	(19, 'setting(''wait'', %L)');
+	(19, 'setting(''wait'', %L)'),
+	(20, 'holders(%L, ''k'')');
 -- The list has every function that takes a scope, except the pure ones.
 SELECT oid::regprocedure AS not_tested FROM pg_proc
 	WHERE pronamespace = 'idempotency'::regnamespace AND 'scope' = ANY (proargnames) AND provolatile <> 'i'
