@@ -29,10 +29,10 @@ BEGIN
 	END IF;
 	UPDATE idempotency.position AS o SET
 		(version, changed_at, system_identifier, relation, base, born, mark, top, xids, froms, range_from, upto, upto_born, upto_mark, reached,
-			former_base, former_top, skip, ended, events, size, retried, failures, alone, batch, leased_at, leased_until, holder, acknowledged, failed)
+			former_base, former_top, skip, ended, events, size, retried, failures, alone, batch, leased_at, leased_until, holder, acknowledged, failed, failing_since)
 		= ROW (p.version + 1, clock_timestamp(), p.system_identifier, p.relation, p.base, p.born, p.mark, p.top, p.xids, p.froms, p.range_from,
 			p.upto, p.upto_born, p.upto_mark, p.reached, p.former_base, p.former_top, p.skip, p.ended, p.events, p.size, p.retried, p.failures,
-			p.alone, p.batch, p.leased_at, p.leased_until, p.holder, p.acknowledged, p.failed)
+			p.alone, p.batch, p.leased_at, p.leased_until, p.holder, p.acknowledged, p.failed, p.failing_since)
 	WHERE o.subscription = p.subscription AND o.partition = p.partition AND o.version = p.version;
 	IF NOT FOUND THEN
 		PERFORM idempotency_internal.raise_altered('position');
@@ -60,6 +60,14 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency_internal.schedule_queue(text, text, bigint, timestamptz) IS 'schedule the earliest event of an aggregate';
+
+-- Whether a partition has events that failed and are retried.
+CREATE FUNCTION idempotency_internal.has_failed(p idempotency.position, but bigint)
+	RETURNS boolean
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+	RETURN EXISTS (SELECT FROM idempotency.parked AS k
+		WHERE k.subscription = (p).subscription AND k.partition = (p).partition AND k.retry_at IS NOT NULL AND k.attempts > 0 AND k.seq <> but);
+COMMENT ON FUNCTION idempotency_internal.has_failed(idempotency.position, bigint) IS 'whether another event than this one is retried';
 
 -- Parks an event of the batch that failed, with all later events of its aggregate in the list.
 -- An event that cannot be found any more only leaves the list.
@@ -127,6 +135,14 @@ BEGIN
 		PERFORM idempotency_internal.schedule_queue(p.subscription, event.queue, p_seq, retry_at);
 	ELSIF aggregate IS NOT NULL THEN
 		PERFORM idempotency_internal.schedule_queue(p.subscription, aggregate, NULL, NULL);
+	END IF;
+
+	-- The log has one line when events begin to fail, and one when they do no longer, both at most once a minute.
+	IF p.failing_since IS NULL OR p.failing_since < now - interval '1 minute' AND event.attempts = 0 AND NOT idempotency_internal.has_failed(p, p_seq) THEN
+		RAISE LOG 'events of idempotency subscription "%" fail in partition %, first event %', p.subscription, p.partition, event.id USING
+			DETAIL = coalesce(left(p_error, 500), ''),
+			HINT = 'The views idempotency.subscriptions and idempotency.dead_letters show how many, and the last error.';
+		p.failing_since := now;
 	END IF;
 
 	-- What is left of the batch
@@ -610,6 +626,10 @@ BEGIN
 			PERFORM idempotency_internal.schedule_queue(p.subscription, queue, NULL, NULL);
 		END LOOP;
 	END IF;
+	IF p.failing_since < clock_timestamp() - interval '1 minute' AND done <> '{}' AND NOT idempotency_internal.has_failed(p, 0) THEN
+		RAISE LOG 'events of idempotency subscription "%" no longer fail in partition %; they did since %', p.subscription, p.partition, p.failing_since;
+		p.failing_since := NULL;
+	END IF;
 	p.acknowledged := p.acknowledged + cardinality(done);
 	-- extension only
 	PERFORM idempotency_internal.count_events('acknowledged', cardinality(done));
@@ -635,14 +655,14 @@ AS $$
 DECLARE
 	state record;
 BEGIN
-	-- In two statements, a batch that is all of the list and has no parked events
+	-- In two statements, a batch that is all of the list and has no parked events, if nothing failed before
 	IF current_setting('transaction_read_only') = 'off' THEN
 		SELECT s.owner, n.version, n.size INTO state
 		FROM idempotency.subscription AS s
 		JOIN idempotency.partition AS a ON a.subscription = s.subscription AND a.partition = (ack.batch & 1023)
-		CROSS JOIN LATERAL (SELECT o.version, o.size, o.batch, o.alone, o.retried FROM idempotency.position AS o
+		CROSS JOIN LATERAL (SELECT o.version, o.size, o.batch, o.alone, o.retried, o.failing_since FROM idempotency.position AS o
 			WHERE o.subscription = a.subscription AND o.partition = a.partition ORDER BY o.version DESC LIMIT 1) AS n
-		WHERE s.subscription = ack.subscription COLLATE "C" AND n.batch = ack.batch AND NOT n.alone AND NOT n.retried
+		WHERE s.subscription = ack.subscription COLLATE "C" AND n.batch = ack.batch AND NOT n.alone AND NOT n.retried AND n.failing_since IS NULL
 		FOR UPDATE OF a SKIP LOCKED;
 		IF state.owner = idempotency_internal.caller() THEN
 			UPDATE idempotency.position AS n SET

@@ -165,6 +165,7 @@ CREATE TABLE idempotency.position (
 	holder integer,
 	acknowledged bigint NOT NULL,
 	failed bigint NOT NULL,
+	failing_since timestamptz,
 	PRIMARY KEY (subscription, partition, version)
 )
 WITH (autovacuum_vacuum_scale_factor = 0.1);
@@ -202,6 +203,7 @@ COMMENT ON COLUMN idempotency.position.leased_until IS 'when the lease ends';
 COMMENT ON COLUMN idempotency.position.holder IS 'process id of the session that fetched the batch';
 COMMENT ON COLUMN idempotency.position.acknowledged IS 'number of events acknowledged';
 COMMENT ON COLUMN idempotency.position.failed IS 'number of deliveries of an event that failed';
+COMMENT ON COLUMN idempotency.position.failing_since IS 'since when the log says that events fail; NULL: they do not';
 COMMENT ON INDEX idempotency.position_pkey IS 'for reading the newest version';
 
 -- Events that failed, those that wait behind them, events that are not due yet, and dead

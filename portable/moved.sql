@@ -49,7 +49,7 @@ BEGIN
 				upto::pg_snapshot, upto_born::xid8, upto_mark::bigint, reached::bigint, former_base::pg_snapshot,
 				former_top::bigint, skip::bigint, ended::boolean, events::bigint[], size::integer, retried::boolean, failures::integer,
 				alone::boolean, batch::bigint, leased_at::timestamptz, leased_until::timestamptz, holder::integer,
-				acknowledged::bigint, failed::bigint'),
+				acknowledged::bigint, failed::bigint, failing_since::timestamptz'),
 			('parked', 'subscription::text, partition::integer, seq::bigint, published_at::timestamptz, id::uuid, bucket::integer,
 				bytes::integer, queue::text, aggregatetype::text, aggregateid::text, type::text, payload::json, headers::json,
 				attempts::integer, alone::boolean, error::text, first_failed_at::timestamptz, last_failed_at::timestamptz,

@@ -540,5 +540,27 @@ SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idempoten
 SELECT pg_temp.ack('many');
 SELECT scheduled, waiting FROM idempotency.subscriptions WHERE subscription = 'many';
 
-SELECT idempotency.unsubscribe('nack'), idempotency.unsubscribe('dead'), idempotency.unsubscribe('order'), idempotency.unsubscribe('many');
+-- The log has a line when events begin to fail, and one when they do no longer, a minute later at the
+-- earliest.
+SET timezone = 'UTC';
+SELECT idempotency.subscribe('loud', '{loud}', max_attempts => 2);
+SELECT pg_temp.publish('{901,902}', topic => 'loud');
+SELECT pg_temp.fetch('loud');
+SET client_min_messages = log;
+SELECT pg_temp.nack('loud', 901, error => 'the first'), pg_temp.nack('loud', 902);
+SELECT pg_temp.fetch('loud', 1), pg_temp.ack('loud');
+UPDATE idempotency.position SET failing_since = '2026-01-01 00:00+00' WHERE subscription = 'loud';
+SELECT pg_temp.publish('{903}', topic => 'loud');
+SELECT pg_temp.fetch('loud', 1), pg_temp.nack('loud', 902);
+SELECT pg_temp.drain('loud');
+SELECT pg_temp.publish('{904,905}', topic => 'loud');
+SELECT pg_temp.fetch('loud'), pg_temp.nack('loud', 904, error => 'once more');
+UPDATE idempotency.position SET failing_since = '2026-01-02 00:00+00' WHERE subscription = 'loud';
+SELECT pg_temp.nack('loud', 905, error => 'beside another one');
+SELECT pg_temp.drain('loud');
+RESET client_min_messages;
+RESET timezone;
+SELECT failing_since FROM idempotency.position WHERE subscription = 'loud';
+
+SELECT idempotency.unsubscribe('loud'), idempotency.unsubscribe('nack'), idempotency.unsubscribe('dead'), idempotency.unsubscribe('order'), idempotency.unsubscribe('many');
 SELECT count(*) FROM idempotency.parked WHERE subscription IN ('nack', 'dead', 'order');

@@ -307,7 +307,9 @@ SELECT idempotency.subscribe('logged', '{logged}', max_attempts => 1, retry_dela
 SELECT idempotency.subscribe('logged', '{logged}', max_attempts => 1, owner => 'regress_subscribe_group');
 RESET ROLE;
 SELECT pg_temp.publish('{1,2}', 'logged');
+RESET client_min_messages;
 SELECT count(idempotency.nack('logged', batch, id)) AS again FROM idempotency.fetch('logged');
+SET client_min_messages = log;
 SET ROLE regress_subscribe_member;
 SELECT idempotency.redrive('logged', '00000000-0000-0000-0000-000000000000'), idempotency.redrive('logged');
 SELECT idempotency.unsubscribe('logged'), idempotency.unsubscribe('logged');
