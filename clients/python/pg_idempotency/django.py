@@ -1,0 +1,77 @@
+"""Django: transactions of a database of the settings, and a decorator for views."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import asynccontextmanager
+from typing import Any, Callable
+
+from django.db import connections, transaction
+from django.http import HttpResponse
+
+from . import core
+from .http import Answer, Request, Rules, refuse_stream
+
+
+class Transaction(core.Transaction):
+    """The calls on Django's connection; use it alone inside atomic()."""
+
+    def __init__(self, using: str = "default"):
+        super().__init__(connections[using])
+        self._using = using
+
+    async def rows(self, sql, values):
+        with self.connection.cursor() as cursor:
+            cursor.execute(core.named(sql), core.numbered(values))
+            return cursor.fetchall()
+
+    @asynccontextmanager
+    async def open_savepoint(self):
+        with transaction.atomic(using=self._using):
+            yield
+
+
+class Database(core.Database):
+    """The database `using` of the settings."""
+
+    def __init__(self, using: str = "default"):
+        self._using = using
+
+    @asynccontextmanager
+    async def open(self):
+        with transaction.atomic(using=self._using, durable=True):
+            yield Transaction(self._using)
+
+    def end_thread(self):
+        connections[self._using].close()
+
+
+def idempotent(db: core.Database = Database(), **options: Any) -> Callable:
+    """Decorates a view, which writes through Django's ORM. Do not use it within ATOMIC_REQUESTS: the answer is sent after the commit.
+    Options: http.Rules."""
+    rules = Rules(db, **options)
+
+    def decorate(view: Callable) -> Callable:
+        @functools.wraps(view)
+        def answer(request, *args, **kwargs):
+            def handle(tx: Any) -> Answer:
+                request.idempotency = tx
+                made = view(request, *args, **kwargs)
+                if made.streaming:
+                    refuse_stream()
+                return Answer(made.status_code, made.items(), made.content, made)
+
+            asks = Request(request, request.method, request.path, request.META.get("QUERY_STRING", ""), request.headers.get("Idempotency-Key"),
+                           request.headers.get("Content-Type", ""), request.body)
+            found = core.run_sync(rules.answer(asks, handle))
+            if found.native is not None:
+                return found.native
+            made = HttpResponse(found.body, status=found.status)
+            del made["Content-Type"]
+            for name, value in found.headers:
+                made[name] = value
+            return made
+
+        return answer
+
+    return decorate

@@ -1,0 +1,65 @@
+"""psycopg 3. Behind PgBouncer before 1.21 in transaction mode, connect with prepare_threshold=None."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+from psycopg.rows import tuple_row
+
+from . import core
+
+
+class Transaction(core.Transaction):
+    """The calls on a psycopg.Connection; use it alone if your code has begun the transaction."""
+
+    async def rows(self, sql, values):
+        with self.connection.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(core.named(sql), core.numbered(values)).fetchall()
+
+    @asynccontextmanager
+    async def open_savepoint(self):
+        with self.connection.transaction():
+            yield
+
+
+class Database(core.Database):
+    """connect() returns a context manager of a connection: the connection() of a ConnectionPool, or partial(psycopg.connect, "…")."""
+
+    def __init__(self, connect):
+        self._connect = connect
+
+    @asynccontextmanager
+    async def open(self):
+        with self._connect() as connection, connection.transaction():
+            yield Transaction(connection)
+
+
+class AsyncTransaction(core.Transaction):
+    """The calls on a psycopg.AsyncConnection."""
+
+    is_async = True
+
+    async def rows(self, sql, values):
+        async with self.connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(core.named(sql), core.numbered(values))
+            return await cursor.fetchall()
+
+    @asynccontextmanager
+    async def open_savepoint(self):
+        async with self.connection.transaction():
+            yield
+
+
+class AsyncDatabase(core.Database):
+    """connect() returns an asynchronous context manager of a connection, or a coroutine for one: the connection() of an AsyncConnectionPool, or
+    partial(psycopg.AsyncConnection.connect, "…")."""
+
+    is_async = True
+
+    def __init__(self, connect):
+        self._connect = connect
+
+    @asynccontextmanager
+    async def open(self):
+        async with await core.settle(self._connect()) as connection, connection.transaction():
+            yield AsyncTransaction(connection)

@@ -1,0 +1,71 @@
+"""SQLAlchemy 1.4 and 2, with any driver. The calls are in the transaction of the ORM's session, after its pending writes."""
+
+from __future__ import annotations
+
+import re
+from contextlib import asynccontextmanager
+
+from sqlalchemy import text
+
+from . import core
+
+
+def bound(sql):
+    """Returns a statement with the parameters :p1 …; text() would read :p1::text as another parameter."""
+    return text(re.sub(r"\$(\d+)::(\w+(\[\])?)", r"CAST(:p\1 AS \2)", sql))
+
+
+class Transaction(core.Transaction):
+    """The calls in a Session; use it alone if your code has begun the transaction."""
+
+    async def rows(self, sql, values):
+        self.connection.flush()
+        return [tuple(row) for row in self.connection.execute(bound(sql), core.numbered(values))]
+
+    @asynccontextmanager
+    async def open_savepoint(self):
+        with self.connection.begin_nested():
+            yield
+
+
+class Database(core.Database):
+    """sessions() returns a new Session, as a sessionmaker does."""
+
+    def __init__(self, sessions):
+        self._sessions = sessions
+
+    @asynccontextmanager
+    async def open(self):
+        with self._sessions() as session, session.begin():
+            yield Transaction(session)
+
+
+class AsyncTransaction(core.Transaction):
+    """The calls in an AsyncSession."""
+
+    is_async = True
+
+    async def rows(self, sql, values):
+        await self.connection.flush()
+        return [tuple(row) for row in await self.connection.execute(bound(sql), core.numbered(values))]
+
+    @asynccontextmanager
+    async def open_savepoint(self):
+        async with self.connection.begin_nested():
+            yield
+
+
+class AsyncDatabase(core.Database):
+    """sessions() returns a new AsyncSession, as an async_sessionmaker does."""
+
+    is_async = True
+
+    def __init__(self, sessions):
+        self._sessions = sessions
+
+    @asynccontextmanager
+    async def open(self):
+        async with self._sessions() as session, session.begin():
+            with core.connecting():
+                await session.connection()
+            yield AsyncTransaction(session)

@@ -1,0 +1,312 @@
+"""Work that outlives a transaction: operations under a lease, and consumers of events."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Optional
+
+from .core import Block, Database, Operation, is_transient, name, retry, run_sync, seconds, settle, sqlstate
+
+
+class LeaseLost(Exception):
+    """The lease has ended, or another owner has taken the operation over: stop, and write nothing."""
+
+    sqlstate = "IK410"
+
+
+class DeadLetter(Exception):
+    """Raised by a handler of consume(): no retry can succeed, and the event becomes a dead letter at once."""
+
+
+class Heartbeat:
+    """Awaits beat() every `pause` seconds between start() and stop(): in a task, or with a synchronous database in a thread."""
+
+    def __init__(self, db: Database, pause: float, beat: Any):
+        self._db, self._pause, self._beat = db, pause, beat
+        self._stopped: Any = asyncio.Event() if db.is_async else threading.Event()
+        self._worker: Any = None
+
+    def start(self) -> None:
+        if self._db.is_async:
+            self._worker = asyncio.ensure_future(self._in_task())
+        else:
+            self._worker = threading.Thread(target=self._in_thread, daemon=True)
+            self._worker.start()
+
+    async def _in_task(self) -> None:
+        while not self._stopped.is_set():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), self._pause)
+                return
+            await self._beat()
+
+    def _in_thread(self) -> None:
+        while not self._stopped.wait(self._pause):
+            run_sync(self._beat())
+        self._db.end_thread()
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        if self._db.is_async:
+            await asyncio.wait([self._worker])
+        else:
+            self._worker.join()
+
+
+class Lease:
+    """An operation under a lease, as lease() returns it: a context manager for with, or with an asynchronous database for async with.
+
+    Its block begins with the claim, which has committed. A heartbeat renews the lease at every third of it. The attributes are those of
+    Operation; if replayed is true, return the stored answer, and write nothing. End the operation by complete() or fail(): without, or with
+    an error, the operation is released, so that the next request continues it, after a takeover with the last checkpoint.
+
+    If the lease is lost, check() raises LeaseLost, and so does the end of the block. An asynchronous block is cancelled at once."""
+
+    def __init__(self, db: Database, scope: Any, key: Any, request: Any, lease: Any, wait: Any, retention: Any):
+        self._db, self.scope, self.key, self._request = db, name(scope), name(key), request
+        self._lease, self._wait, self._retention = seconds(lease), wait, retention
+        self._block: Any = None
+        self._owner: Any = None
+        self._renewed = 0.0
+        self._writing = self._done = self._lost = self._checkpoint = False
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute in Operation._fields or attribute == "json":
+            return getattr(self.operation, attribute)
+        raise AttributeError(attribute)
+
+    # The block
+
+    @asynccontextmanager
+    async def _open(self):
+        started = time.monotonic()
+        async with self._db.open() as tx:
+            self.operation = await settle(tx.claim(self.scope, self.key, self._request, lease=self._lease, wait=self._wait,
+                                                   retention=self._retention))
+        if self.operation.replayed:
+            yield self
+            return
+        self._renewed = started
+        self._owner = asyncio.current_task() if self._db.is_async else None
+        heartbeat = Heartbeat(self._db, self._lease / 3, self._beat)
+        heartbeat.start()
+        try:
+            yield self
+            if not self._done:
+                self.check()
+                raise RuntimeError("the block of the lease ended without complete() or fail()")
+        except BaseException as error:
+            await heartbeat.stop()
+            await self._give_up()
+            if self._lost and isinstance(error, asyncio.CancelledError):
+                if hasattr(self._owner, "uncancel"):  # from Python 3.11 on
+                    self._owner.uncancel()
+                raise LeaseLost(f'the lease of "{self.key}" is lost') from error
+            raise
+        await heartbeat.stop()
+
+    def __enter__(self) -> "Lease":
+        self._block = Block(self._open())
+        return self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._block.__exit__(*error)
+
+    async def __aenter__(self) -> "Lease":
+        self._block = Block(self._open())
+        return await self._block.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._block.__aexit__(*error)
+
+    async def _beat(self) -> None:
+        """Renews the lease. A transaction of transaction() holds the key meanwhile, and with it the lease."""
+        if self._writing or self._done or self._lost:
+            return
+        started = time.monotonic()
+        try:
+            async with self._db.open() as tx:
+                await settle(tx.renew(self.scope, self.key, self.operation.token, self._lease))
+            self._renewed = started
+        except Exception as error:
+            gone = sqlstate(error) == "IK410" or time.monotonic() > self._renewed + self._lease
+            if gone and not self._done and not self._writing:
+                self._lost = True
+                if self._owner:
+                    self._owner.cancel()
+
+    async def _give_up(self) -> None:
+        """Releases the operation after an error. A checkpoint keeps the request for the next owner, and for claim_abandoned()."""
+        with suppress(Exception):
+            async with self._db.open() as tx:
+                owned = self.scope, self.key, self.operation.token
+                if self.operation.recovery_point is None and not self._checkpoint:
+                    await settle(tx.checkpoint(*owned, "failed"))
+                await settle(tx.release(self.scope, self.key, token=self.operation.token))
+
+    # What the owner calls
+
+    def check(self) -> None:
+        """Raises LeaseLost if the lease is lost."""
+        if self._lost:
+            raise LeaseLost(f'the lease of "{self.key}" is lost')
+
+    @asynccontextmanager
+    async def _owned(self):
+        self.check()
+        self._writing = True
+        try:
+            async with self._db.open() as tx:
+                await settle(tx.renew(self.scope, self.key, self.operation.token, self._lease))
+                yield tx
+        finally:
+            self._writing = False
+            self._renewed = time.monotonic()
+
+    def transaction(self) -> Block:
+        """Returns a block of a transaction that begins by renewing the lease: a former owner is refused before it writes. Call complete() or
+        fail() in it with this transaction as tx."""
+        return Block(self._owned())
+
+    async def _in(self, tx: Any, call: Any) -> Any:
+        if tx is not None:
+            return await settle(call(tx))
+        async with self._owned() as tx:
+            return await settle(call(tx))
+
+    async def _end(self, tx: Any, function: str, arguments: Any) -> Any:
+        text = await self._in(tx, lambda tx: getattr(tx, function)(self.scope, self.key, *arguments, token=self.operation.token,
+                                                                  omit_large=True))
+        self._done = True
+        return text
+
+    def complete(self, response: Any = None, status: int = 200, headers: Any = None, tx: Any = None) -> Any:
+        """Stores the answer, in the transaction tx or in its own, and returns its text."""
+        return self._db.run(self._end(tx, "complete", (response, status, headers)))
+
+    def fail(self, response: Any, status: int, headers: Any = None, tx: Any = None) -> Any:
+        """Stores a final failure, in the transaction tx or in its own, and returns its text."""
+        return self._db.run(self._end(tx, "fail", (response, status, headers)))
+
+    def checkpoint(self, recovery_point: str, state: Any = None, tx: Any = None) -> Any:
+        """Stores a recovery point and a state for the next owner."""
+        self._checkpoint = True
+        return self._db.run(self._in(tx, lambda tx: tx.checkpoint(self.scope, self.key, self.operation.token, recovery_point, state)))
+
+    def derive_key(self, step: Any) -> Any:
+        """Returns the key of one step, to pass to another service: the same for every owner."""
+
+        async def derive() -> Any:
+            async with self._db.open() as tx:
+                return await settle(tx.derive_key(self.scope, self.key, step))
+
+        return self._db.run(derive())
+
+
+def lease(db: Database, scope: Any, key: Any, request: Any, *, lease: Any = 30, wait: Any = None, retention: Any = None) -> Lease:
+    """Claims an operation under a lease of some seconds, for work outside of a transaction, such as a call to a payment provider."""
+    return Lease(db, scope, key, request, lease, wait, retention)
+
+
+# ----------------------------------------------------------------
+# Events
+# ----------------------------------------------------------------
+
+
+class Gone(Exception):
+    """IK408: another consumer has the batch."""
+
+
+class Consumer:
+    """A loop over the events of a subscription."""
+
+    def __init__(self, db: Database, subscription: str, handler: Any, max_events: int, wait: Any, lease: Any, stop: Any, until_empty: bool):
+        self._db, self._subscription, self._handler = db, subscription, handler
+        self._max_events, self._wait, self._lease = max_events, 0 if until_empty else wait, seconds(lease)
+        self._stop, self._until_empty = stop, until_empty
+
+    def _stopping(self) -> bool:
+        return self._stop is not None and self._stop.is_set()
+
+    async def _do(self, call: Any) -> Any:
+        """Returns the result of a call in a transaction, which is retried."""
+
+        async def work() -> Any:
+            try:
+                async with self._db.open() as tx:
+                    return await settle(call(tx))
+            except Exception as error:
+                if sqlstate(error) == "IK408":
+                    raise Gone() from None
+                raise
+
+        return await retry(work, float("inf"), self._db.sleep)
+
+    async def run(self) -> None:
+        while not self._stopping():
+            # Committed at once, so that the delivery counts even if this program dies.
+            events = await self._do(lambda tx: tx.fetch(self._subscription, max_events=self._max_events, wait=self._wait, lease=self._lease))
+            if events:
+                with suppress(Gone):
+                    await self._batch(events)
+            elif self._until_empty and not await self._do(lambda tx: tx.has_more(self._subscription)):
+                return
+
+    async def _batch(self, events: Any) -> None:
+        batch = events[0].batch
+
+        async def beat() -> None:
+            with suppress(Exception):  # whether the lease is lost, the ack finds out
+                async with self._db.open() as tx:
+                    await settle(tx.extend(self._subscription, batch, self._lease))
+
+        heartbeat = Heartbeat(self._db, self._lease / 3, beat)
+        heartbeat.start()
+        done: list = []
+        left: set = set()  # aggregates whose events have left the batch
+        try:
+            for event in events:
+                if self._stopping():
+                    break
+                if event.aggregate_id is None or event.aggregate_id not in left:
+                    await self._handle(event, done, left)
+        except BaseException:
+            # The consumer must end: the others can have the rest at once.
+            with suppress(Exception):
+                await self._give_back(batch, done)
+            raise
+        finally:
+            await heartbeat.stop()
+        if self._stopping():
+            await self._give_back(batch, done)
+        else:
+            await self._do(lambda tx: tx.ack(self._subscription, batch))
+
+    async def _handle(self, event: Any, done: list, left: set) -> None:
+        try:
+            await settle(self._handler(event))
+            done.append(event.seq)
+        except Exception as error:
+            dead = isinstance(error, DeadLetter)
+            message = str(error) or type(error).__name__
+            await self._do(lambda tx: tx.nack(self._subscription, event.batch, event.id, message, dead=dead))
+            left.add(event.aggregate_id)
+
+    async def _give_back(self, batch: int, done: list) -> None:
+        async def work(tx: Any) -> Any:
+            await settle(tx.ack(self._subscription, batch, done))
+            return await settle(tx.nack(self._subscription, batch, None))
+
+        await self._do(work)
+
+
+def consume(db: Database, subscription: str, handler: Any, *, max_events: int = 10, wait: Any = 5, lease: Any = 30,
+            stop: Optional[Any] = None, until_empty: bool = False) -> Any:
+    """Calls handler(event) for each event of a subscription until stop, a threading.Event or asyncio.Event, is set, or with until_empty until
+    none is left; await it with an asynchronous database. An event is handled at least once: call once() with its id in the transaction of its
+    effect, or pass the id on as the idempotency key. If the handler raises an error, the event is retried later, and dead-lettered after the
+    last attempt or by DeadLetter. A heartbeat extends the lease of the batch. Lost connections are retried without end."""
+    return db.run(Consumer(db, subscription, handler, max_events, wait, lease, stop, until_empty).run())
