@@ -7,7 +7,7 @@ const assert = require("node:assert");
 const { after, test } = require("node:test");
 const { Pool } = require("pg");
 const idempotency = require("pg-idempotency");
-const { idempotent } = require("pg-idempotency/express");
+const { idempotent, keepBody } = require("pg-idempotency/express");
 
 const { Failure, claim, complete, consume, fail, isTransient, lease, once, onceMany, pg, publish, release, retrying, run, sqlState, tryClaim } = idempotency;
 const pool = new Pool();
@@ -137,6 +137,35 @@ test("consume keeps a batch while it works, and returns the rest when it is stop
 	assert.deepStrictEqual(handled.slice(2), [[3, 1]]);
 	const [{ unsubscribed }] = await db.query("SELECT idempotency.unsubscribe('package') AS unsubscribed");
 	assert.ok(unsubscribed);
+});
+
+test("bodies that a parser has read, that are too large, or compressed", async () => {
+	const express = require("express");
+	const app = express();
+	app.set("env", "test"); // an error is answered without a log
+	const route = (maxBody) => idempotent({ db, scope: () => "bodies", maxBody }, ({ body }) => ({ body: { body } }));
+	app.post("/kept", express.json({ verify: keepBody }), route());
+	app.post("/read", express.json(), route());
+	app.post("/small", route(10));
+	app.use((error, request, response, next) => response.status(500).send(error.message));
+	const server = app.listen(0);
+	const post = async (path, headers = {}, body = '{"a": 12345678901234567890}') => {
+		const answer = await fetch(`http://127.0.0.1:${server.address().port}${path}`,
+			{ method: "POST", body, headers: { "Content-Type": "application/json", "Idempotency-Key": `"${path}"`, ...headers } });
+		return [answer.status, answer.headers.get("Content-Type"), await answer.text()];
+	};
+	try {
+		assert.deepStrictEqual(await post("/kept"), [200, "application/json", '{"body":{"a":12345678901234567000}}']);
+		assert.strictEqual((await post("/kept", {}, '{"a": 12345678901234567891}'))[0], 422); // parsed, both are equal
+		const [status, , text] = await post("/read");
+		assert.strictEqual(status, 500);
+		assert.match(text, /keepBody/);
+		assert.deepStrictEqual((await post("/small")).slice(0, 2), [413, "application/problem+json"]);
+		assert.strictEqual((await post("/small", {}, "[1]"))[0], 200);
+		assert.deepStrictEqual((await post("/small", { "Content-Encoding": "gzip" })).slice(0, 2), [415, "application/problem+json"]);
+	} finally {
+		server.close();
+	}
 });
 
 test("options that would be dangerous are refused when the route is made", () => {

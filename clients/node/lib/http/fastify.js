@@ -7,6 +7,8 @@
 const { Readable } = require("stream");
 const { fromNode, idempotency } = require("./http.js");
 
+const answer = (reply, { status, headers, body }) => reply.code(status).headers(headers).send(body.length > 0 ? body : undefined);
+
 function fastify(options, handler) {
 	const { run, maxBody } = idempotency(options);
 	const asked = Symbol("request");
@@ -14,14 +16,14 @@ function fastify(options, handler) {
 		// preParsing keeps the bytes, and gives Fastify's parser a stream of them.
 		async preParsing(request, reply, payload) {
 			const stream = Object.assign(payload, { headers: request.raw.headers, method: request.raw.method });
-			request[asked] = await fromNode(stream, { path: request.raw.url, raw: request, limit: maxBody, parsed: () => {} });
-			return Object.assign(Readable.from([request[asked].bytes ?? Buffer.alloc(0)], { objectMode: false }), { receivedEncodedLength: request[asked].bytes?.length ?? 0 });
+			const found = await fromNode(stream, { path: request.raw.url, raw: request, limit: maxBody, parsed() {} });
+			if (found.refused)
+				return answer(reply, found.refused);
+			request[asked] = found;
+			return Object.assign(Readable.from([found.bytes], { objectMode: false }), { receivedEncodedLength: found.bytes.length });
 		},
 		async handler(request, reply) {
-			const { refused, ...rest } = request[asked] ?? {};
-			const answer = refused ?? await run({ bytes: Buffer.alloc(0), method: request.raw.method, path: request.raw.url, raw: request,
-				header: (name) => request.headers[name.toLowerCase()], ...rest }, (session) => handler(request, session.tx, session));
-			return reply.code(answer.status).headers(answer.headers).send(answer.body.length > 0 ? answer.body : undefined);
+			return answer(reply, await run(request[asked], (session) => handler(request, session.tx, session)));
 		},
 	};
 }
