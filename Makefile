@@ -128,7 +128,7 @@ dist: ## make the release of this commit in dist/: a tarball, and a zip for PGXN
 
 package: ## make the Debian package of this commit, install and test it in a chroot; RELEASES="bookworm trixie"
 	@tools/prerequisites package
-	@test/package/run $(RELEASES)
+	@test/matrix/package $(RELEASES)
 
 delivery: ## write the parts in delivery/ into the scripts of both editions
 	delivery/assemble
