@@ -107,7 +107,7 @@ fuzz: ## call it with random and hostile input (20 minutes); SEED=1, CALLS=, INP
 sanitize: ## test on servers with sanitizers or valgrind (hours); KIND="address injection valgrind", ONLY=, TESTS=
 	@test/sanitize/run $(KIND)
 
-bench: ## measure against a hand-written implementation; SUITE="keys leases reaper" (15 minutes), outbox (25), delivery (8), scale (15), sessions (2)
+bench: ## measure against a hand-written implementation; SUITE="keys leases reaper" (15 minutes), outbox (25), delivery (8), scale (15), sessions (2), instructions (10), walk (2)
 	@tools/prerequisites bench
 	@tools/build
 	@test/bench/run $(SUITE)
