@@ -119,18 +119,6 @@ ErrorNotInstalled(void)
 }
 
 /*
- * ErrorExtensionReplaced reports that the extension was dropped, or created again,
- * during a call.
- */
-void
-ErrorExtensionReplaced(void)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("extension \"idempotency\" was dropped or replaced during the call"),
-					errhint("Retry the transaction once the extension is installed.")));
-}
-
-/*
  * ErrorStoreAltered reports a table whose definition is not the extension's: writes that
  * bypass the executor would be unsafe.
  */
@@ -147,14 +135,6 @@ ErrorBadArgument(const char *message, const char *hint)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s", message), errhint("%s", hint)));
-}
-
-void
-ErrorHandlerMissing(Oid handler)
-{
-	ereport(ERROR, (errcode(ERRCODE_UNDEFINED_FUNCTION),
-					errmsg("handler with OID %u does not exist", handler),
-					errhint("Pass a function as regprocedure.")));
 }
 
 /*

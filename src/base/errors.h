@@ -46,12 +46,8 @@ pg_noreturn extern void ErrorConcurrentChange(const KeyName *name);
 /* 42804 */
 pg_noreturn extern void ErrorRowType(const char *type);
 
-/* 42883 */
-pg_noreturn extern void ErrorHandlerMissing(Oid handler);
-
 /* 55000 */
 pg_noreturn extern void ErrorNotInstalled(void);
-pg_noreturn extern void ErrorExtensionReplaced(void);
 pg_noreturn extern void ErrorStoreAltered(const char *table, const char *why, const char *hint);
 
 extern void LogCall(const char *function, const char *what);

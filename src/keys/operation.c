@@ -176,6 +176,18 @@ HideCheckpoint(KeyRecord *record, const bytea *fingerprint)
 }
 
 /*
+ * ErrorExtensionReplaced reports that the extension was dropped, or created again,
+ * during a call.
+ */
+pg_noreturn static void
+ErrorExtensionReplaced(void)
+{
+	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("extension \"idempotency\" was dropped or replaced during the call"),
+					errhint("Retry the transaction once the extension is installed.")));
+}
+
+/*
  * OperationDatum returns the composite, whose type the caller names, in the
  * current memory context.  "record" is the outcome to replay, what an owner was
  * granted (and, for run(), the outcome of its operation), or the lease of another

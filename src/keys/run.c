@@ -61,7 +61,9 @@ CheckHandler(Oid handler, Oid document, bool hasRequest)
 	Callable found;
 
 	if (!CallableFind(handler, &found))
-		ErrorHandlerMissing(handler);
+		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_FUNCTION),
+						errmsg("handler with OID %u does not exist", handler),
+						errhint("Pass a function as regprocedure.")));
 	if ((found.argument != document && found.argument != JSONOID) ||
 		(found.result != document && found.result != JSONOID))
 		ereport(ERROR,
