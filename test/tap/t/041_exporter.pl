@@ -3,7 +3,8 @@
 # Proves that examples/monitoring/queries.yaml gives prometheus-postgres-exporter every
 # metric that it names, with the correct value, through a role that is only a member of
 # pg_monitor. This role can log in as the account of Debian's unit does.
-# examples/monitoring/alerts.yaml alerts only on existing metrics.
+# examples/monitoring/alerts.yaml alerts only on existing metrics. A Prometheus that
+# scrapes the exporter during a storm has series for every panel of grafana.json.
 
 use FindBin;
 use strict;
@@ -11,6 +12,7 @@ use warnings FATAL => 'all';
 
 use HTTP::Tiny;
 use IdempotencyTest;
+use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -206,6 +208,49 @@ is($node->safe_psql('postgres', q{SELECT DISTINCT last_error FROM idempotency.su
 my %alerts = map { $_ => 1 } slurp_file("$root/examples/monitoring/alerts.yaml") =~ /\b(idempotency_(?:stats|subscription|claim|reaper|table)_\w+)/g;
 cmp_ok(scalar keys %alerts, '>', 5, 'the rules alert on metrics');
 is_deeply([ grep { !$named{$_} } sort keys %alerts ], [], 'the exporter has every metric of the alerts');
+
+# ----------------------------------------------------------------
+# The dashboard
+# ----------------------------------------------------------------
+
+# The storm: claims, replays, refusals, waits, takeovers, releases, events, failures and the reaper.
+my $scraper = PostgreSQL::Test::Cluster::get_free_port();
+my $data = PostgreSQL::Test::Utils::tempdir();
+append_to_file("$data/prometheus.yml", "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [$root/examples/monitoring/alerts.yaml]\n"
+	. "scrape_configs: [{job_name: exporter, static_configs: [{targets: ['127.0.0.1:$port']}]}]\n");
+my $prometheus_log = '';
+my $prometheus = IPC::Run::start([ 'prometheus', "--config.file=$data/prometheus.yml", "--storage.tsdb.path=$data/data",
+	"--web.listen-address=127.0.0.1:$scraper" ], '>&', \$prometheus_log);
+END { local $?; $prometheus->kill_kill if defined $prometheus }
+
+# series returns the number of series that Prometheus has for an expression.
+sub series
+{
+	my ($expression) = @_;
+	my $form = HTTP::Tiny->new->www_form_urlencode({ query => $expression });
+	my $reply = HTTP::Tiny->new->get("http://127.0.0.1:$scraper/api/v1/query?$form");
+	return 0 if !$reply->{success} && $reply->{status} == 599;
+	return scalar @{ decode_json($reply->{content})->{data}{result} // die "$expression: $reply->{content}" };
+}
+
+my %expressions = map { my $title = $_->{title}; map { ("$title: $_->{legendFormat}" => $_->{expr}) } @{ $_->{targets} } }
+  @{ decode_json(slurp_file("$root/examples/monitoring/grafana.json"))->{panels} };
+cmp_ok(scalar keys %expressions, '>', 20, 'the dashboard has expressions');
+s/\$database/.*/g, s/\$__rate_interval/1m/g for values %expressions;
+my %empty = %expressions;
+for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; %empty && time < $end;)
+{
+	$node->psql('postgres', q{
+		SELECT idempotency.claim('storm', 'key'), idempotency.complete('storm', 'key');
+		SELECT idempotency.claim('storm', 'key', '{}');
+		SELECT idempotency.publish('order', '{}', 'storm');
+		SELECT max(batch) AS batch FROM idempotency.fetch('mail') \gset
+		SELECT idempotency.ack('mail', :batch)}, on_error_stop => 0);
+	usleep(500_000);
+	delete @empty{ grep { series($empty{$_}) > 0 } keys %empty };
+}
+is_deeply(\%empty, {}, 'Prometheus has series for every expression of the dashboard') or diag($prometheus_log);
+cmp_ok(series(q{ALERTS{alertname="IdempotencyDeadLetters"}}), q{>}, 0, q{Prometheus evaluates the rules});
 
 $owner->query_safe('ROLLBACK');
 $_->quit for $owner, $waiter;
