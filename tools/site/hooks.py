@@ -134,7 +134,7 @@ def on_post_page(output, page, config):
 
     def coloured(block):
         language, code = block.groups()
-        lexer = get_lexer_by_name({"sql": "postgresql"}.get(language, language), stripnl=False)
+        lexer = get_lexer_by_name({"sql": "postgresql", "pgsql": "postgresql"}.get(language, language), stripnl=False)
         spans = highlight(html.unescape(code), lexer, HtmlFormatter(nowrap=True))
         return f'<pre class="language-{language}"><code>{spans}</code></pre>'
 
