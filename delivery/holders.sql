@@ -108,6 +108,7 @@ COMMENT ON FUNCTION idempotency_internal.holders_of(text, text, boolean) IS 'hol
 CREATE FUNCTION idempotency.holders()
 	RETURNS SETOF idempotency.holder
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET jit = off -- which takes longer than reading the locks, whose number the planner overestimates
 AS $$
 	SELECT * FROM idempotency_internal.holders_of(NULL, NULL, true)
 $$;
@@ -120,6 +121,7 @@ CREATE FUNCTION idempotency.holders(scope text, key text)
 -- both editions
 	RETURNS SETOF idempotency.holder
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+	SET jit = off -- which takes longer than reading the locks, whose number the planner overestimates
 AS $$
 	SELECT * FROM idempotency_internal.holders_of($1::text, $2::text, false)
 $$;
