@@ -6466,6 +6466,11 @@ BEGIN
 		PERFORM idempotency_internal.raise('42704', format('role with OID %s does not exist', role::oid), NULL,
 			'Pass the name of a role.');
 	END IF;
+	-- A restore without privileges (pg_restore --no-privileges) lets PUBLIC execute every function
+	IF EXISTS (SELECT FROM pg_proc AS p
+			WHERE p.proacl IS NULL AND p.pronamespace IN ('idempotency'::regnamespace, 'idempotency_internal'::regnamespace)) THEN
+		REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA idempotency, idempotency_internal FROM PUBLIC;
+	END IF;
 	FOREACH granted IN ARRAY ARRAY['USAGE ON SCHEMA idempotency',
 		'USAGE ON TYPE idempotency.identifier, idempotency.document, idempotency.keytext, idempotency.outcome, idempotency.operation, idempotency.abandoned']
 		|| ARRAY(SELECT format('EXECUTE ON ROUTINE %s', p.oid::regprocedure) FROM pg_proc AS p

@@ -312,6 +312,17 @@ SELECT c.relname, pg_temp.try(format('SET client_min_messages = error; DROP TABL
 
 -- both layouts
 
+-- A restore without privileges lets PUBLIC execute every function; the first grant revokes that.
+BEGIN;
+SET LOCAL allow_system_table_mods = on;
+UPDATE pg_proc SET proacl = NULL WHERE pronamespace::regnamespace::text LIKE 'idempotency%';
+SELECT idempotency.grant_client('regress_idempotency_client');
+SELECT count(*) AS public_functions FROM pg_proc AS p, aclexplode(coalesce(proacl, acldefault('f', proowner))) AS a
+	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0;
+SET ROLE regress_idempotency_client;
+SELECT statement, pg_temp.try(statement) FROM door WHERE statement ~ 'once|forget' ORDER BY n;
+ROLLBACK;
+
 SET client_min_messages = warning;
 DROP OWNED BY regress_idempotency_nobody, regress_idempotency_client, regress_idempotency_operator, regress_idempotency_backup CASCADE;
 RESET client_min_messages;
