@@ -36,7 +36,15 @@ BEGIN
 	SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ') INTO routines
 	FROM pg_catalog.pg_proc AS p
 	WHERE p.pronamespace OPERATOR(pg_catalog.=) ANY ('{idempotency,idempotency_internal}'::pg_catalog.regnamespace[]::pg_catalog.oid[]);
-	EXECUTE 'DROP ROUTINE ' OPERATOR(pg_catalog.||) routines;
+	BEGIN
+		EXECUTE 'DROP ROUTINE ' OPERATOR(pg_catalog.||) routines;
+	EXCEPTION
+		-- The context of the error is the list of all routines
+		WHEN dependent_objects_still_exist THEN
+			GET STACKED DIAGNOSTICS command = MESSAGE_TEXT, routines = PG_EXCEPTION_DETAIL;
+			RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = command, DETAIL = routines,
+				HINT = 'Drop these objects, run the script again, and create them again afterwards.';
+	END;
 	DROP TABLE idempotency.key, idempotency.configuration, idempotency.parked, idempotency.position, idempotency.partition, idempotency.subscription,
 		idempotency.outbox, idempotency_internal.probe;
 	DROP SEQUENCE idempotency.outbox_seq;

@@ -325,5 +325,13 @@ foreach my $stop ('off', '1')
 	is($out, join('', map { "$_: $stop\n" } 'to_extension', 'from_extension', 'uninstall', 'idempotency'), "scripts that run by \\i leave ON_ERROR_STOP as it was, $stop") or diag($err);
 }
 
+# The error names what depends on the edition, without the list of all its routines.
+$node->safe_psql('postgres', 'CREATE TABLE guarded (i integer); CREATE TRIGGER claimed BEFORE INSERT ON guarded FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim()');
+my $refused = '';
+IPC::Run::run([ $node->installed_command('psql'), '--no-psqlrc', '--quiet', '--dbname', $node->connstr('postgres'), '--file', "$portable/uninstall.sql" ], '2>', \$refused);
+like($refused, qr/DETAIL:  trigger claimed on table \S+ depends on function [^\n]+\nHINT:  Drop these objects/,
+	'what depends on the edition is named');
+unlike($refused, qr/DROP ROUTINE/, 'and not the statement');
+
 $node->stop;
 done_testing();
