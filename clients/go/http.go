@@ -11,7 +11,6 @@ import (
 	"io"
 	"log"
 	"maps"
-	"mime"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -33,7 +32,9 @@ var (
 	// malformed are the errors of a claim whose request has a body that is not JSON: a text that is no JSON, a code point or number that
 	// jsonb cannot hold, too deep, too large.
 	malformed = regexp.MustCompile(`^(22P02|22P05|22003|22021|5400[01])$`)
+	escaped   = regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
 	unquoted  = regexp.MustCompile(`^[\w.:+/=-]+$`)
+	boundary  = regexp.MustCompile(`(?i);\s*boundary=(?:"([^"]+)"|([^\s;]+))`)
 	jsonType  = regexp.MustCompile(`(?i)^(application|text)/([^;\s]+\+)?json\s*(;|$)`)
 )
 
@@ -174,6 +175,38 @@ func sortedQuery(query string) string {
 	return strings.Join(parts, "&")
 }
 
+// escape encodes the bytes of a text that are neither letters nor digits nor among others.
+func escape(text, others string) string {
+	var out strings.Builder
+	for _, each := range []byte(text) {
+		if each >= 'a' && each <= 'z' || each >= 'A' && each <= 'Z' || each >= '0' && each <= '9' || strings.IndexByte(others, each) >= 0 {
+			out.WriteByte(each)
+		} else {
+			fmt.Fprintf(&out, "%%%02X", each)
+		}
+	}
+	return out.String()
+}
+
+// fields returns the fields of a form. What is no valid encoding stands for itself: without it, two requests would be the same.
+func fields(form string) map[string][]string {
+	decode := func(text string) string {
+		text = escaped.ReplaceAllStringFunc(strings.ReplaceAll(text, "+", " "), func(each string) string {
+			part, _ := hex.DecodeString(each[1:])
+			return string(part)
+		})
+		return string([]rune(text)) // as UTF-8
+	}
+	found := map[string][]string{}
+	for _, part := range strings.Split(form, "&") {
+		if part != "" {
+			name, value, _ := strings.Cut(part, "=")
+			found[decode(name)] = append(found[decode(name)], decode(value))
+		}
+	}
+	return found
+}
+
 // document returns the JSON text that stands for a body in the fingerprint, NULL for an empty body.
 func document(kind string, body []byte) (*string, error) {
 	if len(body) == 0 {
@@ -185,14 +218,15 @@ func document(kind string, body []byte) (*string, error) {
 		}
 		return text(string(body)), nil
 	}
-	media, parameters, _ := mime.ParseMediaType(kind)
+	media, _, _ := strings.Cut(kind, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
 	var value any
 	if media == "application/x-www-form-urlencoded" {
-		value, _ = url.ParseQuery(string(body))
+		value = fields(string(body))
 	} else {
-		if strings.HasPrefix(media, "multipart/") && parameters["boundary"] != "" {
+		if found := boundary.FindStringSubmatch(kind); strings.HasPrefix(media, "multipart/") && found != nil {
 			// Each attempt draws another boundary.
-			body = bytes.ReplaceAll(body, []byte("--"+parameters["boundary"]), []byte("--"))
+			body = bytes.ReplaceAll(body, []byte("--"+found[1]+found[2]), []byte("--"))
 		}
 		sum := sha256.Sum256(body)
 		value = map[string]string{"type": media, "sha256": hex.EncodeToString(sum[:])}
@@ -255,9 +289,13 @@ func (m rules) run(tx *Tx, r *http.Request, scope string, body []byte) (found an
 	if m.Lenient && unquoted.MatchString(header) {
 		key = "$2::text"
 	}
-	path := r.URL.EscapedPath()
-	if r.URL.RawQuery != "" {
-		path += "?" + sortedQuery(r.URL.RawQuery)
+	asked, err := url.ParseRequestURI(r.RequestURI) // http.StripPrefix changes r.URL
+	if err != nil {
+		asked = r.URL
+	}
+	path := escape(asked.Path, "_.-~/:@!$&'()*+,;=")
+	if asked.RawQuery != "" {
+		path += "?" + sortedQuery(escape(asked.RawQuery, "!$%&()*+,-./:;=?@[\\]^_`{|}~"))
 	}
 	request, err := document(r.Header.Get("Content-Type"), body)
 	if err != nil {

@@ -139,7 +139,7 @@ test("consume keeps a batch while it works, and returns the rest when it is stop
 	assert.ok(unsubscribed);
 });
 
-test("bodies that a parser has read, that are too large, or compressed", async () => {
+test("bodies that a parser has read, that are too large, or compressed; paths; headers that cannot be sent", async () => {
 	const express = require("express");
 	const app = express();
 	app.set("env", "test"); // an error is answered without a log
@@ -147,6 +147,9 @@ test("bodies that a parser has read, that are too large, or compressed", async (
 	app.post("/kept", express.json({ verify: keepBody }), route());
 	app.post("/read", express.json(), route());
 	app.post("/small", route(10));
+	app.post("/path/:name", route());
+	for (const [path, headers] of [["/character", { Location: "/\u0451" }], ["/undefined", { Location: undefined }]])
+		app.post(path, idempotent({ db, scope: () => "bodies" }, () => ({ headers })));
 	app.use((error, request, response, next) => response.status(500).send(error.message));
 	const server = app.listen(0);
 	const post = async (path, headers = {}, body = '{"a": 12345678901234567890}') => {
@@ -162,6 +165,17 @@ test("bodies that a parser has read, that are too large, or compressed", async (
 		assert.match(text, /keepBody/);
 		assert.deepStrictEqual((await post("/small")).slice(0, 2), [413, "application/problem+json"]);
 		assert.strictEqual((await post("/small", {}, "[1]"))[0], 200);
+		// A path is compared decoded, as other languages have it.
+		await pool.query(`SELECT idempotency.complete('bodies', 'path', '1', 200, '{"Content-Type": "application/json"}')
+			FROM idempotency.claim('bodies', 'path',
+			fingerprint => idempotency.fingerprint('POST', '/path/%C3%A9!', '{"a": 12345678901234567890}'))`);
+		assert.strictEqual((await post("/path/%c3%a9%21", { "Idempotency-Key": '"path"' }))[0], 200);
+		assert.strictEqual((await post("/path/%c3%a8%21", { "Idempotency-Key": '"path"' }))[0], 422);
+		// An answer that cannot be sent is not stored.
+		for (const path of ["/character", "/undefined"]) {
+			assert.strictEqual((await post(path))[0], 500);
+			assert.strictEqual(await once(db, "bodies", path), true);
+		}
 		assert.deepStrictEqual((await post("/small", { "Content-Encoding": "gzip" })).slice(0, 2), [415, "application/problem+json"]);
 	} finally {
 		server.close();

@@ -30,7 +30,7 @@ def idempotent(db: Database, **options: Any) -> Callable:
                 return Answer(made.status_code, made.headers.items(), made.get_data(), made)
 
             request = flask.request
-            asks = Request(request, request.method, request.path, request.query_string.decode("latin-1"), request.headers.get("Idempotency-Key"),
+            asks = Request(request, request.method, request.script_root + request.path, request.query_string.decode("latin-1"), request.headers.get("Idempotency-Key"),
                            request.headers.get("Content-Type", ""), request.get_data())
             found = run_sync(rules.answer(asks, handle))
             if found.native is not None:

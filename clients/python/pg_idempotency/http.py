@@ -172,7 +172,8 @@ class Rules:
             return problem(503, "Try again with the same key.", {"Retry-After": "1"})
 
     async def _claim(self, tx: Any, request: Request, scope: str, key: str) -> Any:
-        query = "&".join(sorted(request.query.split("&"), key=lambda part: part.split("=")[0]))
+        query = re.sub("[^!$-&(-;=?-~]", lambda found: f"%{ord(found[0]):02X}", request.query)
+        query = "&".join(sorted(query.split("&"), key=lambda part: part.split("=")[0]))
         path = quote(request.path, safe="/:@!$&'()*+,;=~") + ("?" + query if query else "")
         body = document(request.type, request.body)
         try:
@@ -213,4 +214,5 @@ class Rules:
             text = answer.body.decode() if is_json(type_of(kept.items())) else json.dumps({"base64": base64.b64encode(answer.body).decode()})
         await tx.rows(FINISH.format("complete" if answer.status < 400 else "fail", key),
                       [scope, request.key, text, answer.status, json.dumps(kept)])
+        tx.finished = True
         return answer

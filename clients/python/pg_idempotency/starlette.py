@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any, Callable
+from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +18,9 @@ from .http import Request as Asked
 async def asked(request: Request) -> Asked:
     """Returns what the rules need of a request. Its body stays readable."""
     key = ", ".join(request.headers.getlist("Idempotency-Key")) or None
-    return Asked(request, request.method, request.scope["path"], request.scope["query_string"].decode("latin-1"), key,
+    raw = request.scope.get("raw_path")  # the path of a mounted application may be a part
+    path = unquote(raw.partition(b"?")[0].decode("latin-1")) if raw else request.scope["path"]
+    return Asked(request, request.method, path, request.scope["query_string"].decode("latin-1"), key,
                  request.headers.get("Content-Type", ""), await request.body())
 
 

@@ -19,7 +19,7 @@ function hono(options, handler) {
 		for (const [name, values] of Object.entries(headers))
 			for (const value of [values].flat())
 				fields.append(name, value);
-		return new Response(body.length > 0 ? body : null, { status, headers: fields });
+		return new Response(body.length > 0 && ![204, 205, 304].includes(status) ? body : null, { status, headers: fields });
 	};
 }
 

@@ -4,7 +4,7 @@
 "use strict";
 
 const { createHash } = require("crypto");
-const { STATUS_CODES } = require("http");
+const { STATUS_CODES, validateHeaderName, validateHeaderValue } = require("http");
 const { isUtf8 } = require("buffer");
 const { Failure, finish, isTransient, sqlState, undoable } = require("../core.js");
 
@@ -39,13 +39,17 @@ class Refused extends Error {
 // Requests
 // ----------------------------------------------------------------
 
-// sortedQuery returns a path whose query does not depend on the order of different parameters.
-function sortedQuery(path) {
-	const [before, query] = path.split(/\?(.*)/s);
+const percent = (byte) => `%${byte.charCodeAt().toString(16).toUpperCase().padStart(2, "0")}`;
+
+// normalPath returns a path decoded and encoded anew, because some servers have only the decoded one. Its query does
+// not depend on the order of different parameters.
+function normalPath(path) {
+	const [encoded, query] = path.split(/\?(.*)/s);
+	const before = encoded.replace(/%([0-9a-f]{2})/gi, (_, hex) => String.fromCharCode(parseInt(hex, 16))).replace(/[^\w.~/:@!$&'()*+,;=-]/g, percent);
 	if (!query)
 		return before;
 	const name = (part) => part.split("=", 1)[0];
-	const parts = query.split("&").sort((a, b) => name(a) < name(b) ? -1 : name(a) > name(b) ? 1 : 0);
+	const parts = query.replace(/[^!$-&(-;=?-~]/g, percent).split("&").sort((a, b) => name(a) < name(b) ? -1 : name(a) > name(b) ? 1 : 0);
 	return `${before}?${parts.join("&")}`;
 }
 
@@ -63,8 +67,8 @@ function documentOf(type, bytes) {
 	}
 	const media = (type ?? "").split(";", 1)[0].trim().toLowerCase();
 	if (media === "application/x-www-form-urlencoded") {
-		const fields = {};
-		for (const [name, value] of new URLSearchParams(bytes.toString()))
+		const fields = Object.create(null);
+		for (const [name, value] of new URLSearchParams(`&${bytes}`)) // it would drop a ? at the beginning
 			(Object.hasOwn(fields, name) ? fields[name] : fields[name] = []).push(value);
 		return JSON.stringify(fields);
 	}
@@ -127,6 +131,11 @@ async function answerOf(result) {
 	}
 	if (isStream(body))
 		refuseStream();
+	for (const [name, value] of Object.entries(headers)) { // what cannot be sent must not be stored
+		validateHeaderName(name);
+		for (const each of [value].flat())
+			validateHeaderValue(name, each);
+	}
 	const type = typeOf(headers);
 	if (body === undefined || body === null)
 		return { status, headers, type, body: Buffer.alloc(0) };
@@ -143,6 +152,8 @@ async function answerOf(result) {
 function stored({ type, body }) {
 	if (body.length === 0)
 		return null;
+	if (isJson(type) && !isUtf8(body))
+		throw new TypeError("an answer in JSON must be UTF-8");
 	return isJson(type) ? body.toString() : JSON.stringify({ base64: body.toString("base64") });
 }
 
@@ -184,7 +195,7 @@ function idempotency(options) {
 		const header = request.header("Idempotency-Key") ?? null;
 		const unquoted = lenient && /^[\w.:+/=-]+$/.test(header ?? "");
 		const [row] = await session.query(CLAIM(unquoted ? "$2::text" : "idempotency.parse_header($2::text)", omit), [space, header, request.method,
-			sortedQuery(request.path), document, String(wait), retention === null ? null : String(retention), ...paths]);
+			normalPath(request.path), document, String(wait), retention === null ? null : String(retention), ...paths]);
 		return row;
 	}
 
@@ -194,6 +205,7 @@ function idempotency(options) {
 			.map(([name, value]) => [name, Array.isArray(value) ? value.join(", ") : String(value)]);
 		await finish(session, answer.status < 400 ? "complete" : "fail", space, key, stored(answer),
 			{ status: answer.status, headers: Object.fromEntries(kept), omitLarge: true });
+		session.finished = true;
 	}
 
 	// handle calls the handler, and undoes its writes if it answers 400 or above.
@@ -206,10 +218,8 @@ function idempotency(options) {
 				return answer;
 			});
 		} catch (error) {
-			if (error.answer)
-				return error.answer;
 			if (error instanceof Failure)
-				return answerOf({ status: error.status, headers: error.headers, body: error.response });
+				return error.answer ?? answerOf({ status: error.status, headers: error.headers, body: error.response });
 			throw error;
 		}
 	}

@@ -39,8 +39,8 @@ class IdempotencyInterceptor {
 		const request = http.getRequest();
 		const response = http.getResponse();
 		const raw = request.raw ?? request;
-		if (request.rawBody === undefined && request.body !== undefined && Object.keys(request.body).length > 0)
-			throw new Error("the body was not kept: NestFactory.create(AppModule, { rawBody: true })");
+		if (request.rawBody === undefined && (raw.headers["transfer-encoding"] || Number(raw.headers["content-length"] ?? 0) > 0))
+			throw new Error("the body was not kept: NestFactory.create(AppModule, { rawBody: true }), and app.useBodyParser() for what is neither JSON nor a form");
 		const answer = await this.#idempotency.run({ method: raw.method, path: raw.originalUrl ?? raw.url, header: (name) => raw.headers[name.toLowerCase()],
 			type: raw.headers["content-type"], bytes: Buffer.from(request.rawBody ?? ""), raw: request },
 		(found) => current.run(found, () => this.#handle(response, next)));
