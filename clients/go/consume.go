@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"strings"
 	"time"
 )
 
@@ -31,7 +32,8 @@ type consumer struct {
 
 // Consume calls handler for each event of a subscription, until ctx ends; it then returns nil. An event is handled at least once: call
 // Once with its ID in the transaction of its effect, or pass the ID on as the idempotency key. If the handler returns an error, the
-// event is retried later, and becomes a dead letter after the last attempt, or with DeadLetter. A heartbeat extends the lease of the batch.
+// event is retried later, and becomes a dead letter after the last attempt, or with DeadLetter. When ctx has ended, an event whose handler
+// fails goes back, and counts no attempt. A heartbeat extends the lease of the batch; if the batch is lost, the context of the handler ends.
 // Errors of the database that are not transient are returned.
 func Consume(ctx context.Context, db DB, subscription string, handler func(context.Context, Event) error, options ConsumeOptions) error {
 	if options.MaxEvents == 0 {
@@ -100,40 +102,57 @@ func (c consumer) fetch(ctx context.Context) ([]Event, error) {
 // handle handles a batch, with a heartbeat, and acknowledges it. When ctx ends, the rest of the batch goes back.
 func (c consumer) handle(ctx context.Context, batch []Event) error {
 	number := batch[0].Batch
-	beating, stop := context.WithCancel(ctx)
+	held, lose := context.WithCancelCause(ctx)
+	defer lose(nil)
+	// Until a lease after the end of ctx, the batch is kept, and what was handled is reported.
+	settling, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.options.Lease, stop) })()
+	beating, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
 	go func() {
 		for beating.Err() == nil {
 			select {
 			case <-beating.Done():
 			case <-time.After(c.options.Lease / 3):
-				// Whether the lease is lost, the ack finds out.
-				c.db.Transaction(beating, func(tx *Tx) error {
+				err := c.db.Transaction(beating, func(tx *Tx) error {
 					return tx.scan(beating, nil, "idempotency.extend($1::text, $2::bigint, $3::text::interval)", c.subscription, number, interval(c.options.Lease))
 				})
+				if SQLState(err) == "IK408" {
+					lose(errGone)
+				}
 			}
 		}
 	}()
-	settling := context.WithoutCancel(ctx) // what was handled is reported even if ctx has ended
 	left, done := map[string]bool{}, []int64{}
+	giveBack := func() error {
+		list, _ := json.Marshal(done)
+		return errors.Join(
+			c.call(settling, nil, "idempotency.ack($1::text, $2::bigint, ARRAY(SELECT jsonb_array_elements_text($3::text::jsonb)::bigint))", number, string(list)),
+			c.call(settling, nil, "idempotency.nack($1::text, $2::bigint, NULL)", number))
+	}
 	for _, event := range batch {
-		if ctx.Err() != nil {
-			list, _ := json.Marshal(done)
-			return errors.Join(
-				c.call(settling, nil, "idempotency.ack($1::text, $2::bigint, ARRAY(SELECT jsonb_array_elements_text($3::text::jsonb)::bigint))", number, string(list)),
-				c.call(settling, nil, "idempotency.nack($1::text, $2::bigint, NULL)", number))
-		}
 		if left[event.AggregateID] {
 			continue
 		}
-		fault := c.handler(ctx, event)
+		if context.Cause(held) == errGone {
+			return errGone
+		}
+		if ctx.Err() != nil {
+			return giveBack()
+		}
+		fault := c.handler(held, event)
 		if fault == nil {
 			done = append(done, event.Seq)
 			continue
 		}
 		var dead DeadLetter
+		if ctx.Err() != nil && !errors.As(fault, &dead) {
+			return giveBack()
+		}
+		message := strings.ToValidUTF8(strings.ReplaceAll(fault.Error(), "\x00", "\ufffd"), "\ufffd")
 		if err := c.call(settling, nil, "idempotency.nack($1::text, $2::bigint, $3::text::uuid, $4::text, dead => $5::boolean)",
-			number, event.ID, fault.Error(), errors.As(fault, &dead)); err != nil {
+			number, event.ID, message, errors.As(fault, &dead)); err != nil {
 			return err
 		}
 		left[event.AggregateID] = event.AggregateID != "" // its later events have left the batch

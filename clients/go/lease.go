@@ -22,6 +22,7 @@ type Lease struct {
 	scope, key string
 	duration   time.Duration
 	writes     chan struct{} // held by the heartbeat, or by a transaction of the owner, which holds the key
+	renewed    time.Time     // while writes is held
 	done       *Operation
 	checked    bool
 }
@@ -34,8 +35,7 @@ func WithLease(ctx context.Context, db DB, scope, key string, request any, optio
 	if options.Lease == 0 {
 		options.Lease = 30 * time.Second
 	}
-	lease := &Lease{db: db, scope: scope, key: key, duration: options.Lease, writes: make(chan struct{}, 1)}
-	started := time.Now()
+	lease := &Lease{db: db, scope: scope, key: key, duration: options.Lease, writes: make(chan struct{}, 1), renewed: time.Now()}
 	err := db.Transaction(ctx, func(tx *Tx) (err error) {
 		lease.Operation, err = tx.Claim(ctx, scope, key, request, options)
 		return err
@@ -47,7 +47,7 @@ func WithLease(ctx context.Context, db DB, scope, key string, request any, optio
 	stopped := make(chan struct{})
 	beating, stop := context.WithCancel(ctx)
 	go func() {
-		lease.beat(beating, started, cancel)
+		lease.beat(beating, cancel)
 		close(stopped)
 	}()
 	owned := false
@@ -73,7 +73,7 @@ func WithLease(ctx context.Context, db DB, scope, key string, request any, optio
 }
 
 // beat renews the lease until its context ends, and cancels the work if the lease is lost.
-func (l *Lease) beat(ctx context.Context, renewed time.Time, cancel context.CancelCauseFunc) {
+func (l *Lease) beat(ctx context.Context, cancel context.CancelCauseFunc) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -83,15 +83,14 @@ func (l *Lease) beat(ctx context.Context, renewed time.Time, cancel context.Canc
 		select {
 		case l.writes <- struct{}{}:
 		default: // a transaction of the owner holds the key, and with it the lease
-			renewed = time.Now()
 			continue
 		}
 		started := time.Now()
 		err := l.db.Transaction(ctx, func(tx *Tx) error { return l.renew(ctx, tx) })
 		if err == nil {
-			renewed = started
+			l.renewed = started
 		}
-		lost := l.done == nil && err != nil && ctx.Err() == nil && (SQLState(err) == "IK410" || time.Since(renewed) > l.duration)
+		lost := l.done == nil && err != nil && ctx.Err() == nil && (SQLState(err) == "IK410" || time.Since(l.renewed) > l.duration)
 		<-l.writes
 		if lost {
 			cancel(ErrLeaseLost)
@@ -126,12 +125,19 @@ func (l *Lease) Transaction(ctx context.Context, work func(*Tx) error) error {
 		return context.Cause(ctx)
 	}
 	defer func() { <-l.writes }()
-	return l.db.Transaction(ctx, func(tx *Tx) error {
+	started := time.Now()
+	err := l.db.Transaction(ctx, func(tx *Tx) error {
 		if err := l.renew(ctx, tx); err != nil {
 			return err
 		}
 		return work(tx)
 	})
+	if err == nil {
+		l.renewed = started
+	} else {
+		l.done = nil // what Complete has stored is rolled back
+	}
+	return err
 }
 
 func (l *Lease) in(ctx context.Context, tx *Tx, work func(*Tx) error) error {

@@ -12,9 +12,9 @@ import (
 )
 
 // The same call with the same key can succeed later: lost connections, serialization failures and deadlocks, no resources,
-// lock timeouts, shutdown and failover; IK409, another owner is at work; IK410, another owner took the lease over; IK408,
+// lock timeouts, shutdown, failover and a session that was idle too long; IK409, another owner is at work; IK410, another owner took the lease over; IK408,
 // another consumer has the events of the batch.
-var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|58|25006|IK408|IK409|IK410)`)
+var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410)`)
 
 // SQLState returns the SQLSTATE of an error of pgx or lib/pq, or "".
 func SQLState(err error) string {
@@ -30,7 +30,8 @@ func IsTransient(err error) bool {
 	if state := SQLState(err); state != "" {
 		return transient.MatchString(state)
 	}
-	var network net.Error
+	var network *net.OpError // any url.Error and any errno is a net.Error
+	var name *net.DNSError
 	var safe interface{ SafeToRetry() bool } // of pgx, for a connection that was lost before
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -38,7 +39,7 @@ func IsTransient(err error) bool {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, driver.ErrBadConn):
 		return true
 	}
-	return errors.As(err, &network) || errors.As(err, &safe) && safe.SafeToRetry()
+	return errors.As(err, &network) || errors.As(err, &name) || errors.As(err, &safe) && safe.SafeToRetry()
 }
 
 // Retrying calls work until it succeeds, with growing pauses. It returns at once an error that is not transient, and limit after the

@@ -122,6 +122,18 @@ class Tests:
         assert operation.failed and operation.status == 402 and operation.json() == {"error": "declined"}, operation
         assert await self.charges() == 0
 
+    async def failed_statement(self):
+        """A transaction whose statement has failed is not committed silently."""
+        try:
+            async with self.transaction() as tx:
+                assert await settle(tx.once(self.scope, "k"))
+                with contextlib.suppress(psycopg.Error):
+                    await settle(tx.connection.execute("SELECT 1/0"))
+            raise AssertionError("no error")
+        except RuntimeError as error:
+            assert "rolled back" in str(error), error
+        assert await self.do("once", self.scope, "k")
+
     async def once_many(self):
         ids = ["b", 7, "a", "b"]
         assert await self.do("once_many", self.scope, ids, timedelta(days=30)) == [7, "a", "b"]

@@ -3,21 +3,29 @@ package pgxadapter
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
 	idempotency "example.org/pg-idempotency"
 )
 
-// Beginner begins transactions: *pgxpool.Pool, or *pgx.Conn.
+// Beginner begins transactions: *pgxpool.Pool.
 type Beginner interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
 type db struct{ beginner Beginner }
 
-// New returns the DB of a pool. Native of its transactions is a pgx.Tx.
-func New(beginner Beginner) idempotency.DB { return db{beginner} }
+// New returns the DB of a pool. Native of its transactions is a pgx.Tx. New panics for a *pgx.Conn, whose open transaction a heartbeat
+// would commit, and for a pgx.Tx, whose Begin makes a savepoint.
+func New(beginner Beginner) idempotency.DB {
+	switch beginner.(type) {
+	case *pgx.Conn, pgx.Tx:
+		panic(fmt.Sprintf("pgxadapter: pass a pool, not a %T; in a transaction of your own use With", beginner))
+	}
+	return db{beginner}
+}
 
 func (d db) Transaction(ctx context.Context, work func(*idempotency.Tx) error) error {
 	return pgx.BeginFunc(ctx, d.beginner, func(tx pgx.Tx) error { return work(With(tx)) })

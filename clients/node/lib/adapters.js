@@ -6,10 +6,18 @@
 "use strict";
 
 // adapter makes an adapter from three functions: begin(work) calls work(tx) in a transaction;
-// run(tx, text, values) returns rows; more(tx) returns further members of a session.
-function adapter(root, begin, run, more = () => ({})) {
+// run(tx, text, values) returns rows; more(tx) returns further members of a session. Unless the driver reports that a
+// COMMIT has rolled back, because a statement had failed, a last statement does.
+function adapter(root, begin, run, { more = () => ({}), reports = false } = {}) {
 	const session = (tx) => ({ tx, query: (text, values = []) => run(tx, text, values), ...more(tx, session) });
-	return { ...session(root), with: session, transaction: (work) => begin((tx) => work(session(tx))) };
+	const transaction = (work) => begin(async (tx) => {
+		const current = session(tx);
+		const result = await work(current);
+		if (!reports && !current.finished)
+			await current.query("SELECT 1 AS committing");
+		return result;
+	});
+	return { ...session(root), with: session, transaction };
 }
 
 // pieces splits a statement at its parameters, for drivers with placeholders of their own. Returns the texts
@@ -40,12 +48,12 @@ const pg = (pool) => adapter(pool, async (work) => {
 		client.off("error", lost);
 		client.release(broken);
 	}
-}, async (client, text, values) => (await client.query(text, values)).rows);
+}, async (client, text, values) => (await client.query(text, values)).rows, { reports: true });
 
 // postgres takes the sql of postgres.js. A failed statement fails the transaction of sql.begin() even if
 // the handler catches the error; in a savepoint it does not.
 const postgres = (sql) => adapter(sql, (work) => sql.begin(work), (tx, text, values) => tx.unsafe(text, values),
-	(tx, session) => tx.savepoint ? { savepoint: (work) => tx.savepoint((inner) => work(session(inner))) } : {});
+	{ more: (tx, session) => tx.savepoint ? { savepoint: (work) => tx.savepoint((inner) => work(session(inner))) } : {}, reports: true });
 
 // prisma takes a PrismaClient, and the options of its $transaction.
 const prisma = (client, options) => adapter(client, (work) => client.$transaction(work, options),
@@ -74,7 +82,7 @@ const sequelize = (db) => adapter(undefined, (work) => db.transaction(work),
 // outcome is stored; to use the id of a new one in an answer, call tx.flush() first.
 const mikroorm = (orm) => adapter(orm.em, (work) => orm.em.fork().transactional(work), (em, text, values) =>
 	em.getConnection().execute(...question(text, values), "all", em.getTransactionContext()),
-(em) => em === orm.em ? {} : { flush: () => em.flush(), clear: () => em.clear() });
+{ more: (em) => em === orm.em ? {} : { flush: () => em.flush(), clear: () => em.clear() } });
 
 // knex takes a Knex, also that of Objection.
 const knex = (db) => adapter(db, (work) => db.transaction(work), async (tx, text, values) => (await tx.raw(...question(text, values))).rows);

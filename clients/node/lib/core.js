@@ -144,6 +144,7 @@ async function store(session, scope, key, claimed, options, work) {
 	}
 	const text = await finish(session, name, scope, key, jsonText("the response", response),
 		{ ...options, status: status ?? 200, headers, token: claimed.token });
+	session.finished = true; // no statement of the transaction has failed
 	return { ...claimed, status: status ?? 200, headers, failed: name === "fail", response: parsed(text), responseText: text ?? undefined };
 }
 
@@ -166,6 +167,7 @@ class Lease {
 	#duration;
 	#timer;
 	#end;
+	#fault;
 	#aborts = new AbortController();
 
 	constructor(db, scope, key, duration, seconds, claimed) {
@@ -187,7 +189,7 @@ class Lease {
 				this.#end = sent + 1000 * seconds;
 			} catch (error) {
 				// A heartbeat that could not be sent is repeated until the lease ends.
-				if (!isTransient(error) || sqlState(error) === "IK410" || Date.now() > this.#end)
+				if (sqlState(error) === "IK410" || Date.now() > this.#end)
 					return this.#aborts.abort(error);
 			}
 			if (this.#timer)
@@ -224,11 +226,24 @@ class Lease {
 	// gets the ORM's transaction and the session.
 	async complete(work, options = {}) {
 		this.stop(); // the transaction locks the key, and a heartbeat would wait for it
-		this.outcome = await this.#db.transaction(async (session) => {
-			await this.renew(session);
-			return store(session, this.#scope, this.#key, this, options, (inner) => work(inner.tx, inner));
-		});
+		try {
+			this.outcome = await this.#db.transaction(async (session) => {
+				await this.renew(session);
+				return store(session, this.#scope, this.#key, this, options, (inner) => work(inner.tx, inner));
+			});
+		} catch (error) {
+			this.#fault = error;
+			throw error;
+		}
 		return this.outcome.response;
+	}
+
+	// end stores the response of work that has not called complete(). If that failed, its error is no success.
+	async end(response, options) {
+		if (this.outcome === undefined && this.#fault)
+			throw this.#fault;
+		if (this.outcome === undefined)
+			await this.complete(() => response, options);
 	}
 }
 
@@ -239,15 +254,13 @@ class Lease {
 async function lease(db, scope, key, options, work) {
 	if (options.lease === undefined)
 		throw new TypeError("lease: the option lease is missing, such as '30 seconds'");
+	const [{ seconds }] = await db.query("SELECT extract(epoch FROM $1::text::interval)::text AS seconds", [plainText(options.lease)]);
 	const claimed = await claim(db, scope, key, options);
 	if (claimed.replayed)
 		return claimed;
-	const [{ seconds }] = await db.query("SELECT extract(epoch FROM $1::text::interval)::text AS seconds", [plainText(options.lease)]);
 	const held = new Lease(db, scope, key, options.lease, Number(seconds), claimed);
 	try {
-		const response = await work(held);
-		if (held.outcome === undefined)
-			await held.complete(() => response, options);
+		await held.end(await work(held), options);
 	} catch (error) {
 		if (error instanceof Failure && held.outcome === undefined) {
 			await held.complete(() => { throw error; }, options);
@@ -278,7 +291,8 @@ async function giveUp(db, scope, key, held) {
 
 // consume calls handler(event) for the events of a subscription, until the signal aborts or, with
 // untilEmpty, none is left. An error of the handler is reported with nack: the event is retried later, and
-// with error.dead it is a dead letter at once. Lost connections are retried without end.
+// with error.dead it is a dead letter at once. After the abort, an event whose handler fails goes back, and counts no attempt. Lost
+// connections are retried without end, after the abort for a lease.
 async function consume(db, subscription, handler, options = {}) {
 	const { maxEvents = 10, wait = "5 seconds", lease: duration = "1 minute", signal, untilEmpty = false } = options;
 	while (!signal?.aborted) {
@@ -289,7 +303,7 @@ async function consume(db, subscription, handler, options = {}) {
 			.catch((error) => signal?.aborted ? [] : Promise.reject(error));
 		if (batch.length > 0)
 			await handle(db, subscription, handler, batch, duration, signal);
-		else if (untilEmpty && !await hasMore(db, subscription))
+		else if (untilEmpty && !await retrying(() => hasMore(db, subscription), { seconds: Infinity, signal }).catch((error) => signal?.aborted || Promise.reject(error)))
 			return;
 	}
 }
@@ -324,11 +338,19 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 	const left = new Set(); // aggregates whose events have left the batch
 	const done = []; // numbers of events to acknowledge
 	// settle reports a result, and returns false if another consumer has the batch.
-	const settle = (text, values) => retrying(() => db.query(text, [subscription, number, ...values]).then(() => true, (error) => {
-		if (sqlState(error) === "IK408")
-			return false;
-		throw error;
-	}));
+	async function settle(text, values) {
+		for (;;)
+			try {
+				return await retrying(() => db.query(text, [subscription, number, ...values]).then(() => true, (error) => {
+					if (sqlState(error) === "IK408")
+						return false;
+					throw error;
+				}), { seconds });
+			} catch (error) {
+				if (!isTransient(error) || ending.aborted)
+					throw error;
+			}
+	}
 	const nack = (event, error, dead) => settle(
 		"SELECT idempotency.nack($1::text, $2::text::bigint, $3::text::uuid, $4::text, dead => $5::text::boolean)::text", [event, error, String(dead)]);
 	try {
@@ -341,7 +363,9 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 				await handler(event(row), { signal: ending });
 				done.push(row.seq);
 			} catch (error) {
-				if (!await nack(row.id, String(error?.message ?? error), error?.dead === true))
+				if (ending.aborted && error?.dead !== true)
+					break;
+				if (!await nack(row.id, String(error?.message ?? error).replaceAll("\0", "\ufffd"), error?.dead === true))
 					return;
 				if (row.aggregate_id !== null)
 					left.add(row.aggregate_id);

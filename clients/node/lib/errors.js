@@ -30,12 +30,13 @@ function sqlState(error) {
 }
 
 // The same request can succeed later: lost connections, serialization failures and deadlocks, no
-// resources, lock timeouts, shutdown and failover; IK409, the first request is in progress; IK410,
+// resources, lock timeouts, shutdown, failover and a session that was idle too long; IK409, the first request is in progress; IK410,
 // another owner took the lease over; IK408, another consumer has the events of the batch.
-const transientState = /^(08|40|53|55P03|57P|58|25006|IK408|IK409|IK410)/;
+const transientState = /^(08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410)/;
 
-// Codes of Node, of postgres.js, and of Prisma for a lost connection, a full pool or a conflict.
-const transientCode = /^(E[A-Z_]+|CONNECT(ION)?_[A-Z]+|P1001|P1002|P1008|P1017|P2024|P2028|P2034)$/;
+// Codes of Node's network (EACCES and ENOENT: of a socket's file), of postgres.js, and of Prisma for a lost connection, a
+// full pool or a conflict.
+const transientCode = /^(E(AI_AGAIN|CONN[A-Z]+|HOST[A-Z]+|NET[A-Z]+|NOTFOUND|PIPE|TIMEDOUT)|CONNECT(ION)?_[A-Z]+|P1001|P1002|P1008|P1017|P2024|P2028|P2034)$/;
 const transientText = /Connection terminated|connection timeout|Can't reach database|DatabaseNotReachable|timeout exceeded when trying to connect|Timeout acquiring a connection|is not queryable/;
 
 // isTransient tells whether a call that failed with this error can succeed later.
@@ -43,7 +44,7 @@ function isTransient(error) {
 	const state = sqlState(error);
 	if (state !== undefined)
 		return transientState.test(state);
-	return chain(error).some(({ code, kind, message }) => transientCode.test(code) || transientText.test(kind) || transientText.test(message));
+	return chain(error).some(({ code, kind, message, syscall }) => transientCode.test(code) || syscall === "connect" || transientText.test(kind) || transientText.test(message));
 }
 
 // retrying calls work until it succeeds, with growing pauses. Throws an error that is not

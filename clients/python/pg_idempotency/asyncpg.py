@@ -35,4 +35,6 @@ class Database(core.Database):
             with core.connecting():
                 connection = await stack.enter_async_context(self._acquire())
             await stack.enter_async_context(connection.transaction())
-            yield Transaction(connection)
+            yield (tx := Transaction(connection))
+            if not tx.finished:
+                await connection.execute("SELECT 1")  # fails if a statement has failed: COMMIT would roll back, and report no error

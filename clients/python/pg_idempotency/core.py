@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Optional
 from uuid import UUID
 
 # SQLSTATEs of errors after which the same call with the same key can succeed: lost connections, serialization failures and deadlocks, no
-# resources, lock timeouts, shutdown and failover; IK409, another owner is at work; IK410, another owner took the lease over, whose result a
+# resources, lock timeouts, shutdown, failover and a session that was idle too long; IK409, another owner is at work; IK410, another owner took the lease over, whose result a
 # retry returns; IK408, another consumer has the events of the batch.
-TRANSIENT = re.compile(r"08|40|53|55P03|57|58|25006|IK408|IK409|IK410")
+TRANSIENT = re.compile(r"08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410")
 
 
 class JSON(str):
@@ -203,6 +203,13 @@ def connecting() -> Any:
         raise ConnectionError(str(error)) from error
 
 
+def refuse_rollback(connection: Any) -> None:
+    """Raises an error if a statement of the transaction has failed: COMMIT would roll back, and report no error. connection is one of
+    psycopg or psycopg2; others are not judged."""
+    if getattr(getattr(connection, "info", None), "transaction_status", None) == 3:  # PQTRANS_INERROR
+        raise RuntimeError("the transaction is rolled back, because a statement in it had failed")
+
+
 class Transaction:
     """The calls in one transaction of a database. connection is the driver's connection, or the session of the ORM: write through it.
 
@@ -210,6 +217,7 @@ class Transaction:
     and open_savepoint()."""
 
     is_async = False
+    finished = False  # no statement has failed
 
     def __init__(self, connection: Any = None):
         self.connection = connection
@@ -357,21 +365,22 @@ def is_transient(error: Optional[BaseException]) -> bool:
     while error is not None:
         # A lost or refused connection has no SQLSTATE.
         names = {each.__name__ for each in type(error).__mro__}
-        if names & {"OperationalError", "ConnectionError"} or "InterfaceError" in names and "closed" in str(error):
+        full = names & {"TimeoutError"} and type(error).__module__ == "sqlalchemy.exc"  # a pool without a free connection
+        if full or names & {"OperationalError", "ConnectionError"} or "InterfaceError" in names and "closed" in str(error):
             return True
         error = getattr(error, "orig", None) or error.__cause__
     return False
 
 
-async def retry(work: Any, limit: float, sleep: Any) -> Any:
-    """Awaits work() until it succeeds, as retrying() does."""
+async def retry(work: Any, limit: float, sleep: Any, ended: Any = lambda: False) -> Any:
+    """Awaits work() until it succeeds, as retrying() does, or until ended() is true."""
     end, pause = None, 0.05
     while True:
         try:
             return await settle(work())
         except Exception as error:
             end = end or time.monotonic() + limit
-            if not is_transient(error) or time.monotonic() + pause > end:
+            if not is_transient(error) or time.monotonic() + pause > end or ended():
                 raise
         await sleep(pause * random.uniform(0.5, 1))
         pause = min(2 * pause, 2)

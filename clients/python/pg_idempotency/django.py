@@ -39,8 +39,11 @@ class Database(core.Database):
 
     @asynccontextmanager
     async def open(self):
+        if not transaction.get_autocommit(using=self._using) and not connections[self._using].in_atomic_block:
+            raise RuntimeError(f'the database "{self._using}" has AUTOCOMMIT off: atomic() would not commit')
         with transaction.atomic(using=self._using, durable=True):
             yield Transaction(self._using)
+            core.refuse_rollback(connections[self._using].connection)
 
     def end_thread(self):
         connections[self._using].close()

@@ -32,6 +32,7 @@ class Database(core.Database):
     async def open(self):
         with self._connect() as connection, connection.transaction():
             yield Transaction(connection)
+            core.refuse_rollback(connection)
 
 
 class AsyncTransaction(core.Transaction):
@@ -63,3 +64,4 @@ class AsyncDatabase(core.Database):
     async def open(self):
         async with await core.settle(self._connect()) as connection, connection.transaction():
             yield AsyncTransaction(connection)
+            core.refuse_rollback(connection)

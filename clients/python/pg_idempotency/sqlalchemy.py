@@ -38,6 +38,8 @@ class Database(core.Database):
     async def open(self):
         with self._sessions() as session, session.begin():
             yield Transaction(session)
+            if session.in_transaction():
+                core.refuse_rollback(getattr(session.connection().connection, "dbapi_connection", None))
 
 
 class AsyncTransaction(core.Transaction):
@@ -68,4 +70,6 @@ class AsyncDatabase(core.Database):
         async with self._sessions() as session, session.begin():
             with core.connecting():
                 await session.connection()
-            yield AsyncTransaction(session)
+            yield (tx := AsyncTransaction(session))
+            if not tx.finished and session.in_transaction():
+                await session.execute(text("SELECT 1"))  # fails if a statement has failed: COMMIT would roll back, and report no error

@@ -99,11 +99,12 @@ class Lease:
                 self.check()
                 raise RuntimeError("the block of the lease ended without complete() or fail()")
         except BaseException as error:
+            owner, self._owner = self._owner, None  # nobody cancels what follows
             await heartbeat.stop()
             await self._give_up()
             if self._lost and isinstance(error, asyncio.CancelledError):
-                if hasattr(self._owner, "uncancel"):  # from Python 3.11 on
-                    self._owner.uncancel()
+                if hasattr(owner, "uncancel"):  # from Python 3.11 on
+                    owner.uncancel()
                 raise LeaseLost(f'the lease of "{self.key}" is lost') from error
             raise
         await heartbeat.stop()
@@ -158,13 +159,17 @@ class Lease:
     async def _owned(self):
         self.check()
         self._writing = True
+        started = time.monotonic()
         try:
             async with self._db.open() as tx:
                 await settle(tx.renew(self.scope, self.key, self.operation.token, self._lease))
                 yield tx
+            self._renewed = started
+        except BaseException:
+            self._done = False  # what complete() has stored is rolled back
+            raise
         finally:
             self._writing = False
-            self._renewed = time.monotonic()
 
     def transaction(self) -> Block:
         """Returns a block of a transaction that begins by renewing the lease: a former owner is refused before it writes. Call complete() or
@@ -231,8 +236,9 @@ class Consumer:
     def _stopping(self) -> bool:
         return self._stop is not None and self._stop.is_set()
 
-    async def _do(self, call: Any) -> Any:
-        """Returns the result of a call in a transaction, which is retried."""
+    async def _do(self, call: Any, limit: float = 0) -> Any:
+        """Returns the result of a call in a transaction, which is retried, and when the consumer stops no longer than the limit in seconds."""
+        started = time.monotonic()
 
         async def work() -> Any:
             try:
@@ -243,25 +249,34 @@ class Consumer:
                     raise Gone() from None
                 raise
 
-        return await retry(work, float("inf"), self._db.sleep)
+        return await retry(work, float("inf"), self._db.sleep, lambda: self._stopping() and time.monotonic() > started + limit)
 
     async def run(self) -> None:
         while not self._stopping():
-            # Committed at once, so that the delivery counts even if this program dies.
-            events = await self._do(lambda tx: tx.fetch(self._subscription, max_events=self._max_events, wait=self._wait, lease=self._lease))
+            try:
+                # Committed at once, so that the delivery counts even if this program dies.
+                events = await self._do(lambda tx: tx.fetch(self._subscription, max_events=self._max_events, wait=self._wait, lease=self._lease))
+                if not events and self._until_empty and not await self._do(lambda tx: tx.has_more(self._subscription)):
+                    return
+            except Exception as error:
+                if self._stopping() and is_transient(error):
+                    return
+                raise
             if events:
                 with suppress(Gone):
                     await self._batch(events)
-            elif self._until_empty and not await self._do(lambda tx: tx.has_more(self._subscription)):
-                return
 
     async def _batch(self, events: Any) -> None:
         batch = events[0].batch
+        gone = False
 
         async def beat() -> None:
-            with suppress(Exception):  # whether the lease is lost, the ack finds out
+            nonlocal gone
+            try:
                 async with self._db.open() as tx:
                     await settle(tx.extend(self._subscription, batch, self._lease))
+            except Exception as error:
+                gone = gone or sqlstate(error) == "IK408"
 
         heartbeat = Heartbeat(self._db, self._lease / 3, beat)
         heartbeat.start()
@@ -269,6 +284,8 @@ class Consumer:
         left: set = set()  # aggregates whose events have left the batch
         try:
             for event in events:
+                if gone:
+                    raise Gone()
                 if self._stopping():
                     break
                 if event.aggregate_id is None or event.aggregate_id not in left:
@@ -283,7 +300,7 @@ class Consumer:
         if self._stopping():
             await self._give_back(batch, done)
         else:
-            await self._do(lambda tx: tx.ack(self._subscription, batch))
+            await self._do(lambda tx: tx.ack(self._subscription, batch), self._lease)
 
     async def _handle(self, event: Any, done: list, left: set) -> None:
         try:
@@ -291,8 +308,10 @@ class Consumer:
             done.append(event.seq)
         except Exception as error:
             dead = isinstance(error, DeadLetter)
-            message = str(error) or type(error).__name__
-            await self._do(lambda tx: tx.nack(self._subscription, event.batch, event.id, message, dead=dead))
+            if self._stopping() and not dead:
+                return  # the event goes back with the rest, and counts no attempt
+            message = (str(error) or type(error).__name__).replace("\0", "\ufffd").encode(errors="replace").decode()
+            await self._do(lambda tx: tx.nack(self._subscription, event.batch, event.id, message, dead=dead), self._lease)
             left.add(event.aggregate_id)
 
     async def _give_back(self, batch: int, done: list) -> None:
@@ -300,7 +319,7 @@ class Consumer:
             await settle(tx.ack(self._subscription, batch, done))
             return await settle(tx.nack(self._subscription, batch, None))
 
-        await self._do(work)
+        await self._do(work, self._lease)
 
 
 def consume(db: Database, subscription: str, handler: Any, *, max_events: int = 10, wait: Any = 5, lease: Any = 30,

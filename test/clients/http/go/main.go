@@ -129,6 +129,9 @@ func (s service) charge(w http.ResponseWriter, r *http.Request, tx *idempotency.
 		return s.failWith(ctx, tx, body.Action)
 	case body.Action == "duplicate" && s.failWith(ctx, tx, "23505") != nil:
 		return send(w, 409, object{"error": "duplicate"})
+	case body.Action == "missing":
+		_, err := os.ReadFile("/nonexistent/file")
+		return err
 	case body.Action == "decline":
 		return send(w, 402, object{"error": "card_declined"})
 	case body.Action == "overload":
@@ -180,6 +183,7 @@ type asked struct {
 	Key, Topic, Aggregate, Subscription string
 	Keys                                []string
 	Payload                             json.RawMessage
+	Stop, Fail                          bool
 }
 
 // request is what counts of a charge.
@@ -242,12 +246,20 @@ func (s service) lease(ctx context.Context, body asked) (any, error) {
 			if trouble, _ := s.troubled(ctx); body.Action == "crash" && trouble {
 				return errors.New("a bug")
 			}
-			return lease.Transaction(ctx, func(tx *idempotency.Tx) error {
+			err := lease.Transaction(ctx, func(tx *idempotency.Tx) error {
 				if _, err := s.insert(ctx, tx, body.Customer, body.Amount); err != nil {
 					return err
 				}
-				return lease.Complete(ctx, tx, idempotency.Answer{Response: object{"customer": body.Customer}})
+				err := lease.Complete(ctx, tx, idempotency.Answer{Response: object{"customer": body.Customer}})
+				if body.Action == "ignore" {
+					err = errors.New("a bug")
+				}
+				return err
 			})
+			if body.Action == "ignore" {
+				err = nil
+			}
+			return err
 		})
 	attempt := &op.Attempt
 	if op.Replayed {
@@ -258,13 +270,19 @@ func (s service) lease(ctx context.Context, body asked) (any, error) {
 
 func (s service) consume(ctx context.Context, body asked) (any, error) {
 	handled := []object{}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	err := idempotency.Consume(ctx, s.db, body.Subscription, func(ctx context.Context, event idempotency.Event) error {
 		var payload charged
 		if err := json.Unmarshal(event.Payload.(json.RawMessage), &payload); err != nil {
 			return err
 		}
+		if body.Stop {
+			stop()
+			return ctx.Err()
+		}
 		if payload.Customer == "poison" {
-			return idempotency.DeadLetter{Err: errors.New("poison")}
+			return idempotency.DeadLetter{Err: errors.New("poison \x00 \xff")}
 		}
 		if payload.Customer == "flaky" && event.Attempt == 1 {
 			return errors.New("flaky")
@@ -313,7 +331,9 @@ func (s service) functions() map[string]func(context.Context, asked) (any, error
 		"/once": func(ctx context.Context, body asked) (any, error) {
 			var fresh bool
 			err := s.db.Transaction(ctx, func(tx *idempotency.Tx) (err error) {
-				if fresh, err = tx.Once(ctx, "once", body.Key, 0); err == nil && fresh {
+				if fresh, err = tx.Once(ctx, "once", body.Key, 0); body.Fail {
+					s.failWith(ctx, tx, "23505")
+				} else if err == nil && fresh {
 					_, err = s.insert(ctx, tx, "once", 1)
 				}
 				return err

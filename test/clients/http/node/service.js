@@ -2,6 +2,7 @@
 
 "use strict";
 
+const { readFileSync } = require("fs");
 const { Readable } = require("stream");
 const { setTimeout: sleep } = require("timers/promises");
 const { Failure, claim, consume, isTransient, lease, once, onceMany, publish, retrying, run, sqlState } = require("../../../../clients/node");
@@ -31,6 +32,8 @@ module.exports = function service(client, unavailable) {
 			} catch (error) {
 				return { status: 409, body: { error: "duplicate" } };
 			}
+		if (action === "missing")
+			readFileSync("/nonexistent/file");
 		if (action === "decline")
 			return { status: 402, body: { error: "card_declined" } };
 		if (action === "overload")
@@ -83,9 +86,11 @@ module.exports = function service(client, unavailable) {
 			await insert(session.tx, customer, amount);
 		}),
 
-		"/once": ({ key }) => db.transaction(async (session) => {
+		"/once": ({ key, fail }) => db.transaction(async (session) => {
 			const fresh = await once(session, "once", key);
-			if (fresh)
+			if (fail)
+				await session.query("SELECT fail_with('23505')::text").catch(() => {});
+			else if (fresh)
 				await insert(session.tx, "once", 1);
 			return { new: fresh };
 		}),
@@ -105,21 +110,29 @@ module.exports = function service(client, unavailable) {
 				}
 				if (action === "crash" && await troubled(db))
 					throw new Error("a bug");
-				await held.complete(async (tx) => {
+				const completed = held.complete(async (tx, session) => {
 					await insert(tx, customer, amount);
+					if (action === "ignore")
+						await session.query("SELECT fail_with('23505')::text");
 					return { customer };
 				});
+				await (action === "ignore" ? completed.catch(() => {}) : completed);
 			});
 			return { replayed: result.replayed, attempt: result.attempt ?? null, state, response: result.response };
 		},
 
 		"/publish": async ({ topic, payload, aggregate }) => ({ published: /^[0-9a-f-]{36}$/.test(await publish(db, topic, payload, { aggregateId: aggregate })) }),
 
-		async "/consume"({ subscription }) {
+		async "/consume"({ subscription, stop }) {
 			const handled = [];
+			const stopping = new AbortController();
 			await consume(db, subscription, async ({ payload: { customer }, attempt, id }) => {
+				if (stop) {
+					stopping.abort();
+					stopping.signal.throwIfAborted();
+				}
 				if (customer === "poison")
-					throw Object.assign(new Error("poison"), { dead: true });
+					throw Object.assign(new Error("poison \0"), { dead: true });
 				if (customer === "flaky" && attempt === 1)
 					throw new Error("flaky");
 				await db.transaction(async (session) => {
@@ -127,7 +140,7 @@ module.exports = function service(client, unavailable) {
 						await insert(session.tx, customer, 1);
 				});
 				handled.push({ customer, attempt });
-			}, { untilEmpty: true });
+			}, { untilEmpty: true, signal: stopping.signal });
 			return { handled };
 		},
 	};

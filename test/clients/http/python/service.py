@@ -1,10 +1,13 @@
 """What the services of Python do, whatever the framework: clients/README.md describes the paths. With a synchronous database no await
 suspends, and a framework calls run_sync()."""
 
+import asyncio
 import base64
+import contextlib
 import json
 import random
 import re
+import threading
 
 from pg_idempotency import DeadLetter, consume, is_transient, lease, retrying, sqlstate
 from pg_idempotency.core import retry, run_sync, settle
@@ -60,6 +63,8 @@ class Service:
                 await self.query(tx, "SELECT fail_with('23505')::text")
             except Exception:
                 return 409, {}, {"error": "duplicate"}
+        if action == "missing":
+            open("/nonexistent/file")
         if action == "decline":
             return 402, {}, {"error": "card_declined"}
         if action == "overload":
@@ -128,7 +133,10 @@ class Service:
     async def once(self, body):
         async with self.db.open() as tx:
             new = await settle(tx.once("once", body["key"]))
-            if new:
+            if body.get("fail"):
+                with contextlib.suppress(Exception):
+                    await self.query(tx, "SELECT fail_with('23505')::text")
+            elif new:
                 await self.insert(tx, "once", 1)
         return {"new": new}
 
@@ -158,6 +166,13 @@ class Service:
             await self.db.sleep(0.05)
         if action == "crash" and await self.troubled():
             raise RuntimeError("a bug")
+        if action == "ignore":
+            with contextlib.suppress(Exception):
+                async with held.transaction() as tx:
+                    await self.insert(tx, *request.values())
+                    await settle(held.complete({"customer": request["customer"]}, tx=tx))
+                    raise RuntimeError("a bug")
+            return "null"
         async with held.transaction() as tx:
             await self.insert(tx, *request.values())
             return await settle(held.complete({"customer": request["customer"]}, tx=tx))
@@ -168,12 +183,15 @@ class Service:
         return {"published": bool(re.fullmatch("[0-9a-f-]{36}", found))}
 
     async def consume(self, body):
-        handled = []
+        handled, stop = [], asyncio.Event() if self.db.is_async else threading.Event()
 
         async def handle(event):
             customer = event.json()["customer"]
+            if body.get("stop"):
+                stop.set()
+                raise RuntimeError("stopped")
             if customer == "poison":
-                raise DeadLetter("poison")
+                raise DeadLetter("poison \0 \udcff")
             if customer == "flaky" and event.attempt == 1:
                 raise RuntimeError("flaky")
             async with self.db.open() as tx:
@@ -182,5 +200,5 @@ class Service:
             handled.append({"customer": customer, "attempt": event.attempt})
 
         handler = handle if self.db.is_async else lambda event: run_sync(handle(event))
-        await settle(consume(self.db, body["subscription"], handler, until_empty=True))
+        await settle(consume(self.db, body["subscription"], handler, until_empty=True, stop=stop))
         return {"handled": handled}
