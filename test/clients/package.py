@@ -147,6 +147,15 @@ class Tests:
         assert operation.outcome == "in_progress" and 0 < operation.retry_after <= 30 and isinstance(operation.retry_after, int), operation
         error = await self.fails("IK409", self.do("claim", self.scope, "k", None, wait=0))
         assert is_transient(error)
+        # the rollback after a lost connection can hide it
+        try:
+            try:
+                raise ConnectionResetError
+            finally:
+                raise RuntimeError("no rollback")
+        except RuntimeError as hiding:
+            assert is_transient(hiding)
+        assert not is_transient(RuntimeError())
         attempts = []
 
         async def attempt():

@@ -368,7 +368,7 @@ def is_transient(error: Optional[BaseException]) -> bool:
         full = names & {"TimeoutError"} and type(error).__module__ == "sqlalchemy.exc"  # a pool without a free connection
         if full or names & {"OperationalError", "ConnectionError"} or "InterfaceError" in names and "closed" in str(error):
             return True
-        error = getattr(error, "orig", None) or error.__cause__
+        error = getattr(error, "orig", None) or error.__cause__ or error.__context__
     return False
 
 
