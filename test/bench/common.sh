@@ -55,6 +55,11 @@ in_turn() {
 	echo "${@:shift_by+1}" "${@:1:shift_by}"
 }
 
+# chosen returns whether a suite that has the variable figures measures one of them.
+chosen() {
+	case " $figures " in *" $1 "*) ;; *) return 1 ;; esac
+}
+
 # turn_of prints a contestant's number in the pgbench scripts.
 turn_of() {
 	case $1 in floor) echo 0 ;; hand) echo 1 ;; idempotency) echo 2 ;; pgq) echo 3 ;; esac

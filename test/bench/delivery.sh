@@ -117,11 +117,6 @@ check_databases() {
 	sleep 15
 }
 
-# chosen returns whether a figure is measured.
-chosen() {
-	case " $figures " in *" $1 "*) ;; *) return 1 ;; esac
-}
-
 run_delivery() {
 	local round
 	sql "DELETE FROM bench.figure WHERE figure <> ALL (string_to_array('$figures', ' '))"

@@ -167,11 +167,6 @@ measure_latency() {
 	restart_with track_commit_timestamp=
 }
 
-# chosen returns whether a figure is measured.
-chosen() {
-	case " $figures " in *" $1 "*) ;; *) return 1 ;; esac
-}
-
 run_outbox() {
 	local round figure contestant names=${figures//latency/waiting idle busy}
 	sql "DELETE FROM bench.figure WHERE split_part(figure, '_', 1) <> ALL (string_to_array('$names', ' '))"
