@@ -295,15 +295,17 @@ async function giveUp(db, scope, key, held) {
 // connections are retried without end, after the abort for a lease.
 async function consume(db, subscription, handler, options = {}) {
 	const { maxEvents = 10, wait = "5 seconds", lease: duration = "1 minute", signal, untilEmpty = false } = options;
+	// untilAborted retries without end, and after the abort returns another value instead of an error.
+	const untilAborted = (work, otherwise) => retrying(work, { seconds: Infinity, signal })
+		.catch((error) => signal?.aborted ? otherwise : Promise.reject(error));
 	while (!signal?.aborted) {
-		const batch = await retrying(() => db.query(`SELECT batch::text, seq::text, id::text, topic, aggregate_id, type, payload::text,
+		const batch = await untilAborted(() => db.query(`SELECT batch::text, seq::text, id::text, topic, aggregate_id, type, payload::text,
 				headers::text, attempt, extract(epoch FROM $4::text::interval)::text AS seconds
 			FROM idempotency.fetch($1::text, max_events => $2::text::integer, wait => $3::text::interval, lease => $4::text::interval)`,
-			[subscription, String(maxEvents), untilEmpty ? "0" : plainText(wait), plainText(duration)]), { seconds: Infinity, signal })
-			.catch((error) => signal?.aborted ? [] : Promise.reject(error));
+			[subscription, String(maxEvents), untilEmpty ? "0" : plainText(wait), plainText(duration)]), []);
 		if (batch.length > 0)
 			await handle(db, subscription, handler, batch, duration, signal);
-		else if (untilEmpty && !await retrying(() => hasMore(db, subscription), { seconds: Infinity, signal }).catch((error) => signal?.aborted || Promise.reject(error)))
+		else if (untilEmpty && !await untilAborted(() => hasMore(db, subscription), true))
 			return;
 	}
 }

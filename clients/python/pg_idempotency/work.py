@@ -99,7 +99,7 @@ class Lease:
                 self.check()
                 raise RuntimeError("the block of the lease ended without complete() or fail()")
         except BaseException as error:
-            owner, self._owner = self._owner, None  # nobody cancels what follows
+            owner, self._owner = self._owner, None  # the heartbeat must not cancel what follows
             await heartbeat.stop()
             await self._give_up()
             if self._lost and isinstance(error, asyncio.CancelledError):
