@@ -266,7 +266,7 @@ SELECT p AS pattern, (SELECT array_agg(t) FROM unnest(ARRAY['a', 'a.b', 'a_b', '
 -- From the beginning, from a time, from now; pause and resume.
 TRUNCATE idempotency.outbox;
 SELECT pg_temp.publish('{1,2}');
-SELECT clock_timestamp() AS between_them \gset
+SELECT clock_timestamp() AS between_them FROM pg_sleep(0.002) \gset
 SELECT pg_temp.publish('{3,4}');
 SELECT pg_temp.drain('s');
 SELECT idempotency.seek('s', 'beginning'), pg_temp.fetch('s');
