@@ -4047,8 +4047,8 @@ BEGIN
 END
 $$;
 
--- Monitoring roles read the counters and the progress of subscriptions, but no keys, no
--- events and no error texts.
+-- Monitoring roles see the counters, the progress of subscriptions and the sessions that hold
+-- keys, but no keys, no events and no error texts.
 GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
 GRANT SELECT ON idempotency.stats, idempotency.reaper, idempotency.subscriptions, idempotency.partitions TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idempotency_internal.stats(), idempotency_internal.relay_problem(text) TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idempotency_internal.stats(), idempotency_internal.relay_problem(text), idempotency.holders() TO pg_monitor;

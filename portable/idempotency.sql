@@ -6564,6 +6564,12 @@ BEGIN
 END
 $$;
 
+-- Monitoring roles see the progress of subscriptions and the sessions that hold keys, but no
+-- keys, no events and no error texts.
+GRANT USAGE ON SCHEMA idempotency TO pg_monitor;
+GRANT SELECT ON idempotency.subscriptions, idempotency.partitions TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idempotency.holders() TO pg_monitor;
+
 $idempotency$;
 EXCEPTION
 	-- The context of the error is the whole script

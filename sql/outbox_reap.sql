@@ -259,15 +259,14 @@ CREATE ROLE regress_outbox_reap_operator;
 CREATE ROLE regress_outbox_reap_consumer;
 SELECT idempotency.grant_operator('regress_outbox_reap_operator'), idempotency.grant_consumer('regress_outbox_reap_consumer');
 -- Error texts can contain personal data; so can dead letters.
--- extension only: the monitoring role
 CREATE ROLE regress_outbox_reap_monitor IN ROLE pg_monitor;
 SET ROLE regress_outbox_reap_monitor;
 SELECT subscription, dead, last_error, last_error_at IS NOT NULL AS failed FROM idempotency.subscriptions;
 SELECT count(*) FROM idempotency.partitions;
-SELECT pg_temp.try('TABLE idempotency.dead_letters');
+SELECT count(*) FROM idempotency.holders();
+SELECT pg_temp.try('TABLE idempotency.dead_letters'), pg_temp.try('SELECT idempotency.holders(''s'', ''k'')');
 RESET ROLE;
 DROP ROLE regress_outbox_reap_monitor;
--- both editions
 SET ROLE regress_outbox_reap_consumer;
 SELECT pg_temp.try('TABLE idempotency.subscriptions'), pg_temp.try('SELECT idempotency.reap()');
 SET ROLE regress_outbox_reap_operator;

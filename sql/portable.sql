@@ -36,6 +36,13 @@ SELECT count(*) AS public_functions FROM pg_proc AS p, aclexplode(coalesce(proac
 	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0;
 SELECT count(*) AS public_relations FROM pg_class, aclexplode(relacl) AS a
 	WHERE relnamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 0;
+-- Roles for monitoring see no keys, no events and no error texts.
+SELECT p.oid::regprocedure::text AS granted_to_pg_monitor FROM pg_proc AS p, aclexplode(proacl) AS a
+	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 'pg_monitor'::regrole
+	UNION ALL
+	SELECT c.oid::regclass::text FROM pg_class AS c, aclexplode(relacl) AS a
+	WHERE relnamespace::regnamespace::text LIKE 'idempotency%' AND a.grantee = 'pg_monitor'::regrole
+	ORDER BY 1;
 
 -- Every function that runs with the owner's rights has a fixed search path. Every other
 -- function in the schema that clients can use contains only qualified names: see

@@ -294,6 +294,7 @@ SELECT set_eq(
 		('relation reaper', 'SELECT'),
 		('relation subscriptions', 'SELECT'),
 		('relation partitions', 'SELECT'),
+		('function idempotency.holders()', 'EXECUTE'),
 		('function idempotency_internal.relay_problem(text)', 'EXECUTE'),
 		('function idempotency_internal.stats()', 'EXECUTE')
 	$$,

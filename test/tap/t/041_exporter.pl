@@ -98,6 +98,36 @@ $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE lo
 	or die 'no session waits';
 
 # ----------------------------------------------------------------
+# The portable edition
+# ----------------------------------------------------------------
+
+# Its owner sees no statistics of other sessions; the role of the exporter does.
+$node->safe_psql('postgres', 'CREATE DATABASE managed; CREATE ROLE managed; GRANT CREATE ON DATABASE managed TO managed');
+$node->safe_psql('managed', "SET ROLE managed;\n" . slurp_file("$root/portable/idempotency.sql"));
+$node->safe_psql('managed', q{SELECT idempotency.subscribe('mail', '{*}'), idempotency.publish('order', '{}', 'a')});
+my ($managed_owner, $managed_waiter) = map { open_session($node, dbname => 'managed') } 1 .. 2;
+$managed_owner->query_safe(q{BEGIN; SELECT outcome FROM idempotency.claim('charge', 'open')});
+$managed_waiter->query_until(qr/waits/, q{\echo waits
+	SELECT outcome FROM idempotency.claim('charge', 'open', wait => '10 minutes');
+});
+$node->poll_query_until('managed', q{SELECT count(*) = 1 FROM idempotency.holders() WHERE kind = 'waits'})
+	or die 'no session waits';
+
+my %query = slurp_file($queries) =~ /^idempotency_(\w+):\n(?:  master: true\n)?  query: \|\n((?:    .*\n)+)/mg;
+my %row = (subscription => 'managed|mail|', partition => 'managed|mail|0|', claim => 'managed|1|1|', table => 'managed|key|');
+foreach my $name (sort keys %row)
+{
+	like($node->safe_psql('managed', $query{$name}, extra_params => [ '-U', 'prometheus' ]), qr/^\Q$row{$name}\E/m,
+		"portable edition: the query of idempotency_$name");
+}
+cmp_ok($node->safe_psql('managed', "SELECT oldest_transaction_seconds FROM ($query{claim}) AS q", extra_params => [ '-U', 'prometheus' ]),
+	'>', 0, 'portable edition: the age of the oldest transaction');
+fails_with($node, "SELECT * FROM idempotency.$_", '42501', "portable edition: no privilege on $_", dbname => 'managed', extra_params => [ '-U', 'prometheus' ])
+  foreach qw(keys zombies dead_letters key outbox settings), q{holders('charge', 'open')};
+$managed_owner->query_safe('ROLLBACK');
+$_->quit for $managed_owner, $managed_waiter;
+
+# ----------------------------------------------------------------
 # The exporter's metrics
 # ----------------------------------------------------------------
 

@@ -83,9 +83,9 @@ my $before = $script =~ s/\Q$outbox\E//r;
 my $way = $outbox;
 my %new = map { $_ => 1 } $outbox =~ /^CREATE (?:UNLOGGED )?\w+ idempotency(?:_internal)?\.(\w+)/mg;
 $before =~ s/^(GRANT SELECT ON .*), idempotency\.subscriptions, idempotency\.partitions(?= )/$1/m or die 'nothing grants idempotency.subscriptions';
-$before =~ s/^(GRANT EXECUTE ON .*), idempotency_internal\.relay_problem\(text\)(?= )/$1/m or die 'nothing grants relay_problem()';
+$before =~ s/^(GRANT EXECUTE ON .*), idempotency_internal\.relay_problem\(text\), idempotency\.holders\(\)(?= )/$1/m or die 'nothing grants relay_problem() and holders()';
 $way .= only_owner(sort keys %new) . "GRANT SELECT ON idempotency.subscriptions, idempotency.partitions TO pg_monitor;\n"
-	. "GRANT EXECUTE ON FUNCTION idempotency_internal.relay_problem(text) TO pg_monitor;\n";
+	. "GRANT EXECUTE ON FUNCTION idempotency_internal.relay_problem(text), idempotency.holders() TO pg_monitor;\n";
 
 # only_owner returns the script's own statement that revokes default privileges,
 # restricted to new objects: existing grants stay.
