@@ -2,7 +2,7 @@
 """test/clients/package.py
 
 Tests of what clients/conformance.json cannot ask for of the package for Python: types of arguments, blocks and errors, a consumer that is
-stopped. test/clients/pack runs it with the package that it has made and installed, beside a server.
+stopped. test/clients/pack_python runs it with the package that it has installed, beside a server.
 """
 
 import asyncio

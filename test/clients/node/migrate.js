@@ -1,5 +1,5 @@
-// node migrate.js pg|knex SCRIPT THEN: runs a script and then a statement in one migration, whose
-// transaction it rolls back if the environment has FAIL.
+// node migrate.js pg|knex SCRIPT THEN: runs a script and then a statement in one migration: first in a transaction that it
+// rolls back, and then in one that it commits.
 
 "use strict";
 
@@ -8,32 +8,32 @@ const [tool, file, then] = process.argv.slice(2);
 const script = readFileSync(file, "utf8");
 
 const tools = {
-	async pg() {
+	async pg(fails) {
 		const client = new (require("pg").Client)();
 		await client.connect();
 		await client.query("BEGIN");
 		await client.query(script);
 		await client.query(then);
-		await client.query(process.env.FAIL ? "ROLLBACK" : "COMMIT");
+		await client.query(fails ? "ROLLBACK" : "COMMIT");
 		await client.end();
 	},
 
-	async knex() {
+	async knex(fails) {
 		const knex = require("knex")({ client: "pg", connection: {} });
 		const up = async (transaction) => {
 			await transaction.raw(script);
 			await transaction.raw(then);
-			if (process.env.FAIL)
+			if (fails)
 				throw new Error("the migration fails");
 		};
 		await knex.migrate
 			.latest({ migrationSource: { getMigrations: async () => ["idempotency"], getMigrationName: (name) => name, getMigration: async () => ({ up, down: up }) } })
-			.catch((error) => process.env.FAIL || Promise.reject(error));
+			.catch((error) => fails || Promise.reject(error));
 		await knex.destroy();
 	},
 };
 
-tools[tool]().catch((error) => {
+tools[tool](true).then(() => tools[tool](false)).catch((error) => {
 	console.error(error.message);
 	process.exit(1);
 });
