@@ -47,6 +47,7 @@ class Browser {
 		});
 		browser.session = "";
 		const { sessionId } = await browser.ask("POST", "/session", { capabilities: { alwaysMatch: {
+			timeouts: { script: 2 * patience },
 			"goog:chromeOptions": { args: [...flags, `--user-data-dir=${join(browser.home, "profile")}`] } } } });
 		browser.session = `/session/${sessionId}`;
 		return browser;
@@ -158,6 +159,28 @@ class Browser {
 		return Buffer.from(data, "base64");
 	}
 
+	// unreadable returns how many pixels the page is too wide, and the texts of its main part whose contrast is too low
+	// (WCAG 2, 1.4.3).
+	unreadable() {
+		return this.evaluate(`
+			const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+			const luminance = (colour) => channels(colour).slice(0, 3).map((value) => value / 255)
+				.map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+				.reduce((sum, value, i) => sum + value * [0.2126, 0.7152, 0.0722][i], 0);
+			const ground = (element) => {
+				const colour = getComputedStyle(element).backgroundColor;
+				return channels(colour)[3] === 0 ? ground(element.parentElement) : colour;
+			};
+			const contrast = (element) => {
+				const [dark, light] = [getComputedStyle(element).color, ground(element)].map(luminance).sort((a, b) => a - b);
+				return (light + 0.05) / (dark + 0.05);
+			};
+			const faint = [...document.querySelectorAll("main *")].filter((element) => element.checkVisibility() &&
+				[...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim()) && contrast(element) < 4.5);
+			const { scrollWidth, clientWidth } = document.documentElement;
+			return { overflow: scrollWidth - clientWidth, faint: faint.map((element) => element.outerHTML) };`);
+	}
+
 	// devtools sends a command of the Chrome DevTools Protocol.
 	devtools(cmd, params) {
 		return this.ask("POST", "/goog/cdp/execute", { cmd, params });
@@ -172,14 +195,14 @@ class Browser {
 }
 
 // until repeats a query until its result is truthy, and returns the result.
-async function until(what, question) {
-	const end = Date.now() + patience;
+async function until(what, question, limit = patience) {
+	const end = Date.now() + limit;
 	for (;;) {
 		const answer = await question();
 		if (answer)
 			return answer;
 		if (Date.now() > end)
-			throw new Error(`not within ${patience / 1000} s: ${what}`);
+			throw new Error(`not within ${limit / 1000} s: ${what}`);
 		await sleep(10);
 	}
 }

@@ -4,11 +4,14 @@ The pages of docs/ link to files in the whole repository. Each linked file becom
 of the site, under repository/: a Markdown file as a page, another one as text.
 """
 
+import gzip
 import html
 import json
 import os
 import posixpath
 import re
+import shutil
+import sys
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
@@ -22,6 +25,7 @@ CODE = re.compile(FENCED.pattern + r"|`[^`\n]+`", re.M | re.S)
 BLOCK = re.compile(r'<pre><code class="language-(\w+)">(.*?)</code></pre>', re.S)
 LINK = re.compile(r"(\]\()([^)\s#]*)(#[^)\s]*)?(\))")
 SOURCES_OF_PICTURES = (".dot", ".csv", ".gnuplot")
+PGLITE = os.path.join(ROOT, "test/clients/node_modules/@electric-sql/pglite")
 
 
 def slug(text, separator):
@@ -74,6 +78,9 @@ def lists(text):
 
 def on_config(config):
     config["mdx_configs"].setdefault("toc", {}).update(slugify=slug, toc_depth="2-3")
+    config["extra"]["playground"] = os.path.isdir(PGLITE)
+    if not os.path.isdir(PGLITE):
+        print("no PGlite, so the start page runs nothing; with npm, tools/prerequisites docs installs it", file=sys.stderr)
     return config
 
 
@@ -143,8 +150,29 @@ def on_post_page(output, page, config):
     return BLOCK.sub(coloured, output)
 
 
+def copy_pglite(target):
+    """What theme/playground.js loads: PGlite's modules, and compressed files."""
+    os.makedirs(target)
+    shutil.copy(os.path.join(PGLITE, "LICENSE"), target)
+    waiting = ["index.js"]
+    while waiting:
+        name = waiting.pop()
+        if not os.path.exists(os.path.join(target, name)):
+            with open(os.path.join(PGLITE, "dist", name), encoding="utf-8") as file:
+                text = file.read()
+            with open(os.path.join(target, name), "w", encoding="utf-8") as file:
+                file.write(re.sub(r"\n//# sourceMappingURL=.*", "", text))
+            waiting += re.findall(r"""(?:from|import)"\./([^"]+)\"""", text)
+    files = [os.path.join(PGLITE, "dist", name) for name in ("pglite.wasm", "pglite.data", "initdb.wasm")]
+    for path in files + [os.path.join(ROOT, "portable/idempotency.sql")]:
+        with open(path, "rb") as file, open(os.path.join(target, os.path.basename(path) + ".gzip"), "wb") as packed:
+            packed.write(gzip.compress(file.read(), 6, mtime=0))
+
+
 def on_post_build(config):
     """A script with the search index: a browser loads no other files without a web server."""
+    if config["extra"]["playground"]:
+        copy_pglite(os.path.join(config["site_dir"], "pglite"))
     directory = os.path.join(config["site_dir"], "search")
     with open(os.path.join(directory, "search_index.json"), encoding="utf-8") as file:
         entries = json.load(file)["docs"]
