@@ -3,16 +3,16 @@
 
 SET search_path = public, pg_catalog;
 BEGIN;
-\ir ../../examples/testing/charge.sql
+\ir ../../examples/testing/booking.sql
 SELECT plan(6);
 
-SELECT is(charge_create('order-1', 'ann', 25)::text, '{"charge" : 1}', 'the first request charges');
-SELECT is(charge_create('order-1', 'ann', 25)::text, '{"charge" : 1}', 'a retry gets the same answer');
-SELECT is(count(*), 1::bigint, 'there is one charge') FROM charge;
-SELECT throws_ok($$SELECT charge_create('order-1', 'ann', 26)$$, 'IK422', NULL, 'another request is refused');
+SELECT is(booking_create('order-1', 'ann', 25)::text, '{"booking" : 1}', 'the first request books');
+SELECT is(booking_create('order-1', 'ann', 25)::text, '{"booking" : 1}', 'a retry gets the same answer');
+SELECT is(count(*), 1::bigint, 'there is one booking') FROM booking;
+SELECT throws_ok($$SELECT booking_create('order-1', 'ann', 26)$$, 'IK422', NULL, 'another request is refused');
 SELECT lives_ok('SELECT idempotency.check_commit()', 'COMMIT would succeed');
 
-SELECT outcome FROM idempotency.claim('charge.create', 'order-2') \g /dev/null
+SELECT outcome FROM idempotency.claim('booking.create', 'order-2') \g /dev/null
 SELECT throws_ok('SELECT idempotency.check_commit()', 'IK428', NULL, 'a claim without complete() could not commit');
 
 SELECT * FROM finish();
