@@ -2535,6 +2535,7 @@ BEGIN
 	IF p.size > 0
 		AND NOT (p.leased_until = 'infinity' AND idempotency_internal.was_given_back(p.batch))
 	THEN
+		PERFORM idempotency_internal.count_events('batches_expired', 1);
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];
@@ -3767,10 +3768,11 @@ CREATE FUNCTION idempotency_internal.stats(
 	OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint,
 	OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint,
 	OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint,
-	OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint,
-	OUT wait_time interval, OUT published bigint, OUT delivered bigint,
-	OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint,
-	OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint,
+	OUT refused_commits bigint, OUT reaped bigint, OUT zombies_reaped bigint,
+	OUT waits bigint, OUT wait_time interval, OUT published bigint,
+	OUT delivered bigint, OUT acknowledged bigint, OUT failed bigint,
+	OUT batches_expired bigint, OUT dead_letters bigint, OUT redriven bigint,
+	OUT events_reaped bigint, OUT events_dropped bigint,
 	OUT stats_reset timestamptz)
 	RETURNS SETOF record
 	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_stats';
@@ -3790,6 +3792,7 @@ CREATE VIEW idempotency.stats AS
 		s.failures,
 		s.releases,
 		s.stale_tokens,
+		s.refused_commits,
 		s.reaped,
 		s.zombies_reaped,
 		s.waits,
@@ -3798,6 +3801,7 @@ CREATE VIEW idempotency.stats AS
 		s.delivered,
 		s.acknowledged,
 		s.failed,
+		s.batches_expired,
 		s.dead_letters,
 		s.redriven,
 		s.events_reaped,
@@ -3817,6 +3821,7 @@ COMMENT ON COLUMN idempotency.stats.completions IS 'operations completed';
 COMMENT ON COLUMN idempotency.stats.failures IS 'operations stored as final failures';
 COMMENT ON COLUMN idempotency.stats.releases IS 'claims released by release()';
 COMMENT ON COLUMN idempotency.stats.stale_tokens IS 'calls without a claim (IK412), or with a token that is not the last owner''s (IK410)';
+COMMENT ON COLUMN idempotency.stats.refused_commits IS 'transactions refused because of a claim that is not completed (IK428)';
 COMMENT ON COLUMN idempotency.stats.reaped IS 'expired rows that the reaper deleted, including zombies';
 COMMENT ON COLUMN idempotency.stats.zombies_reaped IS 'abandoned leases among them';
 COMMENT ON COLUMN idempotency.stats.waits IS 'waits for the owner of a key';
@@ -3825,6 +3830,7 @@ COMMENT ON COLUMN idempotency.stats.published IS 'events published';
 COMMENT ON COLUMN idempotency.stats.delivered IS 'deliveries of events to consumers and handlers, including redeliveries';
 COMMENT ON COLUMN idempotency.stats.acknowledged IS 'events acknowledged';
 COMMENT ON COLUMN idempotency.stats.failed IS 'deliveries of an event that failed, by nack() or the end of the lease';
+COMMENT ON COLUMN idempotency.stats.batches_expired IS 'batches delivered again because their lease or their worker had ended';
 COMMENT ON COLUMN idempotency.stats.dead_letters IS 'events that became dead letters';
 COMMENT ON COLUMN idempotency.stats.redriven IS 'dead letters that redrive() returned to delivery';
 COMMENT ON COLUMN idempotency.stats.events_reaped IS 'events that the reaper deleted from the outbox';

@@ -248,6 +248,9 @@ BEGIN
 		AND NOT (p.leased_until = 'infinity' AND idempotency_internal.was_given_back(p.batch))
 		-- both editions
 	THEN
+		-- extension only
+		PERFORM idempotency_internal.count_events('batches_expired', 1);
+		-- both editions
 		IF p.alone THEN
 			RAISE LOG 'a consumer of idempotency subscription "%" ended, or its lease did, while it had the event with number % alone',
 				s.subscription, p.events[1];

@@ -25,6 +25,7 @@
 #include "base/pattern.h"
 #include "keys/transaction.h"
 #include "keys/wakeup.h"
+#include "server/stats.h"
 
 /* The result of the latest call about a scope. */
 typedef struct ScopeResult
@@ -583,6 +584,7 @@ ErrorCommitPrevented(const KeyName *name, int sqlstate)
 pg_noreturn static void
 ErrorNotCompleted(const KeyName *name, int openClaims, bool preparing)
 {
+	Count(COUNT_REFUSED_COMMITS);
 	ereport(
 		ERROR,
 		(errcode(ERRCODE_IDEMPOTENCY_NOT_COMPLETED),

@@ -16,6 +16,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/latch.h"
@@ -65,6 +66,9 @@ static const OwnSetting usersSettings[] = {
 #endif
 	{NULL, NULL},
 };
+
+/* The type of the first worker that got no slot since the last WorkerShowMissed(), or NULL. */
+static const char *missed = NULL;
 
 static emit_log_hook_type previousLogHook = NULL;
 static WorkerRefusal *onRefusal = NULL;
@@ -120,8 +124,26 @@ WorkerStart(WorkerKind *kind, Oid database, const void *job, Size bytes)
 					  errmsg("no background worker slot is free for the %s", kind->type),
 					  errhint("%s Consider increasing max_worker_processes.", kind->waits)));
 	kind->slotMissed = handle == NULL;
+	if (handle == NULL && missed == NULL)
+		missed = kind->type;
 	MemoryContextSwitchTo(caller);
 	return handle;
+}
+
+/*
+ * WorkerShowMissed shows in pg_stat_activity which worker got no slot since the last call.
+ */
+void
+WorkerShowMissed(void)
+{
+	static const char *shown = NULL;
+
+	if (missed != shown)
+		pgstat_report_activity(
+			missed == NULL ? STATE_IDLE : STATE_RUNNING,
+			missed == NULL ? "" : psprintf("no background worker slot is free for the %s", missed));
+	shown = missed;
+	missed = NULL;
 }
 
 /*

@@ -321,6 +321,7 @@ idempotency_count_events(PG_FUNCTION_ARGS)
 		{"delivered", COUNT_DELIVERED},
 		{"acknowledged", COUNT_ACKNOWLEDGED},
 		{"failed", COUNT_FAILED},
+		{"batches_expired", COUNT_BATCHES_EXPIRED},
 		{"dead_letters", COUNT_DEAD_LETTERS},
 		{"redriven", COUNT_REDRIVEN},
 		{"events_reaped", COUNT_EVENTS_REAPED},

@@ -25,8 +25,9 @@ typedef enum CounterKind
 	COUNT_COMPLETIONS,
 	COUNT_FAILURES,
 	COUNT_RELEASES,
-	COUNT_STALE_TOKENS, /* IK410 */
-	COUNT_REAPED,		/* all rows, zombies included */
+	COUNT_STALE_TOKENS,	   /* IK410 */
+	COUNT_REFUSED_COMMITS, /* IK428 */
+	COUNT_REAPED,		   /* all rows, zombies included */
 	COUNT_ZOMBIES_REAPED,
 	COUNT_WAITS,
 	COUNT_WAIT_TIME, /* microseconds, by CountWaitTime() */
@@ -34,6 +35,7 @@ typedef enum CounterKind
 	COUNT_DELIVERED,
 	COUNT_ACKNOWLEDGED,
 	COUNT_FAILED, /* deliveries of an event */
+	COUNT_BATCHES_EXPIRED,
 	COUNT_DEAD_LETTERS,
 	COUNT_REDRIVEN,
 	COUNT_EVENTS_REAPED,

@@ -142,9 +142,9 @@ SELECT set_eq(
 		-- a support function, a trigger, the function of a view, and a part of three functions
 		('single_evaluation(internal)', 'internal', 'c', 'immutable', 'safe', true),
 		('refuse_update()', 'trigger', 'plpgsql', 'volatile', 'unsafe', false),
-		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, '
+		('stats(OUT datid oid, OUT claims bigint, OUT replays bigint, OUT in_progress bigint, OUT mismatches bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale_tokens bigint, OUT refused_commits bigint, '
 			'OUT reaped bigint, OUT zombies_reaped bigint, OUT waits bigint, OUT wait_time interval, OUT published bigint, OUT delivered bigint, '
-			'OUT acknowledged bigint, OUT failed bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
+			'OUT acknowledged bigint, OUT failed bigint, OUT batches_expired bigint, OUT dead_letters bigint, OUT redriven bigint, OUT events_reaped bigint, OUT events_dropped bigint, OUT stats_reset timestamp with time zone)',
 			'SETOF record', 'c', 'volatile', 'unsafe', false),
 		('grant_privileges(role regrole, VARIADIC privileges text[])', 'boolean', 'plpgsql', 'volatile', 'unsafe', true),
 

@@ -24,7 +24,7 @@ max_prepared_transactions = 5
 });
 
 my @counters = qw(claims replays in_progress mismatches takeovers completions failures releases
-  stale_tokens reaped zombies_reaped waits);
+  stale_tokens refused_commits reaped zombies_reaped waits);
 
 # counters returns the counters of a database, by name.
 sub counters
@@ -144,11 +144,13 @@ counts('rolled back', sprintf("BEGIN; $charge; ROLLBACK", 'k5'), { claims => 1, 
 counts('rolled back to a savepoint', sprintf("BEGIN; SAVEPOINT a; $charge; ROLLBACK TO a; COMMIT", 'k5'),
 	{ claims => 1, completions => 1 });
 counts('failed', sprintf("BEGIN; $charge; SELECT 1/0", 'k5'), { claims => 1, completions => 1 }, sqlstate => '22012');
-counts('not completed', q{SELECT idempotency.claim('s', 'k5')}, { claims => 1 }, sqlstate => 'IK428');
+counts('not completed', q{SELECT idempotency.claim('s', 'k5')}, { claims => 1, refused_commits => 1 }, sqlstate => 'IK428');
 counts('caught', q{DO $$ BEGIN PERFORM idempotency.claim('s', 'k1', '{"a": 2}'); EXCEPTION WHEN OTHERS THEN NULL; END $$},
 	{ mismatches => 1 });
 counts('prepared', sprintf("BEGIN; $charge; PREPARE TRANSACTION 'p'", 'k5'), { claims => 1, completions => 1 });
 counts('commit prepared', q{COMMIT PREPARED 'p'}, {});
+counts('prepared with an open claim', q{BEGIN; SELECT idempotency.claim('s', 'k6'); PREPARE TRANSACTION 'q'}, { claims => 1, refused_commits => 1 },
+	sqlstate => 'IK428');
 
 # ----------------------------------------------------------------
 # Waits

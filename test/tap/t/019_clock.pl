@@ -9,37 +9,14 @@
 # The server runs with test/tap/clock.c, which reads the clock's offset from a file.
 # The test does not sleep: the clock jumps by hours.
 
-use FindBin;
 use strict;
 use warnings FATAL => 'all';
 
+use ClockTest;
 use IdempotencyTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
-
-my $clock = PostgreSQL::Test::Utils::tempdir . '/clock';
-my $library = "$clock.so";
-system_or_bail('cc', '-shared', '-fPIC', '-o', $library, "$FindBin::RealBin/../clock.c");
-append_to_file($clock, pack 'q2', 0, 0);
-
-# write_clock writes the two numbers of the server's clock, in place.
-sub write_clock
-{
-	my ($offset, $standstill) = @_;
-	open my $file, '+<:raw', $clock or die "$clock: $!";
-	syswrite($file, pack 'q2', $offset, $standstill) == 16 or die "$clock: $!";
-	close $file;
-	return;
-}
-
-# set_clock sets the server's clock to an offset in seconds from the true time.
-sub set_clock
-{
-	my ($seconds) = @_;
-	write_clock($seconds, 0);
-	return;
-}
 
 # stop_clock stops the server's clock, so many seconds after a midnight.
 sub stop_clock
@@ -49,20 +26,13 @@ sub stop_clock
 	return;
 }
 
-set_clock(0);
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init(extra => [ '--encoding=UTF8', '--locale=C' ]);
 $node->append_conf('postgresql.conf', qq{autovacuum = off
 shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = 0
 });
-{
-	# Only the server has the false clock, not the programs that connect to it.
-	local %ENV = (%ENV,
-		LD_PRELOAD => join(' ', grep { defined } $library, $ENV{LD_PRELOAD}),
-		CLOCK_FILE => $clock);
-	$node->start;
-}
+start_with_clock($node);
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency; CREATE TABLE charge (key text, by text)');
 
 my ($minute, $hour, $day) = (60, 3600, 86_400);

@@ -3,13 +3,13 @@
 # Proves that examples/monitoring/queries.yaml gives prometheus-postgres-exporter every
 # metric that it names, with the correct value, through a role that is only a member of
 # pg_monitor. This role can log in as the account of Debian's unit does.
-# examples/monitoring/alerts.yaml alerts only on existing metrics. A Prometheus that
-# scrapes the exporter during a storm has series for every panel of grafana.json.
+# A Prometheus that scrapes the exporter during a storm has series for every panel of
+# grafana.json.
 
-use FindBin;
 use strict;
 use warnings FATAL => 'all';
 
+use ExporterTest;
 use HTTP::Tiny;
 use IdempotencyTest;
 use JSON::PP;
@@ -18,16 +18,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-my ($exporter) = grep { -x } map { "$_/prometheus-postgres-exporter" } split /:/, $ENV{PATH};
-if (!defined $exporter)
-{
-	# `make test` installs it, and counts a skipped script as passed.
-	die 'prometheus-postgres-exporter is not installed' if $ENV{IDEMPOTENCY_SKIP_NOTHING};
-	plan skip_all => 'prometheus-postgres-exporter is not installed';
-}
-
-my $root = "$FindBin::RealBin/../../..";
-my $queries = "$root/examples/monitoring/queries.yaml";
+my $root = "$monitoring/../..";
+my $queries = "$monitoring/queries.yaml";
 my $node = new_node('main', conf => q{
 shared_preload_libraries = 'idempotency'
 idempotency.reaper_naptime = 0
@@ -147,32 +139,15 @@ $node->connect_fails('dbname=postgres user=exporter', 'no login under another na
 my @logins = map { /DATA_SOURCE_NAME='(user=\S+) host/ } map { slurp_file($_) } "$root/docs/operations.md", $queries;
 is_deeply(\@logins, [ ("user=$account") x 2 ], "the page and the file log in as the unit's account");
 
-my $port = PostgreSQL::Test::Cluster::get_free_port();
-my $log = '';
-local $ENV{DATA_SOURCE_NAME} = sprintf '%s host=%s port=%d dbname=postgres sslmode=disable', $logins[0], $node->host, $node->port;
-my $running = IPC::Run::start(
-	[ $exporter, "--web.listen-address=127.0.0.1:$port", "--extend.query-path=$queries",
-		'--auto-discover-databases', '--include-databases=postgres,other',
-		'--disable-default-metrics', '--disable-settings-metrics' ],
-	'>&', \$log);
-END { local $?; $running->kill_kill if defined $running }
-
-my $answer;
-foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
-{
-	$answer = HTTP::Tiny->new->get("http://127.0.0.1:$port/metrics");
-	last if $answer->{success};
-	usleep(100_000);
-}
-ok($answer->{success}, 'the exporter responds') or die $answer->{content};
-$running->pump_nb;
+my $port = start_exporter($node, $logins[0] =~ s/^user=//r, 'postgres', 'other');
+my $content = metrics();
 # Its own collector for the background writer does not know 17 and later.
-unlike($log, qr/level=error(?!.*name=bgwriter)/i, 'the exporter logs no error');
-like($answer->{content}, qr/^pg_exporter_user_queries_load_error\{[^}]*\} 0$/m, 'the exporter loads the file');
+unlike(exporter_log(), qr/level=error(?!.*name=bgwriter)/i, 'the exporter logs no error');
+like($content, qr/^pg_exporter_user_queries_load_error\{[^}]*\} 0$/m, 'the exporter loads the file');
 
 # The values by metric and labels, and the types of metrics.
 my (%value, %type);
-while ($answer->{content} =~ /^(?:# TYPE (\w+) (\w+)|(idempotency_\w+)\{(.*)\} (\S+))$/mg)
+while ($content =~ /^(?:# TYPE (\w+) (\w+)|(idempotency_\w+)\{(.*)\} (\S+))$/mg)
 {
 	if (defined $1) { $type{$1} = $2; next }
 	my ($metric, $labels, $number) = ($3, $4, $5);
@@ -225,7 +200,7 @@ is($value{'idempotency_table_bytes{datname="postgres",relname="key"}'},
 	$node->safe_psql('postgres', q{SELECT pg_total_relation_size('idempotency.key')}), 'the size of the table');
 
 # ----------------------------------------------------------------
-# Missing privileges, and the alerts
+# Missing privileges
 # ----------------------------------------------------------------
 
 for my $relation (qw(keys zombies dead_letters key outbox))
@@ -235,10 +210,6 @@ for my $relation (qw(keys zombies dead_letters key outbox))
 is($node->safe_psql('postgres', q{SELECT DISTINCT last_error FROM idempotency.subscriptions}, extra_params => [ '-U', 'prometheus' ]),
 	'<insufficient privilege>', 'error texts are hidden');
 
-my %alerts = map { $_ => 1 } slurp_file("$root/examples/monitoring/alerts.yaml") =~ /\b(idempotency_(?:stats|subscription|claim|reaper|table)_\w+)/g;
-cmp_ok(scalar keys %alerts, '>', 5, 'the rules alert on metrics');
-is_deeply([ grep { !$named{$_} } sort keys %alerts ], [], 'the exporter has every metric of the alerts');
-
 # ----------------------------------------------------------------
 # The dashboard
 # ----------------------------------------------------------------
@@ -246,7 +217,7 @@ is_deeply([ grep { !$named{$_} } sort keys %alerts ], [], 'the exporter has ever
 # The storm: claims, replays, refusals, waits, takeovers, releases, events, failures and the reaper.
 my $scraper = PostgreSQL::Test::Cluster::get_free_port();
 my $data = PostgreSQL::Test::Utils::tempdir();
-append_to_file("$data/prometheus.yml", "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [$root/examples/monitoring/alerts.yaml]\n"
+append_to_file("$data/prometheus.yml", "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [$monitoring/alerts.yaml]\n"
 	. "scrape_configs: [{job_name: exporter, static_configs: [{targets: ['127.0.0.1:$port']}]}]\n");
 my $prometheus_log = '';
 my $prometheus = IPC::Run::start([ 'prometheus', "--config.file=$data/prometheus.yml", "--storage.tsdb.path=$data/data",
@@ -264,7 +235,7 @@ sub series
 }
 
 my %expressions = map { my $title = $_->{title}; map { ("$title: $_->{legendFormat}" => $_->{expr}) } @{ $_->{targets} } }
-  @{ decode_json(slurp_file("$root/examples/monitoring/grafana.json"))->{panels} };
+  @{ decode_json(slurp_file("$monitoring/grafana.json"))->{panels} };
 cmp_ok(scalar keys %expressions, '>', 20, 'the dashboard has expressions');
 s/\$database/.*/g, s/\$__rate_interval/1m/g for values %expressions;
 my %empty = %expressions;
