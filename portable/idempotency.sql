@@ -4003,6 +4003,7 @@ COMMENT ON FUNCTION idempotency_internal.key_locks(text, text, boolean) IS 'lock
 CREATE FUNCTION idempotency_internal.holders_of(scope text, key text, all_keys boolean)
 	RETURNS SETOF idempotency.holder
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+	SET jit = off -- which takes longer than reading the locks, whose number the planner overestimates
 AS $$
 	SELECT CASE WHEN NOT l.is_granted THEN 'waits' WHEN l.pid IS NULL THEN 'prepared' ELSE 'holds' END,
 		l.pid, x.gid, coalesce(a.usename, x.owner), coalesce(l.wait_start, a.xact_start, x.prepared),
@@ -4019,7 +4020,6 @@ COMMENT ON FUNCTION idempotency_internal.holders_of(text, text, boolean) IS 'hol
 CREATE FUNCTION idempotency.holders()
 	RETURNS SETOF idempotency.holder
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-	SET jit = off -- which takes longer than reading the locks, whose number the planner overestimates
 AS $$
 	SELECT * FROM idempotency_internal.holders_of(NULL, NULL, true)
 $$;
@@ -4028,7 +4028,6 @@ COMMENT ON FUNCTION idempotency.holders() IS 'transactions that hold keys, and t
 CREATE FUNCTION idempotency.holders(scope text, key text)
 	RETURNS SETOF idempotency.holder
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-	SET jit = off -- which takes longer than reading the locks, whose number the planner overestimates
 AS $$
 	SELECT * FROM idempotency_internal.holders_of($1::text, $2::text, false)
 $$;
