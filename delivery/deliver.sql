@@ -102,18 +102,20 @@ BEGIN
 				EXIT;
 			END IF;
 			-- Each statement costs what it names.  So all are deferred, and those that are immediate at first are named,
-			-- unless these are more, or some cannot be named: in a schema without USAGE, or with a name that others have, too.
+			-- unless these are more, or some cannot be named: in a schema without USAGE, or with a name of one that is not
+			-- deferrable.  If constraints with one name differ in their mode, each event has a transaction of its own.
 			IF reset IS NULL THEN
-				SELECT coalesce(CASE
+				SELECT CASE WHEN pg_catalog.bool_or(c.is_mixed) IS NOT TRUE THEN coalesce(CASE
 					WHEN pg_catalog.count(*) FILTER (WHERE c.is_deferred) OPERATOR(pg_catalog.>=) pg_catalog.count(*) FILTER (WHERE NOT c.is_deferred)
 						AND pg_catalog.bool_and(c.is_deferred OR c.has_name) AND pg_catalog.bool_or(c.is_deferred)
 					THEN pg_catalog.concat('SET CONSTRAINTS ALL DEFERRED',
 						'; SET CONSTRAINTS ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(c.name, ', ') FILTER (WHERE NOT c.is_deferred) OPERATOR(pg_catalog.||) ' IMMEDIATE')
 					ELSE 'SET CONSTRAINTS ' OPERATOR(pg_catalog.||) pg_catalog.string_agg(c.name, ', ') FILTER (WHERE c.is_deferred AND c.has_name)
 						OPERATOR(pg_catalog.||) ' DEFERRED'
-				END, '') INTO reset
+				END, '') END INTO reset
 				FROM (
 					SELECT pg_catalog.format('%I.%I', n.nspname, o.conname) AS name, pg_catalog.bool_or(o.condeferred) AS is_deferred,
+						pg_catalog.bool_or(o.condeferred) AND pg_catalog.bool_or(o.condeferrable AND NOT o.condeferred) AS is_mixed,
 						pg_catalog.bool_and(o.condeferrable) AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS has_name
 					FROM pg_catalog.pg_constraint AS o
 					JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) o.connamespace
@@ -133,8 +135,10 @@ BEGIN
 						WHEN undefined_object OR wrong_object_type OR invalid_schema_name THEN
 							-- One has changed: look again, in the next transaction
 							reset := NULL;
-							started_at := 'epoch';
 					END;
+				END IF;
+				IF reset IS NULL THEN
+					started_at := 'epoch';
 				END IF;
 			EXCEPTION
 				-- OTHERS is without these; a cancel must end the call

@@ -175,8 +175,13 @@ CALL idempotency.deliver('m', 'handle(idempotency.event)');
 ALTER TABLE effect ADD UNIQUE (event, n) DEFERRABLE;
 SELECT pg_temp.publish('{3,4}');
 CALL idempotency.deliver('m', 'handle(idempotency.event)');
+-- and if a constraint of another table has the same name, and is deferred at first
+ALTER TABLE effect DROP CONSTRAINT effect_event_n_key;
+CREATE TABLE twin (n int, CONSTRAINT effect_event_key FOREIGN KEY (n) REFERENCES referenced DEFERRABLE INITIALLY DEFERRED);
+SELECT pg_temp.publish('{5,6}');
+CALL idempotency.deliver('m', 'handle(idempotency.event)');
 SELECT * FROM effect ORDER BY abs(event), event;
-DROP TABLE effect, referenced;
+DROP TABLE twin, effect, referenced;
 DROP FUNCTION handle(idempotency.event);
 
 -- deliver() goes on until it has read all of the log, of which one fetch() reads 100,000 numbers.
