@@ -242,7 +242,7 @@ func (m rules) serve(r *http.Request) (found answer) {
 	}
 	scope, err := m.Scope(r)
 	if err == nil && scope == "" {
-		err = errors.New("Scope returned an empty string")
+		err = errors.New("Scope returned an empty string: with one scope for all, a client could get the answer of another")
 	}
 	if err == nil {
 		err = m.DB.Transaction(r.Context(), func(tx *Tx) error {

@@ -153,6 +153,8 @@ class Rules:
         """Returns the answer to a request: the stored one, an error, or that of handle(tx), which is called at most once. What is stored has
         committed."""
         scope = name(await settle(self._scope(request.native)))
+        if not scope:
+            raise ValueError("scope() returned an empty text: with one scope for all, a client could get the answer of another")
         try:
             try:
                 async with self._db.open() as tx:

@@ -227,7 +227,7 @@ function idempotency(options) {
 	async function run(request, handler) {
 		const space = await scope(request.raw);
 		if (typeof space !== "string" || space === "")
-			throw new TypeError("scope() returned no string");
+			throw new TypeError("scope() returned no string, or an empty one: with one scope for all, a client could get the answer of another");
 		let claiming = true;
 		let undone; // the answer to a request whose transaction is rolled back
 		const undo = (answer) => {

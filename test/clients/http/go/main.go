@@ -381,6 +381,9 @@ func main() {
 	handle("/lenient", s.charge, func(o *idempotency.HTTPOptions) {
 		o.Lenient, o.Scope = true, func(*http.Request) (string, error) { return "lenient", nil }
 	})
+	handle("/scopeless", s.charge, func(o *idempotency.HTTPOptions) {
+		o.Scope = func(*http.Request) (string, error) { return "", nil }
+	})
 	handle("/waiting", s.charge, func(o *idempotency.HTTPOptions) { o.Wait = 30 * time.Second })
 	handle("/unavailable", s.charge, func(o *idempotency.HTTPOptions) { o.DB = unavailable.db })
 	handle("/omitting", s.charge, func(o *idempotency.HTTPOptions) { o.Omit = []string{"/sent_at", "/meta/trace"} })

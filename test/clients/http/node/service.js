@@ -148,6 +148,7 @@ module.exports = function service(client, unavailable) {
 	const idempotent = {
 		"/charges": [{}, charge],
 		"/lenient": [{ scope: () => "lenient", lenient: true }, charge],
+		"/scopeless": [{ scope: () => "" }, charge],
 		"/waiting": [{ wait: "30 seconds" }, charge],
 		"/unavailable": [{ db: unavailable.db }, charge],
 		"/omitting": [{ omit: ["/sent_at", "/meta/trace"] }, charge],

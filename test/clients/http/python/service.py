@@ -23,6 +23,7 @@ class Service:
         self.handlers = {
             "/charges": ({}, self.charge),
             "/lenient": ({"scope": lambda request: "lenient", "lenient": True}, self.charge),
+            "/scopeless": ({"scope": lambda request: ""}, self.charge),
             "/waiting": ({"wait": "30 seconds"}, self.charge),
             "/unavailable": ({"db": unavailable[0]}, self.charge),
             "/omitting": ({"omit": ["/sent_at", "/meta/trace"]}, self.charge),
