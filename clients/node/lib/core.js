@@ -339,19 +339,14 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 		[subscription, number, plainText(duration)]).catch((error) => sqlState(error) === "IK408" && lost.abort(error)), 1000 * seconds / 3);
 	const left = new Set(); // aggregates whose events have left the batch
 	const done = []; // numbers of events to acknowledge
-	// settle reports a result, and returns false if another consumer has the batch.
-	async function settle(text, values) {
-		for (;;)
-			try {
-				return await retrying(() => db.query(text, [subscription, number, ...values]).then(() => true, (error) => {
-					if (sqlState(error) === "IK408")
-						return false;
-					throw error;
-				}), { seconds });
-			} catch (error) {
-				if (!isTransient(error) || ending.aborted)
-					throw error;
-			}
+	// settle reports a result, retried after the abort for a lease. It returns false if another consumer has the batch.
+	function settle(text, values) {
+		const started = Date.now();
+		return retrying(() => db.query(text, [subscription, number, ...values]).then(() => true, (error) => {
+			if (sqlState(error) === "IK408")
+				return false;
+			throw error;
+		}), { seconds: Infinity, ended: () => ending.aborted && Date.now() > started + 1000 * seconds });
 	}
 	const nack = (event, error, dead) => settle(
 		"SELECT idempotency.nack($1::text, $2::text::bigint, $3::text::uuid, $4::text, dead => $5::text::boolean)::text", [event, error, String(dead)]);

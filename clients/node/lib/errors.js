@@ -48,18 +48,18 @@ function isTransient(error) {
 }
 
 // retrying calls work until it succeeds, with growing pauses. Throws an error that is not
-// transient at once, and after `seconds` the last one. work must begin with a claim of the same key, or
-// with a fetch: an attempt whose answer was lost might have committed.
-async function retrying(work, { seconds = 30, signal } = {}) {
+// transient at once, and the last one after `seconds`, after an abort, or if ended() is true. work must begin with a claim of
+// the same key, or with a fetch: an attempt whose answer was lost might have committed.
+async function retrying(work, { seconds = 30, signal, ended = () => false } = {}) {
 	const end = Date.now() + 1000 * seconds;
 	for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
 		try {
 			return await work();
 		} catch (error) {
-			if (!isTransient(error) || Date.now() + pause > end || signal?.aborted)
+			const ends = !isTransient(error) || Date.now() + pause > end || ended();
+			if (ends || !await sleep(pause * (0.5 + Math.random() / 2), true, { signal }).catch(() => false))
 				throw error;
 		}
-		await sleep(pause * (0.5 + Math.random() / 2), undefined, { signal });
 	}
 }
 

@@ -82,6 +82,14 @@ test("a session of a transaction that the application began", async () => {
 	assert.strictEqual(await once(db, "test", "own"), true);
 });
 
+test("a consumer that the server refuses for good ends with the error", async () => {
+	for (const [wrong, code] of [[{ user: "nobody" }, "28000"], [{ database: "nothing" }, "3D000"]]) {
+		const refusing = new Pool(wrong);
+		await assert.rejects(consume(pg(refusing), "package", () => {}), { code });
+		await refusing.end();
+	}
+});
+
 test("a transaction whose statement has failed is not committed silently", async () => {
 	await assert.rejects(db.transaction((session) => session.query("SELECT 1/0").catch(() => "caught")), /rolled back/);
 });
