@@ -7,6 +7,7 @@ stopped. test/clients/pack_python runs it with the package that it has installed
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -17,10 +18,16 @@ import traceback
 import uuid
 from datetime import datetime, timedelta, timezone
 
+import asyncpg
 import psycopg
 from pg_idempotency import JSON, DeadLetter, LeaseLost, consume, is_transient, lease, retrying, sqlstate
 from pg_idempotency.core import run_sync
 from pg_idempotency.psycopg import AsyncDatabase, Database
+from pg_idempotency.starlette import IdempotencyMiddleware, transaction
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.routing import Route
 
 
 def insert(tx, customer):
@@ -155,7 +162,15 @@ class Tests:
                 raise RuntimeError("no rollback")
         except RuntimeError as hiding:
             assert is_transient(hiding)
-        assert not is_transient(RuntimeError())
+        # libpq has no SQLSTATE for what the server says before it accepts a connection; some errors hide the SQLSTATE of another
+        hidden = RuntimeError()
+        hidden.__context__ = asyncpg.AdminShutdownError()
+        for lost in (psycopg.OperationalError("Connection refused"), asyncpg.InterfaceError("connection is closed"), hidden,
+                     asyncpg.InternalClientError("cannot switch to state 3; another operation (17) is in progress")):
+            assert is_transient(lost), lost
+        for final in (RuntimeError(), psycopg.OperationalError('FATAL:  password authentication failed for user "a"'),
+                      asyncpg.InvalidPasswordError(), asyncpg.InternalClientError("unexpected error while performing authentication: x")):
+            assert not is_transient(final), final
         attempts = []
 
         async def attempt():
@@ -167,6 +182,40 @@ class Tests:
 
         await self.fails("IK422", retried())
         assert len(attempts) == 3, attempts
+
+    async def background_tasks(self):
+        """What an application does after its answer, it does after the commit, and not if that fails."""
+        if not self.db.is_async:
+            return
+        seen = []
+
+        async def later():
+            seen.append(await self.charges())
+
+        async def handler(request):
+            tx = transaction(request)
+            await insert(tx, self.scope)
+            if request.url.path == "/open":
+                await tx.claim(self.scope, "open", None)
+            return Response(status_code=201, background=BackgroundTask(later))
+
+        async def receive():
+            return {"type": "http.request", "body": b""}
+
+        async def send(message):
+            sent.append(message)
+
+        routes = [Route(path, handler, methods=["POST"]) for path in ("/", "/open")]
+        app, sent = IdempotencyMiddleware(Starlette(routes=routes), self.db, scope=lambda request: self.scope), []
+
+        def post(path, key):
+            return app({"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [(b"idempotency-key", key)]}, receive, send)
+
+        await post("/", b'"k"')
+        await post("/", b'"k"')
+        assert [message["status"] for message in sent[::2]] == [201, 201] and seen == [1], (sent, seen)
+        await self.fails("IK428", post("/open", b'"k2"'))
+        assert seen == [1], seen
 
     # Leases
 
@@ -245,6 +294,16 @@ class Tests:
         assert (await self.do("try_claim", self.scope, "k", None)).outcome != "replayed"
 
     # Events
+
+    async def refused_connection(self):
+        """A consumer that the server refuses for good ends with the error."""
+        connect = psycopg.AsyncConnection.connect if self.db.is_async else psycopg.connect
+        for wrong in ({"user": "nobody"}, {"dbname": "nothing"}):
+            try:
+                await settle(consume(type(self.db)(functools.partial(connect, **wrong)), self.scope, print, until_empty=True))
+                raise AssertionError("no error")
+            except psycopg.OperationalError as error:
+                assert "does not exist" in str(error), error
 
     async def events(self):
         if os.environ.get("EDITION") == "portable":

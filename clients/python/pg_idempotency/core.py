@@ -14,13 +14,20 @@ import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple, Optional
+from typing import Any, Iterator, NamedTuple, Optional
 from uuid import UUID
 
 # SQLSTATEs of errors after which the same call with the same key can succeed: lost connections, serialization failures and deadlocks, no
 # resources, lock timeouts, shutdown, failover and a session that was idle too long; IK409, another owner is at work; IK410, another owner took the lease over, whose result a
 # retry returns; IK408, another consumer has the events of the batch.
 TRANSIENT = re.compile(r"08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410")
+
+# Of these, those that say that the connection is lost.
+LOST = re.compile(r"08|57P")
+
+# What libpq, which has no SQLSTATE for it, says of a connection that is refused for good.
+REFUSED = re.compile(r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|no such (user|database)|"
+                     "not permitted to log in")
 
 
 class JSON(str):
@@ -346,15 +353,33 @@ class Database:
 # ----------------------------------------------------------------
 
 
+def causes(error: Any, hidden: bool = False) -> Iterator[BaseException]:
+    """Yields an error and those that it wraps, and with hidden also those during whose handling it was raised: a rollback that fails hides why."""
+    while error is not None:
+        yield error
+        error = getattr(error, "orig", None) or error.__cause__ or (error.__context__ if hidden else None)
+
+
+def own_state(error: BaseException) -> Optional[str]:
+    """Returns the SQLSTATE that the error itself has, or None."""
+    states = (getattr(error, attribute, None) for attribute in ("sqlstate", "pgcode"))
+    return next((state for state in states if isinstance(state, str)), None)
+
+
 def sqlstate(error: Optional[BaseException]) -> Optional[str]:
     """Returns the SQLSTATE of an error of any driver or ORM, or None."""
-    while error is not None:
-        for attribute in ("sqlstate", "pgcode"):
-            value = getattr(error, attribute, None)
-            if isinstance(value, str):
-                return value
-        error = getattr(error, "orig", None) or error.__cause__
-    return None
+    return next(filter(None, map(own_state, causes(error))), None)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Returns whether an error without SQLSTATE says that the connection was lost, or could not be made for now."""
+    names, module, text = {each.__name__ for each in type(error).__mro__}, type(error).__module__, str(error)
+    if "OperationalError" in names:
+        return not REFUSED.search(text)
+    if module == "sqlalchemy.exc":  # a pool without a free connection; a session that goes on after its connection was lost
+        return "TimeoutError" in names or getattr(error, "code", None) == "8s2b"
+    # asyncpg gets the server's last message while no call waits for one, and the next call fails.
+    return "ConnectionError" in names or "InterfaceError" in names and "closed" in text or "InternalClientError" in names and "state" in text
 
 
 def is_transient(error: Optional[BaseException]) -> bool:
@@ -362,14 +387,7 @@ def is_transient(error: Optional[BaseException]) -> bool:
     state = sqlstate(error)
     if state:
         return bool(TRANSIENT.match(state))
-    while error is not None:
-        # A lost or refused connection has no SQLSTATE.
-        names = {each.__name__ for each in type(error).__mro__}
-        full = names & {"TimeoutError"} and type(error).__module__ == "sqlalchemy.exc"  # a pool without a free connection
-        if full or names & {"OperationalError", "ConnectionError"} or "InterfaceError" in names and "closed" in str(error):
-            return True
-        error = getattr(error, "orig", None) or error.__cause__ or error.__context__
-    return False
+    return any(LOST.match(own_state(each) or "") or is_lost(each) for each in causes(error, hidden=True))
 
 
 async def retry(work: Any, limit: float, sleep: Any, ended: Any = lambda: False) -> Any:

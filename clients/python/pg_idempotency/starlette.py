@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import Any, Callable
 from urllib.parse import unquote
@@ -70,7 +71,8 @@ def writes(request: Request) -> bool:
 
 
 class IdempotencyMiddleware:
-    """Makes requests idempotent: with when, those for which when(request) is true, otherwise POST and PATCH. Options: http.Rules."""
+    """Makes requests idempotent: with when, those for which when(request) is true, otherwise POST and PATCH. What the application does after
+    its answer, such as background tasks, it does after the commit. Options: http.Rules."""
 
     def __init__(self, app: Any, db: Database, *, when: Callable[[Request], bool] = writes, **options: Any):
         self._app, self._when, self._rules = app, when, Rules(db, **options)
@@ -81,10 +83,14 @@ class IdempotencyMiddleware:
             await self._app(scope, receive, send)
             return
         asks = await asked(request)
+        committed = asyncio.Event()
+        application: Any = None
 
         async def handle(tx: Any) -> Answer:
+            nonlocal application
             start: dict = {}
             chunks: list = []
+            answered = asyncio.Event()
             unread = True
 
             async def again() -> dict:
@@ -101,10 +107,27 @@ class IdempotencyMiddleware:
                     if message.get("more_body") and b"content-length" not in dict(start["headers"]):
                         refuse_stream()
                     chunks.append(message.get("body", b""))
+                    if not message.get("more_body"):
+                        answered.set()
+                        await committed.wait()
 
-            await self._app({**scope, "pg_idempotency": tx}, again, keep)
+            application = asyncio.ensure_future(self._app({**scope, "pg_idempotency": tx}, again, keep))
+            whole = asyncio.ensure_future(answered.wait())
+            await asyncio.wait([application, whole], return_when=asyncio.FIRST_COMPLETED)
+            whole.cancel()
+            if application.done():
+                await application  # raises its error
             made = Response(b"".join(chunks), start["status"])
             made.raw_headers = list(start["headers"])
             return Answer(made.status_code, made.headers.items(), made.body, made)
 
-        await response(await self._rules.answer(asks, handle))(scope, receive, send)
+        try:
+            answer = await self._rules.answer(asks, handle)
+            await response(answer)(scope, receive, send)
+            if answer.native is not None:
+                committed.set()
+                await application
+        finally:
+            if application and not application.done():
+                application.cancel()
+                await asyncio.wait([application])
