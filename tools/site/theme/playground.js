@@ -5,9 +5,9 @@
 
 const pglite = new URL('pglite/', document.currentScript.src);
 const watched = {
-  'idempotency.key': 'SELECT scope, key, status, response FROM idempotency.key ORDER BY created_at',
+  key: 'SELECT scope, key, status, response FROM idempotency.key ORDER BY created_at',
   card_charge: 'SELECT * FROM card_charge ORDER BY id',
-  'idempotency.outbox': 'SELECT aggregatetype AS topic, payload FROM idempotency.outbox ORDER BY seq',
+  outbox: 'SELECT aggregatetype AS topic, payload FROM idempotency.outbox ORDER BY seq',
 };
 // Values as PostgreSQL sends them: a stored answer is the same byte for byte.
 const asSent = (value) => value;
