@@ -120,7 +120,7 @@ torture: ## inject faults (kills, full disks, clock changes), and check the data
 docs: ## build the documentation as a site in site/, with search, and check its links; open site/index.html
 	@tools/prerequisites docs
 	@tools/site/build
-	@echo 'open site/index.html; links to other hosts: tools/site/check --external site'
+	@echo 'open site/index.html, or, to try it there: python3 -m http.server --directory site; links to other hosts: tools/site/check --external site'
 
 dist: ## make the release of this commit in dist/: a tarball, and a zip for PGXN
 	@tools/prerequisites package
