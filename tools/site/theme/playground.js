@@ -102,8 +102,9 @@ async function run(script, isFirst) {
 function makeStep(pre, title, isFirst) {
   const original = pre.textContent.replace(/^CREATE EXTENSION.*\n/, '').trimEnd(); // load() has the edition
   const field = make('textarea', { value: original, spellcheck: false, ariaLabel: `SQL: ${title}` });
-  const button = make('button', { type: 'button', className: 'run', title: 'Ctrl+Enter' }, isFirst ? 'Start again' : 'Run');
-  const undo = make('button', { type: 'button' }, 'Undo edits');
+  const named = (text, properties) => make('button', { type: 'button', ariaLabel: `${text}: ${title}`, ...properties }, text);
+  const button = named(isFirst ? 'Start again' : 'Run', { className: 'run', title: 'Ctrl+Enter' });
+  const undo = named('Undo edits');
   const output = make('div', { className: 'output', role: 'status' });
   const edited = () => {
     field.rows = field.value.split('\n').length;
