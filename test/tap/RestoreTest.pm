@@ -12,6 +12,7 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use IdempotencyTest;
+use List::Util 'max';
 use OutboxTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -47,15 +48,16 @@ sub finished
 		SELECT idempotency.$finish; COMMIT; };
 }
 
-# make_history fills database postgres of a server with the extension. Returns what the
-# clients know: tokens and batches.
+# make_history fills a database that has the extension, or the portable edition. Returns what
+# the clients know: tokens and batches. %opt: dbname; roles: what creates the roles, if they exist ''.
 sub make_history
 {
-	my ($node) = @_;
-	my %history = (roles => roles());
+	my ($node, %opt) = @_;
+	my %history = (roles => $opt{roles} // roles(), dbname => $opt{dbname} // 'postgres');
+	my $dbname = $history{dbname};
 
-	outbox_tools($node);
-	$node->safe_psql('postgres', $history{roles} . q{
+	outbox_tools($node, $dbname);
+	$node->safe_psql($dbname, $history{roles} . q{
 		SELECT idempotency.grant_client('app'), idempotency.grant_consumer('worker');
 		CREATE TABLE charge (key text PRIMARY KEY, amount numeric NOT NULL);
 		CREATE TRIGGER guard BEFORE INSERT OR UPDATE OR DELETE ON charge
@@ -69,7 +71,7 @@ sub make_history
 		SELECT idempotency.subscribe(name, ARRAY['charged']) FROM unnest(ARRAY['read', 'half', 'out', 'unread']) AS name;
 		SELECT idempotency.subscribe('failed', ARRAY['job'], max_attempts => 2, retry_delay => '1 day')});
 
-	$node->safe_psql('postgres', finished('odd', "complete('charge', 'odd', \$r\$$odd\$r\$, 201, ' {\"X\" :\"1\"}')", q(, '{"amount": 1.50}'))
+	$node->safe_psql($dbname, finished('odd', "complete('charge', 'odd', \$r\$$odd\$r\$, 201, ' {\"X\" :\"1\"}')", q(, '{"amount": 1.50}'))
 		. finished('failed', q{fail('charge', 'failed', '{"type":"about:blank" }', 422)})
 		. finished('for ever', q{complete('charge', 'for ever', '1')}, q{, retention => '-1 second'})
 		. finished('short', q{complete('charge', 'short', '1')}, q{, retention => '1 microsecond'})
@@ -85,19 +87,20 @@ sub make_history
 sub make_leases
 {
 	my ($node, $history) = @_;
+	my $dbname = $history->{dbname};
 
 	foreach my $key ('live', 'abandoned', 'released')
 	{
-		$history->{$key} = $node->safe_psql('postgres',
+		$history->{$key} = $node->safe_psql($dbname,
 			qq{SELECT token FROM idempotency.claim('lease', '$key', '{"amount" :  1}', lease => '1 day')});
 	}
-	$node->safe_psql('postgres', qq{
+	$node->safe_psql($dbname, qq{
 		SELECT idempotency.checkpoint('lease', 'abandoned', $history->{abandoned}, 'charged', E'$state');
 		UPDATE idempotency.key SET leased_at = now() - interval '2 hours', leased_until = now() - interval '1 hour'
 			WHERE scope = 'lease' AND key::text = 'abandoned';
 		SELECT idempotency.checkpoint('lease', 'released', $history->{released}, 'begun'),
 			idempotency.release('lease', 'released', $history->{released})});
-	$history->{token} = $node->safe_psql('postgres', 'SELECT last_value FROM idempotency.token');
+	$history->{token} = max @$history{qw(live abandoned released)};
 	return;
 }
 
@@ -105,36 +108,45 @@ sub make_leases
 sub make_deliveries
 {
 	my ($node, $history) = @_;
+	my $dbname = $history->{dbname};
 	my $fetch = q{SELECT max(batch) FROM idempotency.fetch('%s', %d, lease => '1 day')};
 
-	is_deeply(drained($node, 'postgres', 2, 'read'), { read => '1 2 3 4 5' }, 'source: one subscription has read all events');
-	$history->{half} = $node->safe_psql('postgres', sprintf $fetch, 'half', 2);
-	$node->safe_psql('postgres', "SELECT idempotency.ack('half', $history->{half})");
-	$history->{out} = $node->safe_psql('postgres', sprintf $fetch, 'out', 3);
+	is_deeply(drained($node, $dbname, 2, 'read'), { read => '1 2 3 4 5' }, 'source: one subscription has read all events');
+	$history->{half} = $node->safe_psql($dbname, sprintf $fetch, 'half', 2);
+	$node->safe_psql($dbname, "SELECT idempotency.ack('half', $history->{half})");
+	$history->{out} = $node->safe_psql($dbname, sprintf $fetch, 'out', 3);
 
 	# Event 11 is due in a day and 12 waits for it; 13 is a dead letter.
-	$node->safe_psql('postgres', publish(11, 'job', 'K') . publish(12, 'job', 'K') . publish(13, 'job', 'L'));
+	$node->safe_psql($dbname, publish(11, 'job', 'K') . publish(12, 'job', 'K') . publish(13, 'job', 'L'));
 	my $nack = q{SELECT idempotency.nack('failed', batch, id, 'no ' || (payload->>'n'), retry_in => %s)
 		FROM idempotency.fetch('failed', 100) WHERE payload->>'n' IN (%s);
 		SELECT idempotency.ack('failed', batch) FROM idempotency.position WHERE subscription = 'failed' AND batch IS NOT NULL};
-	$node->safe_psql('postgres', sprintf($nack, q{CASE WHEN payload->>'n' = '13' THEN interval '0' END}, "'11', '13'"));
-	$node->safe_psql('postgres', sprintf($nack, 'NULL', "'13'"));
-	is( $node->safe_psql('postgres', q{SELECT string_agg(payload->>'n' || ' ' || attempts
+	$node->safe_psql($dbname, sprintf($nack, q{CASE WHEN payload->>'n' = '13' THEN interval '0' END}, "'11', '13'"));
+	$node->safe_psql($dbname, sprintf($nack, 'NULL', "'13'"));
+	is( $node->safe_psql($dbname, q{SELECT string_agg(payload->>'n' || ' ' || attempts
 			|| CASE WHEN dead_at IS NOT NULL THEN ' dead' WHEN retry_at IS NULL THEN ' waits' ELSE '' END, ', ' ORDER BY seq)
 			FROM idempotency.parked}), '11 1, 12 0 waits, 13 2 dead', 'source: events are parked in all states');
 	return;
+}
+
+# has returns which of some relations a database has: some are those of one edition.
+sub has
+{
+	my ($node, $dbname, @relations) = @_;
+	return split /\n/, $node->safe_psql($dbname, "SELECT name FROM unnest('{" . join(',', @relations) . "}'::text[]) AS name WHERE to_regclass(name) IS NOT NULL");
 }
 
 # rows_of returns all rows of all tables by their bytes, the sequences, and the effects.
 sub rows_of
 {
 	my ($node, $dbname) = @_;
+	$dbname //= 'postgres';
 	my $sql = join ' UNION ALL ', map { "SELECT '$_', encode(convert_to(t::text, 'UTF8'), 'hex') FROM $_ AS t" }
-	  (map { "idempotency.$_" } qw(key outbox subscription partition position parked reaper)), 'charge', 'handled';
+	  has($node, $dbname, (map { "idempotency.$_" } qw(key configuration outbox subscription partition position parked reaper)), 'charge', 'handled');
 
-	$sql .= join '', map { " UNION ALL SELECT '$_', last_value || ' ' || is_called FROM idempotency.$_" }
-	  qw(token outbox_seq);
-	return $node->safe_psql($dbname // 'postgres', "$sql ORDER BY 1, 2");
+	$sql .= join '', map { my $name = s/^\w+\.//r; " UNION ALL SELECT '$name', last_value || ' ' || is_called FROM $_" }
+	  has($node, $dbname, qw(idempotency.token idempotency.outbox_seq idempotency_internal.secret idempotency_internal.token_offset));
+	return $node->safe_psql($dbname, "$sql ORDER BY 1, 2");
 }
 
 # check_restored checks that clients, owners, consumers and workers of a database with
@@ -218,7 +230,8 @@ sub check_deliveries
 }
 
 # check_workers: the relay delivers the events that are not yet handled, and the reaper
-# deletes expired keys and the events that every subscription has received.
+# deletes expired keys and the events that every subscription has received. The portable edition
+# has no workers, but deliver() and reap().
 sub check_workers
 {
 	my ($node, $dbname, $sql, $name) = @_;
@@ -226,6 +239,7 @@ sub check_workers
 
 	# Its position passes the last event of another topic only after a minute.
 	$sql->(q{SELECT idempotency.seek('failed', 'now')});
+	$sql->('SET ROLE worker', q{CALL idempotency.deliver('handled')}, 'RESET ROLE', 'SELECT idempotency.reap(NULL)') unless has($node, $dbname, 'idempotency.reaper');
 	$node->append_conf('postgresql.conf', "idempotency.reaper_naptime = '100ms'\nidempotency.relay_workers = 2\n");
 	$node->reload;
 	ok($node->poll_query_until($dbname, q{SELECT string_agg(n::text, ' ' ORDER BY place) = '1 2 3 4 5 6' FROM handled}),

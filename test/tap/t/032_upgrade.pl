@@ -3,7 +3,7 @@
 # Proves that a database survives an upgrade of the server: by pg_upgrade, which copies
 # or links files, with the new server's workers running all the time, and by dump and
 # restore. Every row is equal to the byte, and clients, owners, consumers and workers
-# continue. OLD_PG_CONFIG lists the pg_config programs of the old servers, each with the
+# continue; so does a database with the portable edition. OLD_PG_CONFIG lists the pg_config programs of the old servers, each with the
 # extension installed; without it the old server is the new one.
 
 use strict;
@@ -38,8 +38,11 @@ sub upgrades
 	my ($bindir, @mode) = @_;
 	my $old = new_node('old' . basename(dirname($bindir)), conf => workers_off(), new => { install_path => dirname($bindir) }, init => { extra => \@initdb });
 	my $new = PostgreSQL::Test::Cluster->new('after_' . $old->name);
-	my $history = make_history($old);
-	my $before = rows_of($old);
+	my %history = (postgres => make_history($old));
+	$old->safe_psql('postgres', 'CREATE ROLE shop_owner; CREATE DATABASE portable OWNER shop_owner');
+	$old->safe_psql('portable', "SET ROLE shop_owner;\n" . slurp_file(dirname(__FILE__) . '/../../../portable/idempotency.sql'));
+	$history{portable} = make_history($old, dbname => 'portable', roles => '');
+	my %before = map { $_ => rows_of($old, $_) } keys %history;
 	my ($from, $to) = map { $_->config_data('--version') =~ s/^PostgreSQL (\S+).*/$1/r } $old, $new;
 
 	# The minor releases of November 2026 mark columns in attoptions, and earlier ones of
@@ -54,19 +57,25 @@ sub upgrades
 
 	$new->init(extra => \@initdb);
 	$new->append_conf('postgresql.conf', "autovacuum = off\n" . workers_off());
-	$new->command_ok([ 'pg_dump', '--format=custom', '--file', "$dir/dump", '--dbname', $old->connstr('postgres') ], "$from to $to: pg_dump succeeds");
+	$new->command_ok([ 'pg_dump', '--format=custom', '--file', "$dir/$_", '--dbname', $old->connstr($_) ], "$from to $to: pg_dump of $_ succeeds")
+	  foreach keys %history;
 	$old->stop;
 
 	chdir $dir;
 	upgrade_ok($old, $new, "$from to $to: pg_upgrade succeeds", @mode, '--new-options', $workers_on);
 	$new->start;
-	ok(rows_of($new) eq $before, "$from to $to: every row is equal, byte for byte");
-	check_restored($new, $history, name => "$from to $to");
+	# The workers of the first checks do nothing in the database of the portable edition.
+	foreach my $dbname (reverse sort keys %history)
+	{
+		my $name = "$from to $to, $dbname";
+		ok(rows_of($new, $dbname) eq $before{$dbname}, "$name: every row is equal, byte for byte");
+		check_restored($new, $history{$dbname}, dbname => $dbname, name => $name);
 
-	$new->safe_psql('postgres', 'CREATE DATABASE restored TEMPLATE template0');
-	$new->command_ok([ 'pg_restore', '--exit-on-error', '--dbname=restored', "$dir/dump" ], "$from to $to: pg_restore succeeds");
-	ok(rows_of($new, 'restored') eq $before, "$from to $to, restored: every row is equal, byte for byte");
-	check_restored($new, $history, dbname => 'restored', name => "$from to $to, restored");
+		$new->safe_psql('postgres', "CREATE DATABASE restored_$dbname TEMPLATE template0");
+		$new->command_ok([ 'pg_restore', '--exit-on-error', "--dbname=restored_$dbname", "$dir/$dbname" ], "$name: pg_restore succeeds");
+		ok(rows_of($new, "restored_$dbname") eq $before{$dbname}, "$name, restored: every row is equal, byte for byte");
+		check_restored($new, $history{$dbname}, dbname => "restored_$dbname", name => "$name, restored");
+	}
 	$new->stop;
 	return;
 }
