@@ -104,10 +104,13 @@ func (c consumer) handle(ctx context.Context, batch []Event) error {
 	number := batch[0].Batch
 	held, lose := context.WithCancelCause(ctx)
 	defer lose(nil)
-	// Until a lease after the end of ctx, the batch is kept, and what was handled is reported.
-	settling, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.options.Lease, stop) })()
+	// settle reports what was handled, retried after the end of ctx for a lease.
+	settle := func(call string, args ...any) error {
+		settling, stop := context.WithCancel(context.WithoutCancel(ctx))
+		defer stop()
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(c.options.Lease, stop) })()
+		return c.call(settling, nil, call, append([]any{number}, args...)...)
+	}
 	beating, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	go func() {
@@ -128,8 +131,8 @@ func (c consumer) handle(ctx context.Context, batch []Event) error {
 	giveBack := func() error {
 		list, _ := json.Marshal(done)
 		return errors.Join(
-			c.call(settling, nil, "idempotency.ack($1::text, $2::bigint, ARRAY(SELECT jsonb_array_elements_text($3::text::jsonb)::bigint))", number, string(list)),
-			c.call(settling, nil, "idempotency.nack($1::text, $2::bigint, NULL)", number))
+			settle("idempotency.ack($1::text, $2::bigint, ARRAY(SELECT jsonb_array_elements_text($3::text::jsonb)::bigint))", string(list)),
+			settle("idempotency.nack($1::text, $2::bigint, NULL)"))
 	}
 	for _, event := range batch {
 		if left[event.AggregateID] {
@@ -151,11 +154,11 @@ func (c consumer) handle(ctx context.Context, batch []Event) error {
 			return giveBack()
 		}
 		message := strings.ToValidUTF8(strings.ReplaceAll(fault.Error(), "\x00", "\ufffd"), "\ufffd")
-		if err := c.call(settling, nil, "idempotency.nack($1::text, $2::bigint, $3::text::uuid, $4::text, dead => $5::boolean)",
-			number, event.ID, message, errors.As(fault, &dead)); err != nil {
+		err := settle("idempotency.nack($1::text, $2::bigint, $3::text::uuid, $4::text, dead => $5::boolean)", event.ID, message, errors.As(fault, &dead))
+		if err != nil {
 			return err
 		}
 		left[event.AggregateID] = event.AggregateID != "" // its later events have left the batch
 	}
-	return c.call(settling, nil, "idempotency.ack($1::text, $2::bigint)", number)
+	return settle("idempotency.ack($1::text, $2::bigint)")
 }
