@@ -209,7 +209,7 @@ change_settings($node, 'idempotency.reaper_naptime' => '0');
 $node->safe_psql('postgres', 'CREATE DATABASE backlog');
 $node->safe_psql('backlog', 'CREATE EXTENSION idempotency');
 $node->safe_psql('backlog', q{INSERT INTO idempotency.key (created_at, expires_at, scope, key)
-	SELECT now(), now(), 'expired', 'k' || i FROM generate_series(1, } . soak(100_000, 1_000_000) . q{) AS i});
+	SELECT now(), now(), 'expired', 'k' || i FROM generate_series(1, } . soak(50_000, 1_000_000) . q{) AS i});
 $node->safe_psql('backlog', q{SELECT idempotency.once('live', 'message')});
 $node->safe_psql('postgres', 'ALTER DATABASE backlog ALLOW_CONNECTIONS false');
 
@@ -238,7 +238,7 @@ drop_databases('bare', 'closed', 'pattern', 'later', 'Odd, "name"');
 is_quiet('DROP DATABASE', $too_late);
 
 # Repeatedly, at random moments.
-foreach my $round (1 .. soak(8, 15))
+foreach my $round (1 .. soak(4, 15))
 {
 	$node->safe_psql('postgres', 'CREATE DATABASE brief TEMPLATE one');
 	usleep(int rand 150_000);
@@ -271,7 +271,7 @@ is($node->safe_psql('without', 'CREATE EXTENSION idempotency; SELECT count(*) FR
 expire_keys($node, 10, 'k', 'without');
 gone('without', 'the recreated extension is detected');
 is_quiet('DROP EXTENSION');
-foreach my $round (1 .. soak(8, 20))
+foreach my $round (1 .. soak(4, 20))
 {
 	$node->safe_psql('without', 'DROP EXTENSION idempotency; CREATE EXTENSION idempotency');
 	expire_keys($node, 10, 'k', 'without') if $round % 2;
