@@ -1220,7 +1220,7 @@ AS $$
 DECLARE
 	names CONSTANT text[] := '{retention,wait,max_response_size,max_payload_size,final_errors,documentation,outbox_retention}';
 BEGIN
-	name := regexp_replace(name, '^idempotency\.', '');
+	name := regexp_replace(name, '^idempotency[.]', '');
 	IF (name = ANY (names)) IS NOT TRUE THEN
 		PERFORM idempotency_internal.raise('22023', format('unrecognized setting "%s"', name), NULL,
 			format('Pass one of %s.', array_to_string(names, ', ')));

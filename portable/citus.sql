@@ -41,7 +41,7 @@ DECLARE
 BEGIN
 	SELECT * INTO routine FROM pg_proc AS p WHERE p.oid = function;
 	-- Already made
-	IF definition ~ '\n\t(home|this_transaction) CONSTANT ' THEN
+	IF definition ~ E'\\n\\t(home|this_transaction) CONSTANT ' THEN
 		RETURN definition;
 	END IF;
 	definition := regexp_replace(definition, E'[ \\t]*?-- not distributed:\\n.*?-- both layouts\\n', '', 'g');
@@ -56,18 +56,18 @@ BEGIN
 
 	IF routine.proname IN ('require_outcome', 'refuse_commit') THEN
 		definition := replace(definition, 'idempotency.key AS k', 'idempotency_internal.open_claim AS k');
-	ELSIF definition ~ 'idempotency\.key AS|INTO idempotency\.key' THEN
+	ELSIF definition ~ E'idempotency\\.key AS|INTO idempotency\\.key' THEN
 		scope := (ARRAY['p_scope', 'scope', 'new.scope', 'written.scope'])[
 			(SELECT min(array_position('{p_scope,scope,new,written}', a.name)) FROM unnest(routine.proargnames) AS a (name))];
 		definition := regexp_replace(definition, E'\\mk\\.scope (=|OPERATOR\\(pg_catalog\\.=\\)) ', E'k.tenant \\1 home AND k.scope \\1 ', 'g');
 	END IF;
 	IF routine.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql') AND routine.proname !~ '^(transaction_id|note_)' THEN
-		IF definition ~ 'pg_current_xact_id\(\)' THEN
+		IF definition ~ E'pg_current_xact_id\\(\\)' THEN
 			id := 'idempotency_internal.transaction_id()';
-		ELSIF definition ~ 'pg_current_xact_id_if_assigned\(\)' THEN
+		ELSIF definition ~ E'pg_current_xact_id_if_assigned\\(\\)' THEN
 			id := 'idempotency_internal.transaction_id_if_assigned()';
 		END IF;
-		definition := regexp_replace(definition, '(pg_catalog\.)?pg_current_xact_id(_if_assigned)?\(\)', 'this_transaction', 'g');
+		definition := regexp_replace(definition, E'(pg_catalog\\.)?pg_current_xact_id(_if_assigned)?\\(\\)', 'this_transaction', 'g');
 	END IF;
 
 	-- A block around the body declares what the queries use.

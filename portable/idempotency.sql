@@ -2304,7 +2304,7 @@ BEGIN
 			ELSE idempotency_internal.detail(new.scope, new.key)
 		END,
 		CASE
-			WHEN statement_timestamp() > transaction_timestamp() AND current_query() !~* '^\s*(call|do)\M'
+			WHEN statement_timestamp() > transaction_timestamp() AND current_query() !~* E'^\\s*(call|do)\\M'
 				THEN 'Call idempotency.complete(), fail() or release() in the transaction that claimed.'
 			ELSE 'This statement was a transaction of its own (autocommit). Put BEGIN and '
 				'COMMIT around idempotency.claim(), your writes and '
@@ -2503,7 +2503,7 @@ BEGIN
 				stored_response := NULL;
 				-- appended as text: jsonb refuses values that json takes
 				p_headers := CASE WHEN octet_length(p_headers) <= idempotency_internal.max_response_size(p_scope) THEN p_headers ELSE '{}' END;
-				stored_headers := regexp_replace(p_headers, '}\s*$',
+				stored_headers := regexp_replace(p_headers, E'}\\s*$',
 					CASE WHEN p_headers LIKE '%"%' THEN ', ' ELSE '' END || '"Idempotency-Response": "omitted"}');
 			ELSE
 				PERFORM idempotency_internal.check_size(p_scope, p_key, 'response', bytes);
@@ -3835,7 +3835,7 @@ AS $$
 DECLARE
 	names CONSTANT text[] := '{retention,wait,max_response_size,max_payload_size,final_errors,documentation,outbox_retention}';
 BEGIN
-	name := regexp_replace(name, '^idempotency\.', '');
+	name := regexp_replace(name, '^idempotency[.]', '');
 	IF (name = ANY (names)) IS NOT TRUE THEN
 		PERFORM idempotency_internal.raise('22023', format('unrecognized setting "%s"', name), NULL,
 			format('Pass one of %s.', array_to_string(names, ', ')));

@@ -52,11 +52,14 @@ SELECT p.oid::regprocedure AS without_search_path FROM pg_proc AS p
 		AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)
 	ORDER BY p.proname;
 -- A function that forbids plans forbids JIT: what it forbids but needs costs more than any
--- limit of JIT, which takes longer than the query. So does holders(), whose estimates are far too high.
+-- limit of JIT, which takes longer than the query. So does holders_of(), whose estimates are far too high.
 SELECT p.oid::regprocedure AS with_jit FROM pg_proc AS p
 	WHERE pronamespace::regnamespace::text LIKE 'idempotency%'
-		AND (p.proname = 'holders' OR EXISTS (SELECT FROM unnest(proconfig) AS s WHERE s ~ '^enable_.*=off$'))
+		AND (p.proname = 'holders_of' OR EXISTS (SELECT FROM unnest(proconfig) AS s WHERE s ~ '^enable_.*=off$'))
 		AND NOT 'jit=off' = ANY (proconfig);
+-- With standard_conforming_strings = off, which any session can set, a backslash is itself only in E''.
+SELECT p.oid::regprocedure AS with_a_bare_backslash FROM pg_proc AS p
+	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND regexp_replace(prosrc, 'E''([^''\\]|\\.|'''')*''', '', 'g') ~ '\\';
 -- None takes a value of a type of its caller's, except arrays, which PL/pgSQL does not check.
 SELECT p.oid::regprocedure AS of_any_type FROM pg_proc AS p
 	WHERE pronamespace::regnamespace::text LIKE 'idempotency%' AND prosecdef
