@@ -66,8 +66,8 @@ function showAnswer({ status, body }) {
 		show("refused", body.detail || body.title || `Refused (${status}).`);
 }
 
-// request sends the request once. Returns the answer, without a status if it is lost or
-// incomplete.
+// request sends the request once. Returns the answer, without a status if it is lost,
+// incomplete or late.
 async function request({ key, path, body }) {
 	try {
 		const response = await fetch(path, {
@@ -86,8 +86,8 @@ async function request({ key, path, body }) {
 			wait: 1000 * (Number(response.headers.get("Retry-After")) || 0),
 			body: await response.json(),
 		};
-	} catch {
-		return { wait: 0 };
+	} catch ({ name }) {
+		return { wait: 0, late: name === "TimeoutError" ? pauses.answer : 0 };
 	}
 }
 

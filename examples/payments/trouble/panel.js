@@ -27,16 +27,16 @@ function make(tag, { text = "", ...attributes } = {}, ...children) {
 // ---------------------------------------------------------------------------
 
 // outcomeOf returns the outcome of a request, and what it means.
-function outcomeOf({ status, replayed }) {
+function outcomeOf({ status, replayed, late }) {
 	if (status === undefined)
-		return ["lost", "No answer arrives."];
+		return ["lost", late ? `No answer came within ${seconds(late)}.` : "The connection was reset."];
 	if (status < 500 && replayed)
 		return ["replayed", "The stored answer is returned."];
 	if (status === 201)
 		return ["charged", "The answer is stored with the row."];
 	if (status === 409)
 		return ["in progress", "Another request holds the key."];
-	return status < 500 ? ["refused", "This answer is final."] : ["unavailable", "The service answers later."];
+	return status < 500 ? ["refused", "This answer is final."] : ["unavailable", `The service answered ${status}.`];
 }
 
 // begin adds a payment to the timeline, the newest first.
@@ -82,10 +82,9 @@ addEventListener("attempt", async ({ detail }) => {
 		begin(detail);
 	const payment = payments.get(detail.key);
 	const what = `Attempt ${++payment.attempts}`;
-	const began = Date.now();
 	const change = add(detail.key, "attempt", what, "sent");
 	const [outcome, text] = outcomeOf(await detail.answered);
-	change(what, outcome, outcome === "lost" ? `No answer arrives within ${seconds(Date.now() - began)}.` : text);
+	change(what, outcome, text);
 	payment.over = ["charged", "replayed", "refused"].includes(outcome);
 });
 
