@@ -150,11 +150,11 @@ class Browser {
 		await this.devtools("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: scheme }] });
 	}
 
-	// picture returns a PNG image of the top of the page, at that size and in that scheme.
-	async picture(...view) {
-		await this.show(...view);
+	// picture returns an image of the top of the page, at that size and in that scheme.
+	async picture(width, height, scheme, format = "png") {
+		await this.show(width, height, scheme);
 		await this.evaluate("document.documentElement.style.scrollbarWidth = 'none'; scrollTo(0, 0); document.activeElement.blur()");
-		const { data } = await this.devtools("Page.captureScreenshot", { format: "png" });
+		const { data } = await this.devtools("Page.captureScreenshot", { format });
 		await this.evaluate("document.documentElement.style.scrollbarWidth = ''");
 		return Buffer.from(data, "base64");
 	}
