@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Callable
 
 from . import core
 
 
-class Transaction(core.Transaction):
+class Transaction(core.AsyncTransaction):
     """The calls on an asyncpg.Connection; use it alone if your code has begun the transaction."""
-
-    is_async = True
 
     async def rows(self, sql, values):
         return [tuple(row) for row in await self.connection.fetch(sql, *values)]
@@ -21,12 +20,12 @@ class Transaction(core.Transaction):
             yield
 
 
-class Database(core.Database):
+class Database(core.Database[Transaction]):
     """acquire() returns an asynchronous context manager of a connection, as the acquire() of an asyncpg.Pool."""
 
     is_async = True
 
-    def __init__(self, acquire):
+    def __init__(self, acquire: Callable[[], Any]):
         self._acquire = acquire
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ All code that calls the database is a coroutine. With a synchronous driver its a
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import random
@@ -14,8 +15,19 @@ import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, AsyncContextManager, Callable, Coroutine, Dict, Generic, Iterable, Iterator, List, NamedTuple, Optional, \
+    Sequence, Tuple, TypeVar, Union, overload
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from typing import Concatenate, ParamSpec
+
+    P = ParamSpec("P")
+
+Key = Union[str, int, UUID]
+Duration = Union[timedelta, float, str, None]  # a number is seconds
+R = TypeVar("R")
+T_co = TypeVar("T_co", covariant=True)
 
 # SQLSTATEs of errors after which the same call with the same key can succeed: lost connections, serialization failures and deadlocks, no
 # resources, lock timeouts, shutdown, failover and a session that was idle too long; IK409, another owner is at work; IK410, another owner took the lease over, whose result a
@@ -122,14 +134,14 @@ def moment(value: Optional[datetime]) -> Optional[str]:
     """Returns the text of a time, whose zone must be known."""
     if value is not None and value.tzinfo is None:
         raise ValueError("pass a datetime with a time zone")
-    return value and value.isoformat()
+    return None if value is None else value.isoformat()
 
 
 def same(value: Any) -> Any:
     return value
 
 
-def run_sync(coroutine: Any) -> Any:
+def run_sync(coroutine: Coroutine[Any, Any, R]) -> R:
     """Runs a coroutine that never suspends, and returns its result."""
     try:
         coroutine.send(None)
@@ -137,6 +149,16 @@ def run_sync(coroutine: Any) -> Any:
         return done.value
     coroutine.close()
     raise RuntimeError("synchronous code called an asynchronous database or function: use await, or async with")
+
+
+def synchronous(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    """Returns an asynchronous method for a synchronous database."""
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: P.args, **named: P.kwargs) -> R:
+        return run_sync(method(self, *arguments, **named))
+
+    return call
 
 
 async def settle(result: Any) -> Any:
@@ -154,27 +176,24 @@ def numbered(values: Any) -> dict:
     return {f"p{number}": value for number, value in enumerate(values, 1)}
 
 
-class Block:
+class Block(Generic[T_co]):
     """A context manager for with, and with an asynchronous database for async with."""
 
-    def __init__(self, manager: Any):
+    def __init__(self, manager: AsyncContextManager[T_co]):
         self._manager = manager
 
-    def __enter__(self) -> Any:
-        return run_sync(self._manager.__aenter__())
-
-    def __exit__(self, *error: Any) -> Any:
-        return run_sync(self._manager.__aexit__(*error))
-
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> T_co:
         return await self._manager.__aenter__()
 
-    async def __aexit__(self, *error: Any) -> Any:
+    async def __aexit__(self, *error: Any) -> Optional[bool]:
         return await self._manager.__aexit__(*error)
+
+    __enter__ = synchronous(__aenter__)
+    __exit__ = synchronous(__aexit__)
 
 
 # How each argument is passed, and its type in SQL: casts that every driver takes.
-ARGUMENTS = {
+ARGUMENTS: Dict[str, Tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(("scope", "key", "step"), (name, "text")),
     "aggregate_id": (lambda value: None if value is None else name(value), "text"),
     **dict.fromkeys(("request", "response", "headers", "state", "payload"), (to_json, "text")),
@@ -193,14 +212,6 @@ OPERATION = "outcome::text, replayed, token, attempt, recovery_point, state::tex
 EVENT = "batch, seq, id::text, topic, aggregate_id, type, payload::text, headers::text, attempt, published_at"
 
 
-def first(rows: Any) -> Any:
-    return rows[0][0]
-
-
-def operation(rows: Any) -> Operation:
-    return Operation(*rows[0])
-
-
 @contextmanager
 def connecting() -> Any:
     """A block that connects: asyncpg raises any OSError, which elsewhere is no sign of a lost connection."""
@@ -217,130 +228,161 @@ def refuse_rollback(connection: Any) -> None:
         raise RuntimeError("the transaction is rolled back, because a statement in it had failed")
 
 
-class Transaction:
-    """The calls in one transaction of a database. connection is the driver's connection, or the session of the ORM: write through it.
+class Calls:
+    """What the transactions of all databases have. connection is the driver's connection, or the session of the ORM: write through it. An
+    adapter has rows(), which runs one statement with the parameters $1 …, and open_savepoint()."""
 
-    With an asynchronous database every method returns an awaitable. An adapter has rows(), which runs one statement with the parameters $1 …,
-    and open_savepoint()."""
-
-    is_async = False
     finished = False  # no statement has failed
 
     def __init__(self, connection: Any = None):
         self.connection = connection
 
-    async def rows(self, sql: str, values: Any) -> Any:
+    async def rows(self, sql: str, values: Sequence[Any]) -> List[Any]:
         raise NotImplementedError
 
-    def open_savepoint(self) -> Any:
+    def open_savepoint(self) -> AsyncContextManager[None]:
         raise NotImplementedError
 
-    def savepoint(self) -> Block:
+    def savepoint(self) -> Block[None]:
         """Returns a block that rolls its writes back if it raises an error."""
         return Block(self.open_savepoint())
 
-    async def _read(self, sql: str, values: Any, read: Any) -> Any:
-        return read(await self.rows(sql, values))
-
-    def _call(self, function: str, columns: str, read: Any, /, **arguments: Any) -> Any:
+    async def _rows(self, function: str, columns: str, /, **arguments: Any) -> List[Any]:
         """Calls a function of the extension; None is NULL."""
         texts, values = [], []
         for argument, value in arguments.items():
             passed, cast = ARGUMENTS[argument]
             values.append(passed(value))
             texts.append(f"{argument} => ${len(values)}::{cast}")
-        found = self._read(f"SELECT {columns} FROM idempotency.{function}({', '.join(texts)}) AS r", values, read)
-        return found if self.is_async else run_sync(found)
+        return await self.rows(f"SELECT {columns} FROM idempotency.{function}({', '.join(texts)}) AS r", values)
 
-    def claim(self, scope, key, request, *, lease=None, wait=None, retention=None) -> Any:
+    async def _value(self, function: str, column: str, /, **arguments: Any) -> Any:
+        return (await self._rows(function, column, **arguments))[0][0]
+
+
+class AsyncTransaction(Calls):
+    """The calls in one transaction of an asynchronous database."""
+
+    async def claim(self, scope: Key, key: Key, request: Any, *, lease: Duration = None, wait: Duration = None,
+                    retention: Duration = None) -> Operation:
         """Claims an operation, or returns its stored outcome. Raises the driver's error with IK409 while another owner is at work, and with
         IK422 if the key was used with another request. request is any JSON value; None compares nothing."""
-        return self._call("claim", OPERATION, operation, scope=scope, key=key, request=request, lease=lease, wait=wait, retention=retention)
+        return Operation(*(await self._rows("claim", OPERATION, scope=scope, key=key, request=request, lease=lease, wait=wait,
+                                            retention=retention))[0])
 
-    def try_claim(self, scope, key, request, *, lease=None, wait=None, retention=None) -> Any:
+    async def try_claim(self, scope: Key, key: Key, request: Any, *, lease: Duration = None, wait: Duration = None,
+                        retention: Duration = None) -> Operation:
         """Claims as claim() does, and returns the outcomes "in_progress" and "mismatched" instead of raising them."""
-        return self._call("try_claim", OPERATION, operation, scope=scope, key=key, request=request, lease=lease, wait=wait, retention=retention)
+        return Operation(*(await self._rows("try_claim", OPERATION, scope=scope, key=key, request=request, lease=lease, wait=wait,
+                                            retention=retention))[0])
 
-    def complete(self, scope, key, response=None, status=200, headers=None, *, token=None, retention=None, omit_large=False) -> Any:
+    async def complete(self, scope: Key, key: Key, response: Any = None, status: int = 200, headers: Any = None, *,
+                       token: Optional[int] = None, retention: Duration = None, omit_large: bool = False) -> Optional[str]:
         """Stores the answer of an operation, and returns its text."""
-        return self._call("complete", "r::text", first, scope=scope, key=key, response=response, status=status, headers=headers, token=token,
-                          retention=retention, omit_large=omit_large)
+        return await self._value("complete", "r::text", scope=scope, key=key, response=response, status=status, headers=headers, token=token,
+                                 retention=retention, omit_large=omit_large)
 
-    def fail(self, scope, key, response, status, headers=None, *, token=None, retention=None, omit_large=False) -> Any:
+    async def fail(self, scope: Key, key: Key, response: Any, status: int, headers: Any = None, *, token: Optional[int] = None,
+                   retention: Duration = None, omit_large: bool = False) -> Optional[str]:
         """Stores a final failure, and returns its text. It undoes nothing: use a savepoint()."""
-        return self._call("fail", "r::text", first, scope=scope, key=key, response=response, status=status, headers=headers, token=token,
-                          retention=retention, omit_large=omit_large)
+        return await self._value("fail", "r::text", scope=scope, key=key, response=response, status=status, headers=headers, token=token,
+                                 retention=retention, omit_large=omit_large)
 
-    def release(self, scope, key, *, token=None) -> Any:
+    async def release(self, scope: Key, key: Key, *, token: Optional[int] = None) -> bool:
         """Gives a claim up, so that the next request runs the operation."""
-        return self._call("release", "r", first, scope=scope, key=key, token=token)
+        return await self._value("release", "r", scope=scope, key=key, token=token)
 
-    def renew(self, scope, key, token, lease) -> Any:
+    async def renew(self, scope: Key, key: Key, token: int, lease: Duration) -> datetime:
         """Restarts a lease, and returns its new end."""
-        return self._call("renew", "r", first, scope=scope, key=key, token=token, lease=lease)
+        return await self._value("renew", "r", scope=scope, key=key, token=token, lease=lease)
 
-    def checkpoint(self, scope, key, token, recovery_point, state=None) -> Any:
+    async def checkpoint(self, scope: Key, key: Key, token: int, recovery_point: str, state: Any = None) -> bool:
         """Stores a recovery point and a state for the next owner."""
-        return self._call("checkpoint", "r", first, scope=scope, key=key, token=token, recovery_point=recovery_point, state=state)
+        return await self._value("checkpoint", "r", scope=scope, key=key, token=token, recovery_point=recovery_point, state=state)
 
-    def derive_key(self, scope, key, step) -> Any:
+    async def derive_key(self, scope: Key, key: Key, step: Key) -> str:
         """Returns the key of one step of an operation, to pass to another service."""
-        return self._call("derive_key", "r::text", first, scope=scope, key=key, step=step)
+        return await self._value("derive_key", "r::text", scope=scope, key=key, step=step)
 
-    def once(self, scope, key, retention=None) -> Any:
+    async def once(self, scope: Key, key: Key, retention: Duration = None) -> bool:
         """Stores the key of a message, and returns whether it is new. Write its effect in the same transaction."""
-        return self._call("once", "r", first, scope=scope, key=key, retention=retention)
+        return await self._value("once", "r", scope=scope, key=key, retention=retention)
 
-    def once_many(self, scope, keys, retention=None) -> Any:
+    async def once_many(self, scope: Key, keys: Iterable[Key], retention: Duration = None) -> List[Key]:
         """Stores keys, and returns the new ones, each once, in the order of their texts."""
         texts = {name(key): key for key in keys}
-        return self._call("once_many", "r", lambda rows: [texts[row[0]] for row in rows], scope=scope, keys=texts, retention=retention)
+        return [texts[row[0]] for row in await self._rows("once_many", "r", scope=scope, keys=texts, retention=retention)]
 
-    def publish(self, topic, payload, *, aggregate_id=None, type=None, headers=None, event_id=None, deliver_at=None) -> Any:
+    async def publish(self, topic: str, payload: Any, *, aggregate_id: Optional[Key] = None, type: Optional[str] = None, headers: Any = None,
+                      event_id: Union[UUID, str, None] = None, deliver_at: Optional[datetime] = None) -> str:
         """Publishes an event in this transaction, and returns its id."""
-        return self._call("publish", "r::text", first, topic=topic, payload=payload, aggregate_id=aggregate_id, type=type, headers=headers,
-                          event_id=event_id, deliver_at=deliver_at)
+        return await self._value("publish", "r::text", topic=topic, payload=payload, aggregate_id=aggregate_id, type=type, headers=headers,
+                                 event_id=event_id, deliver_at=deliver_at)
 
-    def fetch(self, subscription, *, max_events=100, wait=None, lease=30, max_bytes=10485760) -> Any:
+    async def fetch(self, subscription: str, *, max_events: int = 100, wait: Duration = None, lease: Duration = 30,
+                    max_bytes: int = 10485760) -> List[Event]:
         """Returns the next events of a subscription. Commit before handling them."""
-        return self._call("fetch", EVENT, lambda rows: [Event(*row) for row in rows], subscription=subscription, max_events=max_events, wait=wait,
-                          lease=lease, max_bytes=max_bytes)
+        return [Event(*row) for row in await self._rows("fetch", EVENT, subscription=subscription, max_events=max_events, wait=wait, lease=lease,
+                                                        max_bytes=max_bytes)]
 
-    def has_more(self, subscription) -> Any:
+    async def has_more(self, subscription: str) -> bool:
         """Returns whether a fetch can take events; commit before it."""
-        return self._call("has_more", "r", first, subscription=subscription)
+        return await self._value("has_more", "r", subscription=subscription)
 
-    def ack(self, subscription, batch, events=None) -> Any:
+    async def ack(self, subscription: str, batch: int, events: Optional[Iterable[int]] = None) -> int:
         """Acknowledges the rest of a batch, or the events with these seq, and returns their number."""
         some = {} if events is None else {"events": events}
-        return self._call("ack", "r", first, subscription=subscription, batch=batch, **some)
+        return await self._value("ack", "r", subscription=subscription, batch=batch, **some)
 
-    def nack(self, subscription, batch, event_id, error=None, *, retry_in=None, dead=False) -> Any:
+    async def nack(self, subscription: str, batch: int, event_id: Union[UUID, str, None], error: Optional[str] = None, *,
+                   retry_in: Duration = None, dead: bool = False) -> Optional[datetime]:
         """Reports the failure of an event, and returns the time of its retry. event_id None returns the rest of the batch."""
-        return self._call("nack", "r", first, subscription=subscription, batch=batch, event_id=event_id, error=error, retry_in=retry_in, dead=dead)
+        return await self._value("nack", "r", subscription=subscription, batch=batch, event_id=event_id, error=error, retry_in=retry_in,
+                                 dead=dead)
 
-    def extend(self, subscription, batch, lease) -> Any:
+    async def extend(self, subscription: str, batch: int, lease: Duration) -> datetime:
         """Restarts the lease of a batch, and returns its new end."""
-        return self._call("extend", "r", first, subscription=subscription, batch=batch, lease=lease)
+        return await self._value("extend", "r", subscription=subscription, batch=batch, lease=lease)
 
 
-class Database:
+class Transaction(Calls):
+    """The same calls in one transaction of a synchronous database."""
+
+    claim = synchronous(AsyncTransaction.claim)
+    try_claim = synchronous(AsyncTransaction.try_claim)
+    complete = synchronous(AsyncTransaction.complete)
+    fail = synchronous(AsyncTransaction.fail)
+    release = synchronous(AsyncTransaction.release)
+    renew = synchronous(AsyncTransaction.renew)
+    checkpoint = synchronous(AsyncTransaction.checkpoint)
+    derive_key = synchronous(AsyncTransaction.derive_key)
+    once = synchronous(AsyncTransaction.once)
+    once_many = synchronous(AsyncTransaction.once_many)
+    publish = synchronous(AsyncTransaction.publish)
+    fetch = synchronous(AsyncTransaction.fetch)
+    has_more = synchronous(AsyncTransaction.has_more)
+    ack = synchronous(AsyncTransaction.ack)
+    nack = synchronous(AsyncTransaction.nack)
+    extend = synchronous(AsyncTransaction.extend)
+
+
+class Database(Generic[T_co]):
     """Opens transactions, each on a connection that the driver or the ORM gives. An adapter has open()."""
 
     is_async = False
 
-    def open(self) -> Any:
-        """Returns an asynchronous context manager of a Transaction, which commits at its end, and rolls back after an error."""
+    def open(self) -> AsyncContextManager[T_co]:
+        """Returns an asynchronous context manager of a transaction, which commits at its end, and rolls back after an error."""
         raise NotImplementedError
 
-    def transaction(self) -> Block:
+    def transaction(self) -> Block[T_co]:
         """Returns a block of a transaction, for with or async with."""
         return Block(self.open())
 
     def end_thread(self) -> None:
         """Closes what a background thread has opened."""
 
-    def run(self, coroutine: Any) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Returns the result of a coroutine; with an asynchronous database, the coroutine."""
         return coroutine if self.is_async else run_sync(coroutine)
 
@@ -406,6 +448,14 @@ async def retry(work: Any, limit: float, sleep: Any, ended: Any = lambda: False)
 
 async def block(pause: float) -> None:
     time.sleep(pause)
+
+
+@overload
+def retrying(work: Callable[[], Coroutine[Any, Any, R]], *, limit: float = 30) -> Coroutine[Any, Any, R]: ...
+
+
+@overload
+def retrying(work: Callable[[], R], *, limit: float = 30) -> R: ...
 
 
 def retrying(work: Any, *, limit: float = 30) -> Any:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 from contextlib import asynccontextmanager
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from django.db import connections, transaction
 from django.http import HttpResponse
 
 from . import core
 from .http import Answer, Request, Rules, refuse_stream
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .http import Options
 
 
 class Transaction(core.Transaction):
@@ -31,7 +36,7 @@ class Transaction(core.Transaction):
             yield
 
 
-class Database(core.Database):
+class Database(core.Database[Transaction]):
     """The database `using` of the settings."""
 
     def __init__(self, using: str = "default"):
@@ -49,12 +54,12 @@ class Database(core.Database):
         connections[self._using].close()
 
 
-def idempotent(db: core.Database = Database(), **options: Any) -> Callable:
+def idempotent(db: core.Database[Transaction] = Database(), **options: Unpack[Options]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a view, which writes through Django's ORM. Do not use it within ATOMIC_REQUESTS: the answer is sent after the commit.
     Options: http.Rules."""
     rules = Rules(db, **options)
 
-    def decorate(view: Callable) -> Callable:
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(view)
         def answer(request, *args, **kwargs):
             def handle(tx: Any) -> Answer:

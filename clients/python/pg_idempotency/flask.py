@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import flask
 from werkzeug.exceptions import HTTPException
 
-from .core import Database, run_sync
+from .core import Database, Transaction, run_sync
 from .http import Answer, Request, Rules, refuse_stream
 
+if TYPE_CHECKING:
+    from typing import Unpack
 
-def idempotent(db: Database, **options: Any) -> Callable:
+    from .http import Options
+
+
+def idempotent(db: Database[Transaction], **options: Unpack[Options]) -> Callable[[Callable[..., Any]], Callable[..., flask.Response]]:
     """Decorates a view, which gets the transaction as the keyword argument tx, and writes through tx.connection. The scope gets
     flask.request. Options: http.Rules."""
     rules = Rules(db, **options)
 
-    def decorate(view: Callable) -> Callable:
+    def decorate(view: Callable[..., Any]) -> Callable[..., flask.Response]:
         @functools.wraps(view)
         def answer(*args: Any, **kwargs: Any) -> flask.Response:
             def handle(tx: Any) -> Answer:

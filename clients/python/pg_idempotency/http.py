@@ -10,10 +10,21 @@ import hashlib
 import http
 import json
 import re
-from typing import Any, Callable, Iterable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Optional
 from urllib.parse import parse_qsl, quote
 
-from .core import Database, interval, is_transient, name, settle, sqlstate
+from .core import Database, Duration, interval, is_transient, name, settle, sqlstate
+
+if TYPE_CHECKING:
+    from typing import Required, TypedDict
+
+    class Options(TypedDict, total=False):
+        scope: Required[Callable[[Any], Any]]
+        lenient: bool
+        headers: Iterable[str]
+        omit: Iterable[str]
+        wait: Duration
+        retention: Duration
 
 # Headers of an answer that retries get, unless the option headers names others.
 STORED = ("Cache-Control", "Content-Disposition", "Content-Language", "Content-Location", "Content-Type", "ETag", "Last-Modified", "Link",
@@ -134,8 +145,8 @@ class Rules:
     retention   how long the answer is replayed, in the same form
     """
 
-    def __init__(self, db: Database, *, scope: Callable[[Any], Any], lenient: bool = False, headers: Iterable[str] = STORED,
-                 omit: Iterable[str] = (), wait: Any = 0, retention: Any = None):
+    def __init__(self, db: Database[Any], *, scope: Callable[[Any], Any], lenient: bool = False, headers: Iterable[str] = STORED,
+                 omit: Iterable[str] = (), wait: Duration = 0, retention: Duration = None):
         if not callable(scope):
             raise TypeError("scope is a function of the request that returns its user or tenant: with one scope for all, a client could get the "
                             "answer of another")

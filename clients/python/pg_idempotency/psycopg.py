@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, AsyncContextManager, Callable, ContextManager, Coroutine, Union
 
 from psycopg.rows import tuple_row
 
 from . import core
 
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
 
 class Transaction(core.Transaction):
     """The calls on a psycopg.Connection; use it alone if your code has begun the transaction."""
+
+    connection: Connection[Any]
 
     async def rows(self, sql, values):
         with self.connection.cursor(row_factory=tuple_row) as cursor:
@@ -22,10 +28,10 @@ class Transaction(core.Transaction):
             yield
 
 
-class Database(core.Database):
+class Database(core.Database[Transaction]):
     """connect() returns a context manager of a connection: the connection() of a ConnectionPool, or partial(psycopg.connect, "…")."""
 
-    def __init__(self, connect):
+    def __init__(self, connect: Callable[[], ContextManager[Connection[Any]]]):
         self._connect = connect
 
     @asynccontextmanager
@@ -35,10 +41,10 @@ class Database(core.Database):
             core.refuse_rollback(connection)
 
 
-class AsyncTransaction(core.Transaction):
+class AsyncTransaction(core.AsyncTransaction):
     """The calls on a psycopg.AsyncConnection."""
 
-    is_async = True
+    connection: AsyncConnection[Any]
 
     async def rows(self, sql, values):
         async with self.connection.cursor(row_factory=tuple_row) as cursor:
@@ -51,13 +57,13 @@ class AsyncTransaction(core.Transaction):
             yield
 
 
-class AsyncDatabase(core.Database):
+class AsyncDatabase(core.Database[AsyncTransaction]):
     """connect() returns an asynchronous context manager of a connection, or a coroutine for one: the connection() of an AsyncConnectionPool, or
     partial(psycopg.AsyncConnection.connect, "…")."""
 
     is_async = True
 
-    def __init__(self, connect):
+    def __init__(self, connect: Callable[[], Union[AsyncContextManager[AsyncConnection[Any]], Coroutine[Any, Any, AsyncConnection[Any]]]]):
         self._connect = connect
 
     @asynccontextmanager

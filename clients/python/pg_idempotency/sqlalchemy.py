@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Callable
 
 from sqlalchemy import text
 
 from . import core
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
 
 
 def bound(sql):
@@ -17,6 +22,8 @@ def bound(sql):
 
 class Transaction(core.Transaction):
     """The calls in a Session; use it alone if your code has begun the transaction."""
+
+    connection: Session
 
     async def rows(self, sql, values):
         self.connection.flush()
@@ -28,10 +35,10 @@ class Transaction(core.Transaction):
             yield
 
 
-class Database(core.Database):
+class Database(core.Database[Transaction]):
     """sessions() returns a new Session, as a sessionmaker does."""
 
-    def __init__(self, sessions):
+    def __init__(self, sessions: Callable[[], Session]):
         self._sessions = sessions
 
     @asynccontextmanager
@@ -42,10 +49,10 @@ class Database(core.Database):
                 core.refuse_rollback(getattr(session.connection().connection, "dbapi_connection", None))
 
 
-class AsyncTransaction(core.Transaction):
+class AsyncTransaction(core.AsyncTransaction):
     """The calls in an AsyncSession."""
 
-    is_async = True
+    connection: AsyncSession
 
     async def rows(self, sql, values):
         await self.connection.flush()
@@ -57,12 +64,12 @@ class AsyncTransaction(core.Transaction):
             yield
 
 
-class AsyncDatabase(core.Database):
+class AsyncDatabase(core.Database[AsyncTransaction]):
     """sessions() returns a new AsyncSession, as an async_sessionmaker does."""
 
     is_async = True
 
-    def __init__(self, sessions):
+    def __init__(self, sessions: Callable[[], AsyncSession]):
         self._sessions = sessions
 
     @asynccontextmanager

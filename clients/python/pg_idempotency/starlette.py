@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Coroutine
 from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .core import Database
+from .core import AsyncTransaction, Database
 from .http import Answer, Rules, refuse_stream
 from .http import Request as Asked
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .http import Options
+
+    Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 async def asked(request: Request) -> Asked:
@@ -35,11 +42,11 @@ def response(answer: Answer) -> Response:
     return made
 
 
-def idempotent(db: Database, **options: Any) -> Callable:
+def idempotent(db: Database[AsyncTransaction], **options: Unpack[Options]) -> Callable[[Callable[[Request, Any], Any]], Handler]:
     """Decorates a handler(request, tx) of Starlette, which returns a Response. It writes through tx.connection. Options: http.Rules."""
     rules = Rules(db, **options)
 
-    def decorate(handler: Callable) -> Callable:
+    def decorate(handler: Callable[[Request, Any], Any]) -> Handler:
         @functools.wraps(handler)
         async def answer(request: Request) -> Response:
             async def handle(tx: Any) -> Answer:
@@ -74,7 +81,7 @@ class IdempotencyMiddleware:
     """Makes requests idempotent: with when, those for which when(request) is true, otherwise POST and PATCH. What the application does after
     its answer, such as background tasks, it does after the commit. Options: http.Rules."""
 
-    def __init__(self, app: Any, db: Database, *, when: Callable[[Request], bool] = writes, **options: Any):
+    def __init__(self, app: Any, db: Database[AsyncTransaction], *, when: Callable[[Request], bool] = writes, **options: Unpack[Options]):
         self._app, self._when, self._rules = app, when, Rules(db, **options)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -119,7 +126,7 @@ class IdempotencyMiddleware:
                 await application  # raises its error
             made = Response(b"".join(chunks), start["status"])
             made.raw_headers = list(start["headers"])
-            return Answer(made.status_code, made.headers.items(), made.body, made)
+            return Answer(made.status_code, made.headers.items(), bytes(made.body), made)
 
         try:
             answer = await self._rules.answer(asks, handle)

@@ -6,9 +6,10 @@ import asyncio
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Coroutine, Generic, Optional, TypeVar, Union, overload
 
-from .core import Block, Database, Operation, is_transient, name, retry, run_sync, seconds, settle, sqlstate
+from .core import AsyncTransaction, Block, Calls, Database, Duration, Event, Key, Operation, Transaction, is_transient, name, retry, run_sync, seconds, \
+    settle, sqlstate, synchronous
 
 
 class LeaseLost(Exception):
@@ -56,8 +57,25 @@ class Heartbeat:
             self._worker.join()
 
 
-class Lease:
-    """An operation under a lease, as lease() returns it: a context manager for with, or with an asynchronous database for async with.
+if TYPE_CHECKING:
+    Attributes = Operation
+else:
+
+    class Attributes:
+        """The attributes of self.operation."""
+
+        def __getattr__(self, attribute):
+            if attribute in Operation._fields or attribute == "json":
+                return getattr(self.operation, attribute)
+            raise AttributeError(attribute)
+
+
+L = TypeVar("L")
+Tx = TypeVar("Tx", Transaction, AsyncTransaction)
+
+
+class Held(Block[L], Attributes, Generic[L, Tx]):
+    """An operation under a lease, as lease() returns it: a context manager.
 
     Its block begins with the claim, which has committed. A heartbeat renews the lease at every third of it. The attributes are those of
     Operation; if replayed is true, return the stored answer, and write nothing. End the operation by complete() or fail(): without, or with
@@ -65,23 +83,17 @@ class Lease:
 
     If the lease is lost, check() raises LeaseLost, and so does the end of the block. An asynchronous block is cancelled at once."""
 
-    def __init__(self, db: Database, scope: Any, key: Any, request: Any, lease: Any, wait: Any, retention: Any):
-        self._db, self.scope, self.key, self._request = db, name(scope), name(key), request
+    def __init__(self, db: Database[Tx], scope: Key, key: Key, request: Any, lease: Duration, wait: Duration, retention: Duration):
+        super().__init__(self._open())
+        self._db: Database[Any] = db
+        self.scope, self.key, self._request = name(scope), name(key), request
         self._lease, self._wait, self._retention = seconds(lease), wait, retention
-        self._block: Any = None
         self._owner: Any = None
         self._renewed = 0.0
         self._writing = self._done = self._lost = self._checkpoint = False
 
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute in Operation._fields or attribute == "json":
-            return getattr(self.operation, attribute)
-        raise AttributeError(attribute)
-
-    # The block
-
     @asynccontextmanager
-    async def _open(self):
+    async def _open(self) -> AsyncIterator[Any]:
         started = time.monotonic()
         async with self._db.open() as tx:
             self.operation = await settle(tx.claim(self.scope, self.key, self._request, lease=self._lease, wait=self._wait,
@@ -108,20 +120,6 @@ class Lease:
                 raise LeaseLost(f'the lease of "{self.key}" is lost') from error
             raise
         await heartbeat.stop()
-
-    def __enter__(self) -> "Lease":
-        self._block = Block(self._open())
-        return self._block.__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._block.__exit__(*error)
-
-    async def __aenter__(self) -> "Lease":
-        self._block = Block(self._open())
-        return await self._block.__aenter__()
-
-    async def __aexit__(self, *error: Any) -> Any:
-        return await self._block.__aexit__(*error)
 
     async def _beat(self) -> None:
         """Renews the lease. A transaction of transaction() holds the key meanwhile, and with it the lease."""
@@ -156,7 +154,7 @@ class Lease:
             raise LeaseLost(f'the lease of "{self.key}" is lost')
 
     @asynccontextmanager
-    async def _owned(self):
+    async def _owned(self) -> AsyncIterator[Any]:
         self.check()
         self._writing = True
         started = time.monotonic()
@@ -171,49 +169,68 @@ class Lease:
         finally:
             self._writing = False
 
-    def transaction(self) -> Block:
+    def transaction(self) -> Block[Tx]:
         """Returns a block of a transaction that begins by renewing the lease: a former owner is refused before it writes. Call complete() or
         fail() in it with this transaction as tx."""
         return Block(self._owned())
 
-    async def _in(self, tx: Any, call: Any) -> Any:
+    async def _in(self, tx: Any, call: Callable[[Any], Any]) -> Any:
         if tx is not None:
             return await settle(call(tx))
         async with self._owned() as tx:
             return await settle(call(tx))
 
-    async def _end(self, tx: Any, function: str, arguments: Any) -> Any:
-        text = await self._in(tx, lambda tx: getattr(tx, function)(self.scope, self.key, *arguments, token=self.operation.token,
-                                                                  omit_large=True))
+    async def _end(self, tx: Any, function: str, *answer: Any) -> Any:
+        text = await self._in(tx, lambda tx: getattr(tx, function)(self.scope, self.key, *answer, token=self.operation.token, omit_large=True))
         self._done = True
         return text
 
-    def complete(self, response: Any = None, status: int = 200, headers: Any = None, tx: Any = None) -> Any:
+
+class AsyncLease(Held["AsyncLease", AsyncTransaction]):
+    """A lease for async with."""
+
+    async def complete(self, response: Any = None, status: int = 200, headers: Any = None, tx: Optional[Calls] = None) -> Optional[str]:
         """Stores the answer, in the transaction tx or in its own, and returns its text."""
-        return self._db.run(self._end(tx, "complete", (response, status, headers)))
+        return await self._end(tx, "complete", response, status, headers)
 
-    def fail(self, response: Any, status: int, headers: Any = None, tx: Any = None) -> Any:
+    async def fail(self, response: Any, status: int, headers: Any = None, tx: Optional[Calls] = None) -> Optional[str]:
         """Stores a final failure, in the transaction tx or in its own, and returns its text."""
-        return self._db.run(self._end(tx, "fail", (response, status, headers)))
+        return await self._end(tx, "fail", response, status, headers)
 
-    def checkpoint(self, recovery_point: str, state: Any = None, tx: Any = None) -> Any:
+    async def checkpoint(self, recovery_point: str, state: Any = None, tx: Optional[Calls] = None) -> bool:
         """Stores a recovery point and a state for the next owner."""
         self._checkpoint = True
-        return self._db.run(self._in(tx, lambda tx: tx.checkpoint(self.scope, self.key, self.operation.token, recovery_point, state)))
+        return await self._in(tx, lambda tx: tx.checkpoint(self.scope, self.key, self.operation.token, recovery_point, state))
 
-    def derive_key(self, step: Any) -> Any:
+    async def derive_key(self, step: Key) -> str:
         """Returns the key of one step, to pass to another service: the same for every owner."""
-
-        async def derive() -> Any:
-            async with self._db.open() as tx:
-                return await settle(tx.derive_key(self.scope, self.key, step))
-
-        return self._db.run(derive())
+        async with self._db.open() as tx:
+            return await settle(tx.derive_key(self.scope, self.key, step))
 
 
-def lease(db: Database, scope: Any, key: Any, request: Any, *, lease: Any = 30, wait: Any = None, retention: Any = None) -> Lease:
+class Lease(Held["Lease", Transaction]):
+    """A lease for with."""
+
+    complete = synchronous(AsyncLease.complete)
+    fail = synchronous(AsyncLease.fail)
+    checkpoint = synchronous(AsyncLease.checkpoint)
+    derive_key = synchronous(AsyncLease.derive_key)
+
+
+@overload
+def lease(db: Database[Transaction], scope: Key, key: Key, request: Any, *, lease: Duration = 30, wait: Duration = None,
+          retention: Duration = None) -> Lease: ...
+
+
+@overload
+def lease(db: Database[AsyncTransaction], scope: Key, key: Key, request: Any, *, lease: Duration = 30, wait: Duration = None,
+          retention: Duration = None) -> AsyncLease: ...
+
+
+def lease(db: Database[Any], scope: Key, key: Key, request: Any, *, lease: Duration = 30, wait: Duration = None,
+          retention: Duration = None) -> Union[Lease, AsyncLease]:
     """Claims an operation under a lease of some seconds, for work outside of a transaction, such as a call to a payment provider."""
-    return Lease(db, scope, key, request, lease, wait, retention)
+    return (AsyncLease if db.is_async else Lease)(db, scope, key, request, lease, wait, retention)
 
 
 # ----------------------------------------------------------------
@@ -322,8 +339,19 @@ class Consumer:
         await self._do(work, self._lease)
 
 
-def consume(db: Database, subscription: str, handler: Any, *, max_events: int = 10, wait: Any = 5, lease: Any = 30,
-            stop: Optional[Any] = None, until_empty: bool = False) -> Any:
+@overload
+def consume(db: Database[Transaction], subscription: str, handler: Callable[[Event], object], *, max_events: int = 10, wait: Duration = 5,
+            lease: Duration = 30, stop: Optional[threading.Event] = None, until_empty: bool = False) -> None: ...
+
+
+@overload
+def consume(db: Database[AsyncTransaction], subscription: str, handler: Callable[[Event], object], *, max_events: int = 10, wait: Duration = 5,
+            lease: Duration = 30, stop: Union[asyncio.Event, threading.Event, None] = None,
+            until_empty: bool = False) -> Coroutine[Any, Any, None]: ...
+
+
+def consume(db: Database[Any], subscription: str, handler: Callable[[Event], object], *, max_events: int = 10, wait: Duration = 5,
+            lease: Duration = 30, stop: Any = None, until_empty: bool = False) -> Any:
     """Calls handler(event) for each event of a subscription until stop, a threading.Event or asyncio.Event, is set, or with until_empty until
     none is left; await it with an asynchronous database. An event is handled at least once: call once() with its id in the transaction of its
     effect, or pass the id on as the idempotency key. If the handler raises an error, the event is retried later, and dead-lettered after the
