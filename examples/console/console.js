@@ -22,7 +22,7 @@ const tables = { subscriptions: "Subscriptions", dead_letters: "Dead letters", p
 const buttons = { // of a row: action, arguments, and effect
 	subscriptions: ({ subscription: s, state, dead }) => [
 		state === "paused" ? ["resume", [s], "Its events are delivered again."] : ["pause", [s], "Its events stay in the outbox until it is resumed."],
-		...dead ? [["redrive", [s], `All its dead letters (${dead}) are delivered again, after later events.`], ["discard", [s], `All its dead letters (${dead}) are deleted.`]] : []],
+		...dead ? [["redrive", [s], `All its dead letters, now ${dead}, are delivered again, with those that come meanwhile, after later events.`], ["discard", [s], `All its dead letters, now ${dead}, are deleted, with those that come meanwhile.`]] : []],
 	dead_letters: ({ subscription: s, event_id: e }) => [["redrive", [s, e], "The event is delivered again, after later events."], ["discard", [s, e], "The event is deleted."]],
 	keys: ({ scope, key }) => [["forget", [scope, key], "The next request with this key runs again, and the owner of a lease loses it."]],
 };
@@ -78,7 +78,7 @@ function draw([title, unit, panel], i) {
 }
 
 // missing returns why the role cannot have a button of a row, or "".
-function missing(action, { subscription, mine = now.panels.subscriptions.rows?.some((s) => s.subscription === subscription && s.mine) }) {
+function missing(action, { subscription, mine }) {
 	return now.standby ? "read-only: a standby" : !now.may[action] ? `${now.role} cannot ${action}` : subscription && !mine ? "belongs to another role" : "";
 }
 
@@ -90,7 +90,7 @@ function fill(id, { rows = [], error } = now.panels[id] ?? {}) {
 	write(element(id).querySelector("p"), error ?? (rows.length ? "" : "None"));
 	element(id).querySelector("tr").replaceChildren(...columns.map((column) => make("th", { scope: "col" }, words(column))));
 	const lines = rows.map((row) => {
-		const key = JSON.stringify([row.subscription, row.partition, row.event_id, row.process, row.prepared, row.key, row.scope]);
+		const key = JSON.stringify([row.subscription, row.partition, row.event_id, row.kind, row.process, row.prepared, row.key, row.scope]);
 		const line = old.get(key) ?? make("tr", { "data-id": key }, ...columns.map((column) => make("td", { "data-label": words(column) })), make("td"));
 		columns.forEach((column, i) => write(Object.assign(line.cells[i], { className: column === "state" ? row.state : "" }),
 			row[column] === null ? "" : visible(row[column]) + (units[column] ?? "")));
@@ -129,10 +129,12 @@ const refresh = () => shown = Promise.allSettled([shown]).then(async () => {
 
 // search shows the keys that are wanted, and the numbers of all keys.
 async function search() {
-	const { groups = [], sample, ...found } = await ask(`/keys?${new URLSearchParams(wanted)}`).catch(({ message: error }) => ({ error }));
+	const asked = wanted, { groups = [], sample, ...found } = await ask(`/keys?${new URLSearchParams(asked)}`).catch(({ message: error }) => ({ error }));
+	if (asked !== wanted) // a newer search has begun
+		return;
 	const live = now.panels.tables.rows?.find(({ name }) => name === "key").live;
 	element("groups").replaceChildren(...groups.map(({ scope, state, number }) => make("button", { type: "button",
-		click: () => { element("search").elements.scope.value = scope; wanted = { scope, state }; search(); } }, `${visible(scope)} ${state} `, make("b", {}, number))),
+		click: () => { const { elements } = element("search"); [elements.key.value, elements.scope.value] = ["", scope]; wanted = { scope, state }; search(); } }, `${visible(scope)} ${state} `, make("b", {}, number))),
 		sample && live !== undefined ? `${live > sample ? `among the first ${number(sample, "")} of ` : ""}about ${number(live, "")} keys` : "");
 	fill("keys", found);
 }

@@ -21,6 +21,9 @@ function connect(limit, settings) {
 
 const [reader, writer] = [connect(3, "-c default_transaction_read_only=on"), connect(30, "")];
 
+// reason returns the text of an error; that of several addresses has only a code.
+const reason = (error) => error.message || error.code;
+
 // read returns the rows of a query, with the types of JSON.
 const read = async (sql, ...values) => (await reader.query(`SELECT coalesce(json_agg(q), '[]') AS rows FROM (${sql}) AS q`, values)).rows[0].rows;
 
@@ -51,17 +54,19 @@ const panels = {
 		FROM idempotency.subscriptions ORDER BY subscription LIMIT 100`],
 	partitions: ["partitions", `SELECT subscription, partition, state, extract(epoch FROM lag) AS lag, lag_events AS events, batch_events AS batch, attempt, holder AS process,
 			leased_until::timestamptz(0)::text, acknowledged, failed FROM idempotency.partitions ORDER BY subscription, partition LIMIT 200`],
-	dead_letters: ["dead_letters", `SELECT subscription, event_id, topic, aggregate_id AS aggregate, attempts, last_failed_at::timestamptz(0)::text AS last_failed, left(error, 500) AS error
-		FROM idempotency.dead_letters ORDER BY subscription, seq LIMIT 20`],
-	holders: ["holders", `SELECT kind, pid AS process, prepared, role, date_trunc('second', age) AS age, state, array_to_string(waits_for, ', ') AS waits_for, application,
-			left(query, 200) AS statement FROM idempotency.holders() LIMIT 50`],
+	dead_letters: ["dead_letters", `SELECT subscription, event_id, topic, aggregate_id AS aggregate, attempts, last_failed_at::timestamptz(0)::text AS last_failed, left(error, 500) AS error,
+			EXISTS (SELECT FROM idempotency.subscriptions AS s JOIN pg_roles AS r ON r.rolname = s.owner WHERE s.subscription = d.subscription AND pg_has_role(r.oid, 'USAGE')) AS mine
+		FROM idempotency.dead_letters AS d ORDER BY subscription, seq LIMIT 20`],
+	holders: ["holders", `SELECT kind, pid AS process, prepared, role, date_trunc('second', max(age)) AS age, state, array_to_string(waits_for, ', ') AS waits_for, application,
+			left(query, 200) AS statement FROM idempotency.holders() GROUP BY kind, pid, prepared, role, state, waits_for, application, query
+			ORDER BY kind = 'waits', max(age) DESC NULLS LAST, pid LIMIT 50`],
 };
 
 // state returns the role, and the rows of each panel, or an error.
 async function state() {
 	const [who = refuse("This database has no schema idempotency.")] = await read(access);
 	const shown = Object.entries(panels).filter(([, [needs]]) => needs in who.may).map(async ([name, [needs, sql]]) => [name, who.may[needs]
-		? await read(sql).then((rows) => ({ rows }), (error) => ({ error: error.message })) : { error: `Role ${who.role} has no privilege on ${needs}.` }]);
+		? await read(sql).then((rows) => ({ rows }), (error) => ({ error: reason(error) })) : { error: `Role ${who.role} has no privilege on ${needs}.` }]);
 	return { ...who, panels: Object.fromEntries(await Promise.all(shown)) };
 }
 
@@ -86,7 +91,7 @@ async function act({ action, values }) {
 		const call = `idempotency.${action}(${values.map((_, i) => `$${i + 1}::${actions[action][i]}`).join(", ")})`;
 		return Object.assign(entry, (await writer.query(`SELECT ${call} AS result`, values)).rows[0]);
 	} catch (error) {
-		entry.error = `${error.code}: ${error.message}`;
+		entry.error = `${error.code}: ${reason(error)}`;
 		throw error;
 	} finally {
 		console.log(JSON.stringify(entry).replace(/[^ -~]/g, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`));
@@ -119,7 +124,7 @@ async function answer(request) {
 }
 
 const server = http.createServer(async (request, response) => {
-	const { body, type = "application/json", status = 200 } = await answer(request).catch((error) => ({ status: error.status ?? 500, body: JSON.stringify({ error: error.message }) }));
+	const { body, type = "application/json", status = 200 } = await answer(request).catch((error) => ({ status: error.status ?? 500, body: JSON.stringify({ error: reason(error) }) }));
 	response.writeHead(status, { "Content-Type": type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Content-Security-Policy":
 		"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'" });
 	response.end(body);
