@@ -11,6 +11,10 @@ const { jsonText, keyText, parsed, plainText, requestText } = require("./values.
 const OPERATION = `outcome::text, replayed, token::text, attempt, recovery_point, state::text, status, headers::text, response::text,
 	failed, retry_after::text, expires_at::text`;
 
+// What fetch returns, and in seconds its second argument, the lease.
+const EVENT = `batch::text, seq::text, id::text, topic, aggregate_id, type, payload::text, headers::text, attempt,
+	extract(epoch FROM $2::text::interval)::text AS seconds`;
+
 // Failure is the final failure of an operation, such as a declined card: the writes of the handler
 // are undone, and retries get its response.
 class Failure extends Error {
@@ -20,7 +24,26 @@ class Failure extends Error {
 	}
 }
 
-const arguments_ = (scope, key) => [keyText("the scope", scope), keyText("the key", key)];
+// How the server reads arguments that are no text, and lists, which are sent as JSON.
+const TYPES = { lease: "interval", wait: "interval", retention: "interval", status: "integer", max_events: "integer", token: "bigint", batch: "bigint",
+	omit_large: "boolean", dead: "boolean", event_id: "uuid", deliver_at: "timestamptz" };
+const LISTS = { keys: "text", events: "bigint" };
+
+// call calls a function of the schema with arguments by name, and returns rows. What is undefined is NULL.
+function call(session, name, args, columns) {
+	const passed = Object.keys(args).map((arg, index) => {
+		const text = `$${index + 1}::text`;
+		if (LISTS[arg])
+			return `${arg} => ARRAY(SELECT jsonb_array_elements_text(${text}::jsonb)::${LISTS[arg]})`;
+		return `${arg} => ${text}${TYPES[arg] ? `::${TYPES[arg]}` : ""}`;
+	});
+	return session.query(`SELECT ${columns} FROM idempotency.${name}(${passed.join(", ")}) AS result`, Object.values(args).map(plainText));
+}
+
+// callOne calls a function that returns one value, and returns it: as text, or as column says.
+const callOne = async (session, name, args, column = "result::text") => (await call(session, name, args, `${column} AS value`))[0].value;
+
+const named = (scope, key) => ({ scope: keyText("the scope", scope), key: keyText("the key", key) });
 
 function operation(row) {
 	return {
@@ -41,10 +64,8 @@ function operation(row) {
 }
 
 async function claimWith(name, session, scope, key, options = {}) {
-	const [row] = await session.query(`SELECT ${OPERATION}
-		FROM idempotency.${name}(scope => $1::text, key => $2::text, request => $3::text, lease => $4::text::interval,
-			wait => $5::text::interval, retention => $6::text::interval)`,
-		[...arguments_(scope, key), requestText(options), plainText(options.lease), plainText(options.wait), plainText(options.retention)]);
+	const { lease: duration, wait, retention } = options;
+	const [row] = await call(session, name, { ...named(scope, key), request: requestText(options), lease: duration, wait, retention }, OPERATION);
 	return operation(row);
 }
 
@@ -55,14 +76,8 @@ const claim = (session, scope, key, options) => claimWith("claim", session, scop
 const tryClaim = (session, scope, key, options) => claimWith("try_claim", session, scope, key, options);
 
 // finish stores an outcome, and returns the text of its response. name is complete or fail.
-async function finish(session, name, scope, key, response, { status, headers, token, retention, omitLarge = false } = {}) {
-	const [row] = await session.query(`SELECT idempotency.${name}(scope => $1::text, key => $2::text, response => $3::text,
-			status => $4::text::integer, headers => $5::text, token => $6::text::bigint, retention => $7::text::interval,
-			omit_large => $8::text::boolean)::text AS response`,
-		[...arguments_(scope, key), response, plainText(status), jsonText("the headers", headers), plainText(token), plainText(retention),
-			String(omitLarge)]);
-	return row.response;
-}
+const finish = async (session, name, scope, key, response, { status, headers, token, retention, omitLarge = false } = {}) =>
+	callOne(session, name, { ...named(scope, key), response, status, headers: jsonText("the headers", headers), token, retention, omit_large: omitLarge });
 
 // complete stores the success of an operation, and returns the response as a retry gets it.
 const complete = async (session, scope, key, response, options) =>
@@ -74,40 +89,28 @@ const fail = async (session, scope, key, response, options) =>
 
 // release gives a claim up without an outcome.
 async function release(session, scope, key, { token } = {}) {
-	await session.query("SELECT idempotency.release($1::text, $2::text, $3::text::bigint)::text", [...arguments_(scope, key), plainText(token)]);
+	await callOne(session, "release", { ...named(scope, key), token });
 }
 
 // once returns true if the key is new, and stores it.
-async function once(session, scope, key, { retention } = {}) {
-	const [row] = await session.query("SELECT idempotency.once($1::text, $2::text, $3::text::interval) AS once",
-		[...arguments_(scope, key), plainText(retention)]);
-	return row.once;
-}
+const once = async (session, scope, key, { retention } = {}) => callOne(session, "once", { ...named(scope, key), retention }, "result");
 
 // onceMany stores keys, and returns the new ones.
 async function onceMany(session, scope, keys, { retention } = {}) {
-	const texts = keys.map((key) => keyText("the key", key));
-	const rows = await session.query(`SELECT key FROM idempotency.once_many($1::text, ARRAY(SELECT jsonb_array_elements_text($2::text::jsonb)),
-			$3::text::interval) AS key`,
-		[keyText("the scope", scope), JSON.stringify(texts), plainText(retention)]);
+	const texts = JSON.stringify(keys.map((key) => keyText("the key", key)));
+	const rows = await call(session, "once_many", { scope: keyText("the scope", scope), keys: texts, retention }, "result AS key");
 	return rows.map(({ key }) => key);
 }
 
 // deriveKey returns the key of a step of an operation, such as that for a provider.
-async function deriveKey(session, scope, key, step) {
-	const [row] = await session.query("SELECT idempotency.derive_key($1::text, $2::text, $3::text)::text AS key",
-		[...arguments_(scope, key), keyText("the step", step)]);
-	return row.key;
-}
+const deriveKey = async (session, scope, key, step) =>
+	callOne(session, "derive_key", { ...named(scope, key), step: keyText("the step", step) });
 
 // publish publishes an event in the transaction, and returns its id.
-async function publish(session, topic, payload, { aggregateId, type, headers, eventId, deliverAt } = {}) {
-	const [row] = await session.query(`SELECT idempotency.publish(topic => $1::text, payload => $2::text, aggregate_id => $3::text, type => $4::text,
-			headers => $5::text, event_id => $6::text::uuid, deliver_at => $7::text::timestamptz)::text AS id`,
-		[topic, jsonText("the payload", payload), aggregateId === undefined ? null : keyText("the aggregate", aggregateId), plainText(type),
-			jsonText("the headers", headers), plainText(eventId), deliverAt instanceof Date ? deliverAt.toISOString() : plainText(deliverAt)]);
-	return row.id;
-}
+const publish = async (session, topic, payload, { aggregateId, type, headers, eventId, deliverAt } = {}) =>
+	callOne(session, "publish", { topic, payload: jsonText("the payload", payload),
+		aggregate_id: aggregateId === undefined ? undefined : keyText("the aggregate", aggregateId), type, headers: jsonText("the headers", headers),
+		event_id: eventId, deliver_at: deliverAt instanceof Date ? deliverAt.toISOString() : deliverAt });
 
 // undoable runs work after a savepoint, which undoes its writes if it throws a Failure. Without a
 // Failure, an ORM's pending writes are sent before it returns.
@@ -206,14 +209,13 @@ class Lease {
 
 	// renew restarts the lease; in a transaction, it refuses a former owner before it writes.
 	async renew(session) {
-		await session.query("SELECT idempotency.renew($1::text, $2::text, $3::text::bigint, $4::text::interval)::text",
-			[...arguments_(this.#scope, this.#key), this.token, plainText(this.#duration)]);
+		await callOne(session, "renew", { ...named(this.#scope, this.#key), token: this.token, lease: this.#duration });
 	}
 
 	// checkpoint stores where the next owner continues.
 	async checkpoint(recoveryPoint, state) {
-		await this.#db.query("SELECT idempotency.checkpoint($1::text, $2::text, $3::text::bigint, $4::text, $5::text)::text",
-			[...arguments_(this.#scope, this.#key), this.token, recoveryPoint, jsonText("the state", state)]);
+		await callOne(this.#db, "checkpoint", { ...named(this.#scope, this.#key), token: this.token, recovery_point: recoveryPoint,
+			state: jsonText("the state", state) });
 		Object.assign(this, { recoveryPoint, state });
 	}
 
@@ -299,20 +301,12 @@ async function consume(db, subscription, handler, options = {}) {
 	const untilAborted = (work, otherwise) => retrying(work, { seconds: Infinity, signal })
 		.catch((error) => signal?.aborted ? otherwise : Promise.reject(error));
 	while (!signal?.aborted) {
-		const batch = await untilAborted(() => db.query(`SELECT batch::text, seq::text, id::text, topic, aggregate_id, type, payload::text,
-				headers::text, attempt, extract(epoch FROM $4::text::interval)::text AS seconds
-			FROM idempotency.fetch($1::text, max_events => $2::text::integer, wait => $3::text::interval, lease => $4::text::interval)`,
-			[subscription, String(maxEvents), untilEmpty ? "0" : plainText(wait), plainText(duration)]), []);
+		const batch = await untilAborted(() => call(db, "fetch", { subscription, lease: duration, wait: untilEmpty ? 0 : wait, max_events: maxEvents }, EVENT), []);
 		if (batch.length > 0)
 			await handle(db, subscription, handler, batch, duration, signal);
-		else if (untilEmpty && !await untilAborted(() => hasMore(db, subscription), true))
+		else if (untilEmpty && !await untilAborted(() => callOne(db, "has_more", { subscription }, "result"), true))
 			return;
 	}
-}
-
-async function hasMore(db, subscription) {
-	const [row] = await db.query("SELECT idempotency.has_more($1::text) AS more", [subscription]);
-	return row.more;
 }
 
 function event(row) {
@@ -335,21 +329,19 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 	const seconds = Number(batch[0].seconds);
 	const lost = new AbortController();
 	const ending = signal ? AbortSignal.any([signal, lost.signal]) : lost.signal;
-	const beats = setInterval(() => db.query("SELECT idempotency.extend($1::text, $2::text::bigint, $3::text::interval)::text",
-		[subscription, number, plainText(duration)]).catch((error) => sqlState(error) === "IK408" && lost.abort(error)), 1000 * seconds / 3);
+	const beats = setInterval(() => callOne(db, "extend", { subscription, batch: number, lease: duration })
+		.catch((error) => sqlState(error) === "IK408" && lost.abort(error)), 1000 * seconds / 3);
 	const left = new Set(); // aggregates whose events have left the batch
 	const done = []; // numbers of events to acknowledge
 	// settle reports a result, retried after the abort for a lease. It returns false if another consumer has the batch.
-	function settle(text, values) {
+	function settle(name, args) {
 		const started = Date.now();
-		return retrying(() => db.query(text, [subscription, number, ...values]).then(() => true, (error) => {
+		return retrying(() => callOne(db, name, { subscription, batch: number, ...args }).then(() => true, (error) => {
 			if (sqlState(error) === "IK408")
 				return false;
 			throw error;
 		}), { seconds: Infinity, ended: () => ending.aborted && Date.now() > started + 1000 * seconds });
 	}
-	const nack = (event, error, dead) => settle(
-		"SELECT idempotency.nack($1::text, $2::text::bigint, $3::text::uuid, $4::text, dead => $5::text::boolean)::text", [event, error, String(dead)]);
 	try {
 		for (const row of batch) {
 			if (left.has(row.aggregate_id))
@@ -362,7 +354,8 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 			} catch (error) {
 				if (ending.aborted && error?.dead !== true)
 					break;
-				if (!await nack(row.id, String(error?.message ?? error).replaceAll("\0", "\ufffd"), error?.dead === true))
+				const message = String(error?.message ?? error).replaceAll("\0", "\ufffd");
+				if (!await settle("nack", { event_id: row.id, error: message, dead: error?.dead === true }))
 					return;
 				if (row.aggregate_id !== null)
 					left.add(row.aggregate_id);
@@ -371,10 +364,9 @@ async function handle(db, subscription, handler, batch, duration, signal) {
 		if (lost.signal.aborted)
 			return;
 		if (!ending.aborted)
-			await settle("SELECT idempotency.ack($1::text, $2::text::bigint)::text", []);
-		else if (await settle("SELECT idempotency.ack($1::text, $2::text::bigint, ARRAY(SELECT jsonb_array_elements_text($3::text::jsonb)::bigint))::text",
-			[JSON.stringify(done)]))
-			await nack(null, null, false); // the rest, without counting an attempt
+			await settle("ack", {});
+		else if (await settle("ack", { events: JSON.stringify(done) }))
+			await settle("nack", { event_id: null }); // the rest, without counting an attempt
 	} finally {
 		clearInterval(beats);
 	}

@@ -1,4 +1,4 @@
-# 052_trusted_extension.pl
+# 053_trusted_extension.pl
 #
 # Proves that the script that portable/pg_tle registers is an extension that a role without a
 # superuser's rights creates, dumps and restores with all rows, and drops. pg_tle is not
