@@ -126,6 +126,7 @@ DECLARE
 	now timestamptz := clock_timestamp();
 	queues text[];
 	redriven bigint;
+	hastened bigint;
 	queue text;
 BEGIN
 	WITH revived AS (
@@ -138,6 +139,11 @@ BEGIN
 			AND a.generation = (SELECT min(g.generation) FROM idempotency.partition AS g WHERE g.subscription = k.subscription)
 		RETURNING k.queue)
 	SELECT count(*), array_agg(DISTINCT r.queue) FILTER (WHERE r.queue IS NOT NULL) INTO redriven, queues FROM revived AS r;
+	-- Others are due now.  Those that have not failed keep the time that their publisher wants.
+	UPDATE idempotency.parked AS k SET retry_at = now
+	WHERE k.subscription = s.subscription AND k.retry_at > now AND k.first_failed_at IS NOT NULL AND (event_id IS NULL OR k.id = event_id);
+	GET DIAGNOSTICS hastened = ROW_COUNT;
+	redriven := redriven + hastened;
 	FOREACH queue IN ARRAY coalesce(queues, '{}') LOOP
 		PERFORM idempotency_internal.schedule_queue(s.subscription, queue, NULL, NULL);
 	END LOOP;
@@ -149,12 +155,12 @@ BEGIN
 	-- both editions
 	IF redriven > 0 THEN
 		PERFORM idempotency_internal.log_call('redrive',
-			format('%s %s of subscription "%s"', redriven, CASE redriven WHEN 1 THEN 'dead letter' ELSE 'dead letters' END, subscription));
+			format('%s %s of subscription "%s"', redriven, CASE redriven WHEN 1 THEN 'event' ELSE 'events' END, subscription));
 	END IF;
 	RETURN redriven;
 END
 $$;
-COMMENT ON FUNCTION idempotency_internal.redrive_events(text, uuid) IS 'deliver a dead letter again; NULL: all';
+COMMENT ON FUNCTION idempotency_internal.redrive_events(text, uuid) IS 'deliver a failed event again, now; NULL: all';
 
 CREATE FUNCTION idempotency.redrive(subscription text)
 	RETURNS bigint
@@ -164,7 +170,7 @@ BEGIN
 	RETURN idempotency_internal.redrive_events(subscription, NULL);
 END
 $$;
-COMMENT ON FUNCTION idempotency.redrive(text) IS 'deliver all dead letters again; returns their number';
+COMMENT ON FUNCTION idempotency.redrive(text) IS 'deliver dead letters again, and now what waits for its next attempt; returns how many events';
 
 CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid)
 	RETURNS bigint
@@ -172,12 +178,12 @@ CREATE FUNCTION idempotency.redrive(subscription text, event_id uuid)
 AS $$
 BEGIN
 	IF event_id IS NULL THEN
-		PERFORM idempotency_internal.raise('22023', 'event_id is missing', NULL, 'Pass the id of a dead letter, or leave it out for all of them.');
+		PERFORM idempotency_internal.raise('22023', 'event_id is missing', NULL, 'Pass the id of an event that failed, or leave it out for all of them.');
 	END IF;
 	RETURN idempotency_internal.redrive_events(subscription, event_id);
 END
 $$;
-COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS 'deliver one dead letter again; returns how many it was';
+COMMENT ON FUNCTION idempotency.redrive(text, uuid) IS 'deliver one event that failed again, now; returns how many it was';
 
 CREATE FUNCTION idempotency_internal.discard_events(subscription text, event_id uuid)
 	RETURNS bigint

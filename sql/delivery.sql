@@ -166,6 +166,13 @@ SELECT pg_temp.fetch('s'), pg_temp.nack('s', 1, dead => true), pg_temp.nack('s',
 SELECT pg_temp.error_of('SELECT idempotency.' || c) AS error FROM unnest(ARRAY['ack(''s'', 1, NULL)', 'redrive(''s'', NULL)', 'discard(''s'', NULL)']) AS c;
 SELECT idempotency.discard('s', pg_temp.id(2)), idempotency.discard('s'), pg_temp.ack('s'), pg_temp.parked('s');
 
+-- What waits for its next attempt is due, and keeps its attempts; what its publisher has put off is not.
+SELECT count(idempotency.publish('t', to_json(5), event_id => pg_temp.id(5), deliver_at => clock_timestamp() + interval '1 hour')), pg_temp.publish('{1,2}', 'a'), pg_temp.publish('{3,4}');
+SELECT pg_temp.fetch('s'), pg_temp.nack('s', 1, '1 hour'), pg_temp.nack('s', 3, '1 hour'), pg_temp.nack('s', 4, dead => true), pg_temp.ack('s'), pg_temp.parked('s');
+SELECT idempotency.redrive('s', pg_temp.id(1)), idempotency.redrive('s', pg_temp.id(2)), pg_temp.drain('s'), pg_temp.parked('s');
+SELECT idempotency.redrive('s', pg_temp.id(5)), idempotency.redrive('s'), pg_temp.drain('s'), pg_temp.parked('s');
+DELETE FROM idempotency.parked WHERE id = pg_temp.id(5);
+
 -- The order holds if an event is redriven while later ones are out, fail and are given back.
 SELECT pg_temp.publish('{1,2,3}', 'c');
 SELECT pg_temp.fetch('s', 1), pg_temp.nack('s', 1, dead => true), pg_temp.ack('s'), pg_temp.fetch('s');

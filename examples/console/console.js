@@ -20,9 +20,10 @@ const charts = [
 ];
 const tables = { subscriptions: "Subscriptions", dead_letters: "Dead letters", partitions: "Partitions", holders: "Holders of keys", keys: "Keys" };
 const buttons = { // of a row: action, arguments, and effect
-	subscriptions: ({ subscription: s, state, dead }) => [
+	subscriptions: ({ subscription: s, state, retried, dead }) => [
 		state === "paused" ? ["resume", [s], "Its events are delivered again."] : ["pause", [s], "Its events stay in the outbox until it is resumed."],
-		...dead ? [["redrive", [s], `All its dead letters, now ${dead}, are delivered again, with those that come meanwhile, after later events.`], ["discard", [s], `All its dead letters, now ${dead}, are deleted, with those that come meanwhile.`]] : []],
+		...dead + retried ? [["redrive", [s], `All its dead letters, now ${dead}, are delivered again, with those that come meanwhile, after later events; what is retried later, now ${retried}, is due.`]] : [],
+		...dead ? [["discard", [s], `All its dead letters, now ${dead}, are deleted, with those that come meanwhile.`]] : []],
 	dead_letters: ({ subscription: s, event_id: e }) => [["redrive", [s, e], "The event is delivered again, after later events."], ["discard", [s, e], "The event is deleted."]],
 	keys: ({ scope, key }) => [["forget", [scope, key], "The next request with this key runs again, and the owner of a lease loses it."]],
 };
