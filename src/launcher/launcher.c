@@ -258,7 +258,6 @@ idempotency_launcher_main(Datum unused)
 		relays = RelaysRun();
 		MemoryContextSwitchTo(each);
 		visits = CycleRun();
-		WorkerShowMissed();
 		MemoryContextReset(each);
 		WorkerSleep(WorkerSooner(relays, visits), event);
 	}

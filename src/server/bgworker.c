@@ -67,7 +67,7 @@ static const OwnSetting usersSettings[] = {
 	{NULL, NULL},
 };
 
-/* The type of the first worker that got no slot since the last WorkerShowMissed(), or NULL. */
+/* The type of the first worker that got no slot since the last WorkerSleep(), or NULL. */
 static const char *missed = NULL;
 
 static emit_log_hook_type previousLogHook = NULL;
@@ -128,22 +128,6 @@ WorkerStart(WorkerKind *kind, Oid database, const void *job, Size bytes)
 		missed = kind->type;
 	MemoryContextSwitchTo(caller);
 	return handle;
-}
-
-/*
- * WorkerShowMissed shows in pg_stat_activity which worker got no slot since the last call.
- */
-void
-WorkerShowMissed(void)
-{
-	static const char *shown = NULL;
-
-	if (missed != shown)
-		pgstat_report_activity(
-			missed == NULL ? STATE_IDLE : STATE_RUNNING,
-			missed == NULL ? "" : psprintf("no background worker slot is free for the %s", missed));
-	shown = missed;
-	missed = NULL;
 }
 
 /*
@@ -236,13 +220,21 @@ WorkerConnectAs(Oid database, Oid role, WorkerRefusal *refusal)
 
 /*
  * WorkerSleep sleeps for "ms" milliseconds, or until a signal comes; for ever
- * if that is negative.  Rereads the configuration if it was asked to.
+ * if that is negative.  Rereads the configuration if it was asked to.  Meanwhile,
+ * pg_stat_activity shows which worker got no slot since the last call.
  */
 void
 WorkerSleep(long ms, uint32 waitEvent)
 {
+	static const char *shown = NULL;
 	int events = WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (ms >= 0 ? WL_TIMEOUT : 0);
 
+	if (missed != shown)
+		pgstat_report_activity(
+			missed == NULL ? STATE_IDLE : STATE_RUNNING,
+			missed == NULL ? "" : psprintf("no background worker slot is free for the %s", missed));
+	shown = missed;
+	missed = NULL;
 	(void) WaitLatch(MyLatch, events, ms, waitEvent);
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();

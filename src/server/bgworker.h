@@ -34,7 +34,6 @@ typedef enum RunState
 extern void WorkerRegister(const char *type, const char *function, int restartSeconds);
 extern BackgroundWorkerHandle *WorkerStart(WorkerKind *kind, Oid database, const void *job,
 										   Size bytes);
-extern void WorkerShowMissed(void);
 extern bool WorkerHasEnded(BackgroundWorkerHandle *handle);
 
 /* For a worker. */
