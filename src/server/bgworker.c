@@ -67,8 +67,8 @@ static const OwnSetting usersSettings[] = {
 	{NULL, NULL},
 };
 
-/* The type of the first worker that got no slot since the last WorkerSleep(), or NULL. */
-static const char *missed = NULL;
+/* The types of workers that got no slot since the last WorkerSleep(), each of them once. */
+static char missed[2 * BGW_MAXLEN] = "";
 
 static emit_log_hook_type previousLogHook = NULL;
 static WorkerRefusal *onRefusal = NULL;
@@ -124,8 +124,9 @@ WorkerStart(WorkerKind *kind, Oid database, const void *job, Size bytes)
 					  errmsg("no background worker slot is free for the %s", kind->type),
 					  errhint("%s Consider increasing max_worker_processes.", kind->waits)));
 	kind->slotMissed = handle == NULL;
-	if (handle == NULL && missed == NULL)
-		missed = kind->type;
+	if (handle == NULL && strstr(missed, kind->type) == NULL)
+		snprintf(missed + strlen(missed), sizeof(missed) - strlen(missed), "%s%s",
+				 missed[0] == '\0' ? "" : ", ", kind->type);
 	MemoryContextSwitchTo(caller);
 	return handle;
 }
@@ -221,20 +222,21 @@ WorkerConnectAs(Oid database, Oid role, WorkerRefusal *refusal)
 /*
  * WorkerSleep sleeps for "ms" milliseconds, or until a signal comes; for ever
  * if that is negative.  Rereads the configuration if it was asked to.  Meanwhile,
- * pg_stat_activity shows which worker got no slot since the last call.
+ * pg_stat_activity shows which workers got no slot since the last call.
  */
 void
 WorkerSleep(long ms, uint32 waitEvent)
 {
-	static const char *shown = NULL;
+	static char shown[sizeof(missed)] = "";
 	int events = WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (ms >= 0 ? WL_TIMEOUT : 0);
 
-	if (missed != shown)
+	if (strcmp(missed, shown) != 0)
 		pgstat_report_activity(
-			missed == NULL ? STATE_IDLE : STATE_RUNNING,
-			missed == NULL ? "" : psprintf("no background worker slot is free for the %s", missed));
-	shown = missed;
-	missed = NULL;
+			missed[0] == '\0' ? STATE_IDLE : STATE_RUNNING,
+			missed[0] == '\0' ? ""
+							  : psprintf("no background worker slot is free for the %s", missed));
+	strlcpy(shown, missed, sizeof(shown));
+	missed[0] = '\0';
 	(void) WaitLatch(MyLatch, events, ms, waitEvent);
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();

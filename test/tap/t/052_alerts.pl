@@ -168,6 +168,16 @@ my $waiting;
 	$waiting = IPC::Run::start([ $node->installed_command('pgbench'), '-n', '-c', '21', '-t', '1', '-f', $script, $node->connstr('postgres') ], '>&', \my $output);
 }
 becomes('(SELECT count(*) = 21 FROM pg_locks WHERE NOT granted)');
+
+# A survey of a database, which a change of a subscription requests, gets no slot either, and does not hide that the relay waits.
+my $both = '';
+foreach (1 .. 100)
+{
+	last if $both = $node->safe_psql('postgres', q{SELECT idempotency.resume('nobody') \g /dev/null
+		SELECT query FROM pg_stat_activity WHERE query LIKE 'no background worker slot % idempotency reaper%'});
+}
+like($both, qr/idempotency relay/, 'the workers that wait for a slot are shown together');
+becomes($missed);
 set_clock(1200);
 $at{faults} = snapshot();
 
