@@ -83,11 +83,11 @@ coverage: ## run the tests with gcov: lines and branches by folder, functions th
 
 matrix: ## test with the servers of other Debian releases, in chroots; RELEASES="trixie forky", ONLY=, TESTS=; SOURCE=directory of PostgreSQL's source
 	@ONLY="$(if $(SOURCE),regress isolation pgtap tap)" tools/prerequisites $(if $(SOURCE),sanitize,matrix)
-	@$(if $(SOURCE),test/matrix/source "$(SOURCE)",test/matrix/run $(RELEASES))
+	@$(if $(SOURCE),test/servers/matrix/source "$(SOURCE)",test/servers/matrix/run $(RELEASES))
 
 citus: ## test the portable edition on a cluster of Citus, built from source (10 minutes); CITUS=directory of its source, OPERATIONS=, MOVES=, KILLS=, SEED=
 	@$(if $(CITUS),tools/prerequisites citus)
-	@test/citus/run "$(CITUS)"
+	@test/servers/citus/run "$(CITUS)"
 
 mutants: ## plant one bug after another; the tests must catch each (an hour); ONLY="name ..."
 	@tools/prerequisites test
@@ -105,7 +105,7 @@ fuzz: ## call it with random and hostile input (20 minutes); SEED=1, CALLS=, INP
 		idempotency.relay_workers=0 idempotency.reaper_naptime=0 -- test/fuzz/run $(SCENARIO)
 
 sanitize: ## test on servers with sanitizers or valgrind (hours); KIND="address injection valgrind", ONLY=, TESTS=
-	@test/sanitize/run $(KIND)
+	@test/servers/sanitize/run $(KIND)
 
 bench: ## measure against a hand-written implementation; SUITE="keys leases reaper" (15 minutes), outbox (25), delivery (8), scale (15), sessions (2), instructions (10), walk (2)
 	@tools/prerequisites bench
@@ -128,7 +128,7 @@ dist: ## make the release of this commit in dist/: a tarball, and a zip for PGXN
 
 package: ## make the Debian package of this commit, install and test it in a chroot; RELEASES="bookworm trixie"
 	@tools/prerequisites package
-	@test/matrix/package $(RELEASES)
+	@test/servers/matrix/package $(RELEASES)
 
 delivery: ## write the parts in delivery/ into the scripts of both editions
 	delivery/assemble

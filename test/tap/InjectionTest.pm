@@ -25,7 +25,7 @@ sub injection_node
 	if (!check_pg_config('#define USE_INJECTION_POINTS 1'))
 	{
 		die 'the server is built without injection points' if $ENV{INJECTION_POINTS};
-		plan skip_all => 'the server is built without injection points, see test/sanitize/README.md';
+		plan skip_all => 'the server is built without injection points, see test/servers/sanitize/README.md';
 	}
 
 	# Cluster.pm disables restart_after_crash.

@@ -25,7 +25,7 @@ my ($sharedir) = run_command([ 'pg_config', '--sharedir' ]);
 if (!-e "$sharedir/extension/plproxy.control")
 {
 	# `make test` installs it, and counts a skipped script as passed. There is none for a
-	# server that test/matrix/source has built.
+	# server that test/servers/matrix/source has built.
 	die 'PL/Proxy is not installed' if $ENV{IDEMPOTENCY_SKIP_NOTHING} && !$ENV{IDEMPOTENCY_WITHOUT_PLPROXY};
 	plan skip_all => 'PL/Proxy is not installed for this server';
 }
