@@ -198,7 +198,7 @@ func (t *Tx) Savepoint(ctx context.Context, work func() error) error {
 	}
 	fault, end := work(), "RELEASE SAVEPOINT idempotency"
 	if fault != nil {
-		end = "ROLLBACK TO SAVEPOINT idempotency"
+		end = "ROLLBACK TO SAVEPOINT idempotency; " + end // an outer Savepoint has the same name
 	}
 	if err := t.exec(ctx, end); err != nil {
 		return errors.Join(err, fault) // a lost connection

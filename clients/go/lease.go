@@ -123,6 +123,8 @@ func (l *Lease) Transaction(ctx context.Context, work func(*Tx) error) error {
 	case l.writes <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	case <-time.After(l.duration):
+		return errors.New("a transaction of the lease is open, and holds the key: inside of it, pass its Tx")
 	}
 	defer func() { <-l.writes }()
 	started := time.Now()

@@ -171,6 +171,7 @@ class Lease {
 	#timer;
 	#end;
 	#fault;
+	#completing = false;
 	#aborts = new AbortController();
 
 	constructor(db, scope, key, duration, seconds, claimed) {
@@ -212,8 +213,15 @@ class Lease {
 		await callOne(session, "renew", { ...named(this.#scope, this.#key), token: this.token, lease: this.#duration });
 	}
 
+	// refuseInside throws if the transaction of complete() is open, which holds the key: a call would wait for its own caller.
+	#refuseInside() {
+		if (this.#completing)
+			throw new Error("complete() is running, and holds the key: write with its transaction, and call checkpoint() before it");
+	}
+
 	// checkpoint stores where the next owner continues.
 	async checkpoint(recoveryPoint, state) {
+		this.#refuseInside();
 		await callOne(this.#db, "checkpoint", { ...named(this.#scope, this.#key), token: this.token, recovery_point: recoveryPoint,
 			state: jsonText("the state", state) });
 		Object.assign(this, { recoveryPoint, state });
@@ -227,7 +235,9 @@ class Lease {
 	// complete runs work in a transaction that stores its result, or its Failure: the last step. work
 	// gets the ORM's transaction and the session.
 	async complete(work, options = {}) {
+		this.#refuseInside();
 		this.stop(); // the transaction locks the key, and a heartbeat would wait for it
+		this.#completing = true;
 		try {
 			this.outcome = await this.#db.transaction(async (session) => {
 				await this.renew(session);
@@ -236,6 +246,8 @@ class Lease {
 		} catch (error) {
 			this.#fault = error;
 			throw error;
+		} finally {
+			this.#completing = false;
 		}
 		return this.outcome.response;
 	}

@@ -156,6 +156,8 @@ class Held(Block[L], Attributes, Generic[L, Tx]):
     @asynccontextmanager
     async def _owned(self) -> AsyncIterator[Any]:
         self.check()
+        if self._writing:
+            raise RuntimeError("a transaction of the lease is open, and holds the key: pass it on as tx")
         self._writing = True
         started = time.monotonic()
         try:

@@ -92,6 +92,40 @@ func TestStripPrefix(t *testing.T) {
 	})
 }
 
+func TestSavepointInHandler(t *testing.T) {
+	each(t, func(t *testing.T, s service, name string) {
+		scope := func(*http.Request) (string, error) { return name, nil }
+		handler := idempotency.Handle(idempotency.HTTPOptions{DB: s.db, Scope: scope}, func(w http.ResponseWriter, r *http.Request, tx *idempotency.Tx) error {
+			_, err := s.insert(r.Context(), tx, name, 1)
+			declined := errors.New("declined")
+			if fault := tx.Savepoint(r.Context(), func() error { return declined }); fault != declined {
+				return errors.Join(err, fault)
+			}
+			w.WriteHeader(http.StatusPaymentRequired)
+			return err
+		})
+		request, answer := httptest.NewRequest("POST", "/", nil), httptest.NewRecorder()
+		request.Header.Set("Idempotency-Key", `"k"`)
+		handler.ServeHTTP(answer, request)
+		is(t, answer.Code, http.StatusPaymentRequired)
+		charges := -1
+		must(t, s.elsewhere(background, "SELECT count(*) FROM charge WHERE customer = $1", name).Scan(&charges))
+		is(t, charges, 0)
+	})
+}
+
+// A transaction of the lease inside of another one would wait for itself.
+func TestLeaseInItsTransaction(t *testing.T) {
+	each(t, func(t *testing.T, s service, name string) {
+		_, err := idempotency.WithLease(background, s.db, name, "k", nil, idempotency.ClaimOptions{Lease: time.Second}, func(ctx context.Context, lease *idempotency.Lease) error {
+			return lease.Transaction(ctx, func(*idempotency.Tx) error { return lease.Complete(ctx, nil, idempotency.Answer{}) })
+		})
+		if err == nil || !strings.Contains(err.Error(), "pass its Tx") {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestPgxConnection(t *testing.T) {
 	connection, err := pgx.Connect(background, "host="+os.Getenv("PGHOST"))
 	must(t, err)
