@@ -112,7 +112,7 @@ func Handle(options HTTPOptions, handler Handler) http.Handler {
 			panic(fmt.Sprintf("idempotency: the header %s belongs to one answer or one recipient, and cannot be stored", name))
 		}
 	}
-	options.Headers = append(options.Headers, "Content-Type")
+	options.Headers = append(options.Headers, "Content-Type", "Content-Encoding")
 	if options.MaxBody == 0 {
 		options.MaxBody = 1 << 20
 	}
@@ -326,10 +326,20 @@ func (m rules) run(tx *Tx, r *http.Request, scope string, body []byte) (found an
 	return m.handle(ctx, tx, r, body, scope, header, key)
 }
 
+// isPlain returns whether a body with this header is stored as it is: JSON that is not compressed.
+func isPlain(header http.Header) bool {
+	return jsonType.MatchString(header.Get("Content-Type")) && header.Get("Content-Encoding") == ""
+}
+
+// isFinal returns whether an answer is stored. 408, 425 and 429 ask for the same request again, as 503 does.
+func isFinal(status int) bool {
+	return status < 500 && status != http.StatusRequestTimeout && status != http.StatusTooEarly && status != http.StatusTooManyRequests
+}
+
 // replayed returns the answer that a row has: JSON as it is, other bytes as {"base64"}.
 func replayed(status int, headers, response string) (answer, error) {
 	found := answer{status, headerOf(headers), []byte(response)}
-	if response != "" && !jsonType.MatchString(found.header.Get("Content-Type")) {
+	if response != "" && !isPlain(found.header) {
 		var envelope struct{ Base64 []byte }
 		if err := json.Unmarshal(found.body, &envelope); err != nil {
 			return found, err
@@ -362,7 +372,7 @@ func (m rules) handle(ctx context.Context, tx *Tx, r *http.Request, body []byte,
 	if err != nil && err != undone {
 		return found, err
 	}
-	if found.status >= 500 {
+	if !isFinal(found.status) {
 		return found, undo{found}
 	}
 	kept := map[string]string{}
@@ -372,7 +382,7 @@ func (m rules) handle(ctx context.Context, tx *Tx, r *http.Request, body []byte,
 		}
 	}
 	response := string(found.body)
-	if response != "" && !jsonType.MatchString(found.header.Get("Content-Type")) {
+	if response != "" && !isPlain(found.header) {
 		envelope, _ := json.Marshal(map[string][]byte{"base64": found.body})
 		response = string(envelope)
 	}
@@ -404,7 +414,7 @@ func (r *recorder) WriteHeader(status int) {
 }
 
 func (r *recorder) Write(part []byte) (int, error) {
-	if r.status == 0 && r.header.Get("Content-Type") == "" {
+	if r.status == 0 && r.header.Get("Content-Type") == "" && r.header.Get("Content-Encoding") == "" {
 		r.header.Set("Content-Type", http.DetectContentType(part))
 	}
 	r.WriteHeader(http.StatusOK)

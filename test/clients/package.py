@@ -19,15 +19,32 @@ import uuid
 from datetime import datetime, timedelta, timezone
 
 import asyncpg
+import django
+import django.conf
+import flask
 import psycopg
+from django.db import IntegrityError, connection
+from django.db.transaction import atomic
+from django.http import HttpResponse, UnreadablePostError
+from django.template import engines
+from django.template.response import SimpleTemplateResponse
+from django.test import RequestFactory
 from pg_idempotency import JSON, DeadLetter, LeaseLost, consume, is_transient, lease, retrying, sqlstate
 from pg_idempotency.core import run_sync
+from pg_idempotency.django import idempotent as django_idempotent
+from pg_idempotency.flask import idempotent as flask_idempotent
 from pg_idempotency.psycopg import AsyncDatabase, Database
 from pg_idempotency.starlette import IdempotencyMiddleware, transaction
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.routing import Route
+
+
+django.conf.settings.configure(
+    ALLOWED_HOSTS=["*"], DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ["PGDATABASE"]}},
+    TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates"}])
+django.setup()
 
 
 def insert(tx, customer):
@@ -217,6 +234,71 @@ class Tests:
         await self.fails("IK428", post("/open", b'"k2"'))
         assert seen == [1], seen
 
+    # Answers of the frameworks
+
+    async def answers_of_flask(self):
+        if self.db.is_async:
+            return
+        app = flask.Flask(__name__)
+        app.logger.disabled = True
+        app.register_error_handler(410, lambda error: ({"gone": True}, 410))
+
+        @app.post("/<int:status>")
+        @flask_idempotent(self.db, scope=lambda request: self.scope)
+        def answer(status, tx):
+            insert(tx, self.scope)
+            if status >= 400:
+                flask.abort(status)
+            made = flask.Response(status=status)
+            made.headers["Content-Disposition"] = 'attachment; filename="\u0451"'
+            return made
+
+        def post(status):
+            made = app.test_client().post(f"/{status}", headers={"Idempotency-Key": f'"{status}"'})
+            return made.status_code, made.get_data(), made.headers.get("Idempotent-Replayed")
+
+        # A refusal is an answer, as the application makes it.
+        for status, part in ((410, b'"gone"'), (404, b"Not Found")):
+            first, second = post(status), post(status)
+            assert first[0] == status and part in first[1] and first[2] is None, first
+            assert second == (*first[:2], "true"), second
+        # What cannot be sent is not stored.
+        assert post(200)[0] == 500
+        assert await self.charges() == 0
+        assert await self.do("once", self.scope, "200")
+
+    async def answers_of_django(self):
+        if self.db.is_async:
+            return
+        factory = RequestFactory()
+
+        def post(view, body="a=1", length=None):
+            asked = factory.post("/", body, content_type="application/x-www-form-urlencoded", HTTP_IDEMPOTENCY_KEY='"k"')
+            asked.META["CONTENT_LENGTH"] = length or asked.META["CONTENT_LENGTH"]
+            return django_idempotent(scope=lambda request: self.scope)(view)(asked)
+
+        def template(request):
+            return SimpleTemplateResponse(engines["django"].from_string("hello"), status=201)
+
+        def swallowed(request):
+            with connection.cursor() as cursor:
+                cursor.execute("INSERT INTO charge (customer, amount) VALUES (%s, 1)", [self.scope])
+            with contextlib.suppress(IntegrityError), atomic(savepoint=False), connection.cursor() as cursor:
+                cursor.execute("INSERT INTO charge VALUES (0)")
+            return HttpResponse()
+
+        # A body that the connection has cut is no request; writes that Django has undone are no success.
+        for error, arguments in ((UnreadablePostError, (template, "a=1", 4)), (RuntimeError, (swallowed,))):
+            try:
+                post(*arguments)
+                raise AssertionError(f"no {error}")
+            except error:
+                assert await self.charges() == 0
+        for replayed in (None, "true"):
+            made = post(template)
+            assert (made.status_code, made.content, made.get("Idempotent-Replayed")) == (201, b"hello", replayed), made
+        connection.close()
+
     # Leases
 
     @contextlib.asynccontextmanager
@@ -276,6 +358,20 @@ class Tests:
             raise AssertionError("a lease without an outcome")
         except RuntimeError as error:
             assert "without complete" in str(error)
+
+    async def lease_in_its_transaction(self):
+        """A transaction of the lease inside of another one would wait for itself."""
+        try:
+            async with self.lease() as held:
+                if self.db.is_async:
+                    async with held.transaction():
+                        await held.complete()
+                else:
+                    with held.transaction():
+                        held.complete()
+            raise AssertionError("no error")
+        except RuntimeError as error:
+            assert "as tx" in str(error), error
 
     async def lease_is_lost(self):
         """Another owner takes over while the heartbeat cannot renew, and the first one must not complete."""

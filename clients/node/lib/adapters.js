@@ -29,8 +29,9 @@ function pieces(text, values) {
 
 const question = (text, values) => pieces(text, values).map((part, index) => index === 0 ? part.join("?") : part);
 
-// pg takes a Pool of node-pg. tx is its client.
-const pg = (pool) => adapter(pool, async (work) => {
+// pg takes a Pool of node-pg. tx is its client. The pool replaces an idle client whose connection is lost, but without a
+// listener the event ends the process.
+const pg = (pool) => adapter(pool.listenerCount("error") > 0 ? pool : pool.on("error", () => {}), async (work) => {
 	const client = await pool.connect();
 	let broken;
 	const lost = (error) => { broken = error; }; // a lost connection also fails the query in progress

@@ -221,10 +221,10 @@ def connecting() -> Any:
         raise ConnectionError(str(error)) from error
 
 
-def refuse_rollback(connection: Any) -> None:
+def refuse_rollback(connection: Any, failed: bool = False) -> None:
     """Raises an error if a statement of the transaction has failed: COMMIT would roll back, and report no error. connection is one of
-    psycopg or psycopg2; others are not judged."""
-    if getattr(getattr(connection, "info", None), "transaction_status", None) == 3:  # PQTRANS_INERROR
+    psycopg or psycopg2; others are not judged, except by failed."""
+    if failed or getattr(getattr(connection, "info", None), "transaction_status", None) == 3:  # PQTRANS_INERROR
         raise RuntimeError("the transaction is rolled back, because a statement in it had failed")
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Callable
 
 from django.db import connections, transaction
-from django.http import HttpResponse
+from django.http import HttpResponse, UnreadablePostError
 
 from . import core
 from .http import Answer, Request, Rules, refuse_stream
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from .http import Options
+
+
+def refuse_rollback(using: str) -> None:
+    """Raises an error if the end of atomic() would roll back, and report no error."""
+    core.refuse_rollback(connections[using].connection, transaction.get_rollback(using=using))
+
+
+def body_of(request: Any) -> bytes:
+    """Returns the whole body. Django takes what a lost connection has sent for all of it."""
+    if len(request.body) < int(request.META.get("CONTENT_LENGTH") or 0):
+        raise UnreadablePostError("the connection was lost before the end of the body")
+    return request.body
 
 
 class Transaction(core.Transaction):
@@ -34,6 +46,7 @@ class Transaction(core.Transaction):
     async def open_savepoint(self):
         with transaction.atomic(using=self._using):
             yield
+            refuse_rollback(self._using)
 
 
 class Database(core.Database[Transaction]):
@@ -48,7 +61,7 @@ class Database(core.Database[Transaction]):
             raise RuntimeError(f'the database "{self._using}" has AUTOCOMMIT off: atomic() would not commit')
         with transaction.atomic(using=self._using, durable=True):
             yield Transaction(self._using)
-            core.refuse_rollback(connections[self._using].connection)
+            refuse_rollback(self._using)
 
     def end_thread(self):
         connections[self._using].close()
@@ -65,12 +78,14 @@ def idempotent(db: core.Database[Transaction] = Database(), **options: Unpack[Op
             def handle(tx: Any) -> Answer:
                 request.idempotency = tx
                 made = view(request, *args, **kwargs)
+                if callable(getattr(made, "render", None)):  # of a template, or of Django REST framework
+                    made = made.render()
                 if made.streaming:
                     refuse_stream()
                 return Answer(made.status_code, made.items(), made.content, made)
 
             asks = Request(request, request.method, request.path, request.META.get("QUERY_STRING", ""), request.headers.get("Idempotency-Key"),
-                           request.headers.get("Content-Type", ""), request.body)
+                           request.headers.get("Content-Type", ""), body_of(request))
             found = core.run_sync(rules.answer(asks, handle))
             if found.native is not None:
                 return found.native

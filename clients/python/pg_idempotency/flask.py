@@ -29,7 +29,8 @@ def idempotent(db: Database[Transaction], **options: Unpack[Options]) -> Callabl
                 try:
                     made = flask.make_response(view(*args, tx=tx, **kwargs))
                 except HTTPException as error:
-                    made = flask.make_response(error)
+                    found = flask.current_app.handle_user_exception(error)  # by a handler of the application, or the error
+                    made = flask.make_response(found.get_response() if isinstance(found, HTTPException) else found)
                 if made.is_streamed or made.direct_passthrough:
                     refuse_stream()
                 return Answer(made.status_code, made.headers.items(), made.get_data(), made)

@@ -121,15 +121,26 @@ def pointer_path(pointer: str) -> list:
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 
 
-def type_of(headers: Iterable) -> str:
-    return next((value for header, value in headers if header.lower() == "content-type"), "")
+def value_of(headers: Iterable, name: str) -> str:
+    """Returns a header; name is in lower case."""
+    return next((value for header, value in headers if header.lower() == name), "")
+
+
+def is_plain(headers: Iterable) -> bool:
+    """Returns whether a body with these headers is stored as it is: JSON that is not compressed."""
+    return is_json(value_of(headers, "content-type")) and not value_of(headers, "content-encoding")
+
+
+def is_final(status: int) -> bool:
+    """Returns whether an answer is stored. 408, 425 and 429 ask for the same request again, as 503 does."""
+    return status < 500 and status not in (408, 425, 429)
 
 
 def stored(status: int, headers: Optional[str], response: Optional[str]) -> Answer:
     """Returns the answer that a row has: JSON as it is, other bytes as {"base64"}."""
     found = json.loads(headers or "{}").items()
     body = (response or "").encode()
-    if body and not is_json(type_of(found)):
+    if body and not is_plain(found):
         body = base64.b64decode(json.loads(body)["base64"])
     return Answer(status, [*found, ("Idempotent-Replayed", "true")], body)
 
@@ -150,7 +161,7 @@ class Rules:
         if not callable(scope):
             raise TypeError("scope is a function of the request that returns its user or tenant: with one scope for all, a client could get the "
                             "answer of another")
-        self._headers = {"content-type", *(each.lower() for each in headers)}
+        self._headers = {"content-type", "content-encoding", *(each.lower() for each in headers)}
         if self._headers & NEVER:
             raise ValueError(f"headers of one answer or one recipient cannot be stored: {', '.join(self._headers & NEVER)}")
         self._db, self._scope, self._lenient, self._omit = db, scope, lenient, [pointer_path(each) for each in omit]
@@ -216,15 +227,16 @@ class Rules:
                     raise Undo(answer)
         except Undo as undo:
             answer = undo.args[0]
-            if answer.status >= 500:
+            if not is_final(answer.status):
                 raise
         kept: dict = {}
         for header, value in answer.headers:
+            f"{header}{value}".encode("latin-1")  # what cannot be sent must not be stored
             if header.lower() in self._headers:
                 kept[header] = f"{kept[header]}, {value}" if header in kept else value
         text = None
         if answer.body:
-            text = answer.body.decode() if is_json(type_of(kept.items())) else json.dumps({"base64": base64.b64encode(answer.body).decode()})
+            text = answer.body.decode() if is_plain(kept.items()) else json.dumps({"base64": base64.b64encode(answer.body).decode()})
         await tx.rows(FINISH.format("complete" if answer.status < 400 else "fail", key),
                       [scope, request.key, text, answer.status, json.dumps(kept)])
         tx.finished = True

@@ -71,6 +71,8 @@ test("work of a lease can return its response, and fail for good", async () => {
 	const failed = await lease(db, "test", "fails", { lease: "30 seconds" }, async (held) => held.complete(() => { throw new Failure({ no: 1 }, 402); }));
 	assert.deepStrictEqual([failed.failed, failed.status, failed.response], [true, 402, { no: 1 }]);
 	await assert.rejects(lease(db, "test", "no", {}, () => {}), /the option lease/);
+	for (const inside of [(held) => held.checkpoint("late"), (held) => held.complete(() => {})])
+		await assert.rejects(lease(db, "test", "nested", { lease: "30 seconds" }, (held) => held.complete(() => inside(held))), /complete\(\) is running/);
 });
 
 test("a session of a transaction that the application began", async () => {
@@ -156,8 +158,10 @@ test("bodies that a parser has read, that are too large, or compressed; paths; h
 	app.post("/read", express.json(), route());
 	app.post("/small", route(10));
 	app.post("/path/:name", route());
-	for (const [path, headers] of [["/character", { Location: "/\u0451" }], ["/undefined", { Location: undefined }]])
-		app.post(path, idempotent({ db, scope: () => "bodies" }, () => ({ headers })));
+	const refusing = { "/character": () => ({ headers: { Location: "/\u0451" } }), "/undefined": () => ({ headers: { Location: undefined } }),
+		"/nothing": () => {}, "/value": () => ({ charge: 1 }), "/generator": async function* () { yield 1; } };
+	for (const [path, handler] of Object.entries(refusing))
+		app.post(path, idempotent({ db, scope: () => "bodies" }, handler));
 	app.use((error, request, response, next) => response.status(500).send(error.message));
 	const server = app.listen(0);
 	const post = async (path, headers = {}, body = '{"a": 12345678901234567890}') => {
@@ -179,8 +183,8 @@ test("bodies that a parser has read, that are too large, or compressed; paths; h
 			fingerprint => idempotency.fingerprint('POST', '/path/%C3%A9!', '{"a": 12345678901234567890}'))`);
 		assert.strictEqual((await post("/path/%c3%a9%21", { "Idempotency-Key": '"path"' }))[0], 200);
 		assert.strictEqual((await post("/path/%c3%a8%21", { "Idempotency-Key": '"path"' }))[0], 422);
-		// An answer that cannot be sent is not stored.
-		for (const path of ["/character", "/undefined"]) {
+		// What is no answer, or cannot be sent, is not stored.
+		for (const path of Object.keys(refusing)) {
 			assert.strictEqual((await post(path))[0], 500);
 			assert.strictEqual(await once(db, "bodies", path), true);
 		}
@@ -188,6 +192,33 @@ test("bodies that a parser has read, that are too large, or compressed; paths; h
 	} finally {
 		server.close();
 	}
+});
+
+test("a route of Nest that sends its answer itself is refused before the claim", { skip: process.env.LANGUAGES !== "all" }, async () => {
+	require("reflect-metadata");
+	const { Post, Res } = require("@nestjs/common");
+	const { IdempotencyInterceptor } = require("pg-idempotency/nest");
+	class Charges {
+		whole() {}
+		itself() {}
+	}
+	for (const [name, parameter] of [["whole", Res({ passthrough: true })], ["itself", Res()]]) {
+		parameter(Charges.prototype, name, 0);
+		Post(name)(Charges.prototype, name, Object.getOwnPropertyDescriptor(Charges.prototype, name));
+	}
+	const reached = new Error("the claim");
+	const interceptor = new IdempotencyInterceptor({ db: { transaction: () => Promise.reject(reached) }, scope: () => "nest" });
+	const call = (name) => interceptor.intercept({ getClass: () => Charges, getHandler: () => Charges.prototype[name],
+		switchToHttp: () => ({ getRequest: () => ({ headers: {}, method: "POST", url: "/" }), getResponse() {} }) });
+	await assert.rejects(call("whole"), reached);
+	await assert.rejects(call("itself"), /passthrough/);
+});
+
+test("a pool survives the loss of an idle connection", async () => {
+	const idle = new Pool();
+	await once(pg(idle), "test", "idle");
+	idle.emit("error", new Error("Connection terminated unexpectedly")); // without a listener, it throws
+	await idle.end();
 });
 
 test("options that would be dangerous are refused when the route is made", () => {

@@ -24,8 +24,14 @@ const malformed = /^(22P02|22P05|22003|22021|5400[01])$/;
 
 const isJson = (type) => /^(application|text)\/([^;\s]+\+)?json\s*(;|$)/i.test(type ?? "");
 
-// typeOf returns the Content-Type among headers.
-const typeOf = (headers) => Object.entries(headers).find(([name]) => name.toLowerCase() === "content-type")?.[1];
+// valueOf returns a header; name is in lower case.
+const valueOf = (headers, name) => Object.entries(headers).find(([each]) => each.toLowerCase() === name)?.[1];
+
+// isPlain tells whether a body with these headers is stored as it is: JSON that is not compressed.
+const isPlain = (headers) => isJson(valueOf(headers, "content-type")) && !valueOf(headers, "content-encoding");
+
+// isFinal tells whether an answer is stored. 408, 425 and 429 ask for the same request again, as 503 does.
+const isFinal = (status) => status < 500 && ![408, 425, 429].includes(status);
 
 // Refused is the answer to a request that is refused before its claim.
 class Refused extends Error {
@@ -120,8 +126,12 @@ function refuseStream() {
 // answerOf returns what a handler has returned, {status, headers, body} or a Response, as an answer
 // whose body is bytes. Without a Content-Type the body is JSON.
 async function answerOf(result) {
-	let { status = 200, headers = {}, body } = result ?? {};
-	if (typeof result?.arrayBuffer === "function") {
+	if (isStream(result))
+		refuseStream();
+	if (!["arrayBuffer", "status", "headers", "body"].some((name) => name in Object(result)))
+		throw new TypeError("the handler returned no answer: return { status, headers, body }");
+	let { status = 200, headers = {}, body } = result;
+	if (typeof result.arrayBuffer === "function") {
 		headers = Object.fromEntries(result.headers);
 		if (result.headers.getSetCookie().length > 0)
 			headers["set-cookie"] = result.headers.getSetCookie();
@@ -136,33 +146,32 @@ async function answerOf(result) {
 		for (const each of [value].flat())
 			validateHeaderValue(name, each);
 	}
-	const type = typeOf(headers);
+	const type = valueOf(headers, "content-type");
 	if (body === undefined || body === null)
-		return { status, headers, type, body: Buffer.alloc(0) };
+		return { status, headers, body: Buffer.alloc(0) };
 	if (body instanceof Uint8Array || body instanceof ArrayBuffer)
-		return { status, headers, type, body: Buffer.from(body) };
+		return { status, headers, body: Buffer.from(body) };
 	if (type !== undefined && !isJson(type))
-		return { status, headers, type, body: Buffer.from(String(body)) };
+		return { status, headers, body: Buffer.from(String(body)) };
 	if (type === undefined)
 		headers = { "Content-Type": "application/json", ...headers };
-	return { status, headers, type: "application/json", body: Buffer.from(JSON.stringify(body)) };
+	return { status, headers, body: Buffer.from(JSON.stringify(body)) };
 }
 
 // stored returns the text of an answer's body in the store: JSON as it is, and other bytes as {"base64"}.
-function stored({ type, body }) {
+function stored({ headers, body }) {
 	if (body.length === 0)
 		return null;
-	if (isJson(type) && !isUtf8(body))
+	if (isPlain(headers) && !isUtf8(body))
 		throw new TypeError("an answer in JSON must be UTF-8");
-	return isJson(type) ? body.toString() : JSON.stringify({ base64: body.toString("base64") });
+	return isPlain(headers) ? body.toString() : JSON.stringify({ base64: body.toString("base64") });
 }
 
 // replayed returns the answer of a stored row.
 function replayed(row) {
 	const headers = JSON.parse(row.headers ?? "{}");
-	const type = typeOf(headers);
 	let body = Buffer.from(row.response ?? "");
-	if (body.length > 0 && !isJson(type))
+	if (body.length > 0 && !isPlain(headers))
 		body = Buffer.from(JSON.parse(row.response).base64, "base64");
 	return { status: row.status, headers: { ...headers, "Idempotent-Replayed": "true" }, body };
 }
@@ -184,7 +193,7 @@ function idempotency(options) {
 	if (typeof scope !== "function")
 		throw new TypeError("the option scope must be a function of the request that returns its user or tenant: with one scope for all, " +
 			"a client could get the answer of another");
-	const allowed = new Set(["content-type", ...names.map((name) => name.toLowerCase())]);
+	const allowed = new Set(["content-type", "content-encoding", ...names.map((name) => name.toLowerCase())]);
 	const refused = NEVER.find((name) => allowed.has(name));
 	if (refused)
 		throw new TypeError(`the header ${refused} belongs to one answer or one recipient, and cannot be stored`);
@@ -244,7 +253,7 @@ function idempotency(options) {
 					undo({ status: JSON.parse(row.problem).status, headers: JSON.parse(row.problem_headers), body: Buffer.from(row.problem) });
 				claiming = false;
 				const answer = await handle(session, handler);
-				if (answer.status >= 500)
+				if (!isFinal(answer.status))
 					undo(answer);
 				await store(session, space, row.key, answer);
 				return answer;

@@ -1,11 +1,13 @@
 // An interceptor for NestJS, on Express or Fastify. Create the application with { rawBody: true }. The
-// route's method runs in the transaction, which it gets by transaction(). An HttpException of 400 to 499 is
-// stored as an answer, so exception filters do not see it.
+// route's method runs in the transaction, which it gets by transaction(). An HttpException is an answer, so
+// exception filters do not see it.
 
 "use strict";
 
 const { AsyncLocalStorage } = require("async_hooks");
 const { HttpException, StreamableFile } = require("@nestjs/common");
+const { RESPONSE_PASSTHROUGH_METADATA, ROUTE_ARGS_METADATA } = require("@nestjs/common/constants");
+const { RouteParamtypes } = require("@nestjs/common/enums/route-paramtypes.enum");
 const { idempotency } = require("./http.js");
 
 const current = new AsyncLocalStorage();
@@ -27,6 +29,12 @@ const last = (observable) => new Promise((resolve, reject) => {
 	observable.subscribe({ next: (each) => { value = each; }, error: reject, complete: () => resolve(value) });
 });
 
+// sendsItself tells whether a route's method has @Res() or @Next(), with which Nest lets it send the answer.
+function sendsItself(type, name) {
+	const taken = Object.keys(Reflect.getMetadata(ROUTE_ARGS_METADATA, type, name) ?? {}).map((parameter) => Number(parameter.split(":")[0]));
+	return [RouteParamtypes.RESPONSE, RouteParamtypes.NEXT].some((each) => taken.includes(each)) && !Reflect.getMetadata(RESPONSE_PASSTHROUGH_METADATA, type, name);
+}
+
 class IdempotencyInterceptor {
 	#idempotency;
 
@@ -35,6 +43,8 @@ class IdempotencyInterceptor {
 	}
 
 	async intercept(context, next) {
+		if (sendsItself(context.getClass(), context.getHandler().name))
+			throw new Error("the method would send its answer before the commit: return it, with @Res({ passthrough: true }) for its status and headers");
 		const http = context.switchToHttp();
 		const request = http.getRequest();
 		const response = http.getResponse();

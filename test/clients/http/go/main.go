@@ -136,6 +136,9 @@ func (s service) charge(w http.ResponseWriter, r *http.Request, tx *idempotency.
 		return send(w, 402, object{"error": "card_declined"})
 	case body.Action == "overload":
 		return send(w, 503, object{"error": "overload"})
+	case body.Action == "limit":
+		w.Header().Set("Retry-After", "7")
+		return send(w, 429, object{"error": "limit"})
 	case body.Action == "crash":
 		if trouble, err := s.troubled(ctx); err != nil || trouble {
 			return errors.Join(errors.New("a bug"), err)
@@ -152,6 +155,9 @@ func (s service) answer(w http.ResponseWriter, r *http.Request, tx *idempotency.
 	w.Header().Set("ETag", `"1"`)
 	w.Header().Set("Set-Cookie", "session=1")
 	w.Header().Set("X-Request-Id", fmt.Sprint(rand.Float64()))
+	if encoding := r.URL.Query().Get("encoding"); encoding != "" {
+		w.Header().Set("Content-Encoding", encoding)
+	}
 	if !r.URL.Query().Has("body") {
 		w.WriteHeader(http.StatusNoContent)
 		return nil

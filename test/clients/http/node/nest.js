@@ -20,9 +20,9 @@ module.exports = async function serve({ call, paths, routes }) {
 	for (const [path, options, handler] of routes((request) => request.get("X-User"))) {
 		Charges.prototype[path] = async function (request, response) {
 			const { status = 200, headers = {}, body } = await handler({ body: request.body, query: request.query }, transaction(), session());
+			response.status(status).set(headers);
 			if (status >= 400)
 				throw new HttpException(body, status);
-			response.status(status).set(headers);
 			return path === "/stream" ? new StreamableFile(body) : body;
 		};
 		decorate(Charges, path, [Post(path), HttpCode(200), UseInterceptors(new IdempotencyInterceptor(options))], [Req(), Res({ passthrough: true })]);

@@ -38,6 +38,8 @@ module.exports = function service(client, unavailable) {
 			return { status: 402, body: { error: "card_declined" } };
 		if (action === "overload")
 			return { status: 503, body: { error: "overload" } };
+		if (action === "limit")
+			return { status: 429, headers: { "Retry-After": "7" }, body: { error: "limit" } };
 		if (action === "crash" && await troubled(session))
 			throw new Error("a bug");
 		return { status: 201, headers: { Location: `/charges/${id}` }, body: { id, customer } };
@@ -46,6 +48,8 @@ module.exports = function service(client, unavailable) {
 	async function answer({ query }, tx) {
 		await insert(tx, "answer", 1);
 		const headers = { ETag: '"1"', "Set-Cookie": "session=1", "X-Request-Id": String(Math.random()) };
+		if (query.encoding !== undefined)
+			headers["Content-Encoding"] = query.encoding;
 		if (query.body === undefined)
 			return { status: 204, headers };
 		return { headers: { ...headers, "Content-Type": query.type }, body: Buffer.from(query.body, "base64url") };

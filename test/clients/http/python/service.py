@@ -70,6 +70,8 @@ class Service:
             return 402, {}, {"error": "card_declined"}
         if action == "overload":
             return 503, {}, {"error": "overload"}
+        if action == "limit":
+            return 429, {"Retry-After": "7"}, {"error": "limit"}
         if action == "crash" and await self.query(tx, "SELECT count(*) > 0 FROM trouble"):
             raise RuntimeError("a bug")
         return 201, {"Location": f"/charges/{number}"}, {"id": number, "customer": charge[0]}
@@ -77,6 +79,8 @@ class Service:
     async def answer(self, body, query, tx):
         await self.insert(tx, "answer", 1)
         headers = {"ETag": '"1"', "Set-Cookie": "session=1", "X-Request-Id": str(random.random())}
+        if "encoding" in query:
+            headers["Content-Encoding"] = query["encoding"]
         if "body" not in query:
             return 204, headers, None
         return 200, {**headers, "Content-Type": query["type"]}, base64.urlsafe_b64decode(query["body"] + "==")
