@@ -45,7 +45,6 @@ def retrying(work):
 
 def charge(key, customer, amount):
     """Charges a customer: key, charge and answer commit in one transaction."""
-
     def work(connection):
         with connection.transaction():
             replayed, response = connection.execute(
