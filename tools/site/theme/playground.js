@@ -82,9 +82,9 @@ async function rowsOf(name) {
 }
 
 async function run(script, isFirst) {
+  if (isFirst) await restart();
   let shown = [];
   try {
-    if (isFirst) await restart();
     for (const statement of statements(script)) {
       for (const result of await db.exec(statement, options)) shown.push(result.fields.length ? table(result) : make('code', {}, result.command));
     }
@@ -168,6 +168,10 @@ button.addEventListener('click', async () => {
   note.focus();
   button.remove();
   await first();
+  if (!db) {
+    note.textContent = 'PostgreSQL did not start.'; // the step says why
+    return;
+  }
   const [{ rows: [[version]] }] = await db.exec('SHOW server_version', options);
   note.textContent = `PostgreSQL ${version} runs in this page, with the portable edition. Edit any statement; Ctrl+Enter runs it.`;
 });
