@@ -18,6 +18,7 @@ use Test::More;
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my $page = slurp_file(dirname(dirname(dirname($FindBin::RealBin))) . '/docs/operations.md');
 my ($check) = $page =~ /^```sql\n([^`]*AS keys_missing[^`]*AS rows_missing[^`]*);\n^```/m or die 'the page has no check';
+$check =~ s/invoice_line/charge/g; # the pages have tables of their own
 
 # Two tables, one of which is guarded, and a charge in each.
 my $node = new_node('main');
