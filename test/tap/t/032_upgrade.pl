@@ -3,8 +3,9 @@
 # Proves that a database survives an upgrade of the server: by pg_upgrade, which copies
 # or links files, with the new server's workers running all the time, and by dump and
 # restore. Every row is equal to the byte, and clients, owners, consumers and workers
-# continue; so does a database with the portable edition. OLD_PG_CONFIG lists the pg_config programs of the old servers, each with the
-# extension installed; without it the old server is the new one.
+# continue; so does a database with the portable edition. OLD_PG_CONFIG lists the
+# pg_config programs of the old servers, each with the extension installed; without it the
+# old server is the new one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -17,6 +18,7 @@ use RestoreTest;
 use Test::More;
 
 my $dir = PostgreSQL::Test::Utils::tempdir;
+my $portable = slurp_file(dirname(__FILE__) . '/../../../portable/idempotency.sql');
 my $workers_on = '-c idempotency.reaper_naptime=100ms -c idempotency.relay_workers=2';
 
 # The defaults of initdb differ between versions.
@@ -40,7 +42,7 @@ sub upgrades
 	my $new = PostgreSQL::Test::Cluster->new('after_' . $old->name);
 	my %history = (postgres => make_history($old));
 	$old->safe_psql('postgres', 'CREATE ROLE shop_owner; CREATE DATABASE portable OWNER shop_owner');
-	$old->safe_psql('portable', "SET ROLE shop_owner;\n" . slurp_file(dirname(__FILE__) . '/../../../portable/idempotency.sql'));
+	$old->safe_psql('portable', "SET ROLE shop_owner;\n$portable");
 	$history{portable} = make_history($old, dbname => 'portable', roles => '');
 	my %before = map { $_ => rows_of($old, $_) } keys %history;
 	my ($from, $to) = map { $_->config_data('--version') =~ s/^PostgreSQL (\S+).*/$1/r } $old, $new;
