@@ -453,7 +453,7 @@ my $visits = 3;
 wait_for_reapers(0, $node, 'failing');
 $began = time;
 wait_for_reapers($visits - 1, $node, 'failing');
-cmp_ok(time - $began, '>', 5, 'the database of the failed worker is visited again, every tenth cycle of 200 ms');
+cmp_ok(time - $began, '>', 3.5, 'the database of the failed worker is visited again, every tenth cycle of 200 ms');
 change_settings($node, 'idempotency.reaper_naptime' => '0');
 $node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idempotency reaper'}) or die;
 my @died = slurp_file($node->logfile, $first) =~ /\[(\d+)\] .*ERROR:  planned failure/g;
