@@ -207,4 +207,16 @@ async function until(what, question, limit = patience) {
 	}
 }
 
-module.exports = { Browser, keys, until };
+// reported plays a scenario, and prints how it ends. A failure sets the exit code of the program.
+async function reported(scenario, play) {
+	const began = Date.now();
+	try {
+		await play();
+		console.log(`     ${scenario.padEnd(58)} ${((Date.now() - began) / 1000).toFixed(1)} s   ok`);
+	} catch (error) {
+		console.log(`     ${scenario.padEnd(58)}   WRONG\n${error.stack}`);
+		process.exitCode = 1;
+	}
+}
+
+module.exports = { Browser, keys, reported, until };
