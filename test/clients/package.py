@@ -394,7 +394,7 @@ class Tests:
     async def refused_connection(self):
         """A consumer that the server refuses for good ends with the error."""
         connect = psycopg.AsyncConnection.connect if self.db.is_async else psycopg.connect
-        for wrong in ({"user": "nobody"}, {"dbname": "nothing"}):
+        for wrong in ({"user": "absent"}, {"dbname": "nothing"}):
             try:
                 await settle(consume(type(self.db)(functools.partial(connect, **wrong)), self.scope, print, until_empty=True))
                 raise AssertionError("no error")

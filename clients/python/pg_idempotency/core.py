@@ -30,8 +30,8 @@ R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 # SQLSTATEs of errors after which the same call with the same key can succeed: lost connections, serialization failures and deadlocks, no
-# resources, lock timeouts, shutdown, failover and a session that was idle too long; IK409, another owner is at work; IK410, another owner took the lease over, whose result a
-# retry returns; IK408, another consumer has the events of the batch.
+# resources, lock timeouts, shutdown, failover and a session that was idle too long; IK409, another owner is at work; IK410, another owner took
+# the lease over, whose result a retry returns; IK408, another consumer has the events of the batch.
 TRANSIENT = re.compile(r"08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410")
 
 # Of these, those that say that the connection is lost.

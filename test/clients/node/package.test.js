@@ -85,7 +85,7 @@ test("a session of a transaction that the application began", async () => {
 });
 
 test("a consumer that the server refuses for good ends with the error", async () => {
-	for (const [wrong, code] of [[{ user: "nobody" }, "28000"], [{ database: "nothing" }, "3D000"]]) {
+	for (const [wrong, code] of [[{ user: "absent" }, "28000"], [{ database: "nothing" }, "3D000"]]) {
 		const refusing = new Pool(wrong);
 		await assert.rejects(consume(pg(refusing), "package", () => {}), { code });
 		await refusing.end();

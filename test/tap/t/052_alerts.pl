@@ -42,7 +42,7 @@ my $missed = q{EXISTS (SELECT FROM pg_stat_activity WHERE query = 'no background
 # process, the table, or else the database.
 my @faults = (
 	# Subscriptions that make no progress: one worker fails, one hangs, and one has no slot.
-	[ 'nobody', '', '', SubscriptionLags => 'nobody', NoProgress => 'nobody' ],
+	[ 'unread', '', '', SubscriptionLags => 'unread', NoProgress => 'unread' ],
 	[ 'holds', fetched('holds', '20 hours'), '', SubscriptionLags => 'holds', NoProgress => 'holds' ],
 	[ 'dies', fetched('dies', '1 s'), '', SubscriptionLags => 'dies', NoProgress => 'dies', BatchOverdue => 'dies' ],
 	[ 'fails', '', q{(SELECT scheduled = 1 FROM idempotency.subscriptions WHERE subscription = 'fails')}, EventFails => 'fails', NoProgress => 'fails' ],
@@ -173,7 +173,7 @@ becomes('(SELECT count(*) = 21 FROM pg_locks WHERE NOT granted)');
 my $both = '';
 foreach (1 .. 100)
 {
-	last if $both = $node->safe_psql('postgres', q{SELECT idempotency.resume('nobody') \g /dev/null
+	last if $both = $node->safe_psql('postgres', q{SELECT idempotency.resume('unread') \g /dev/null
 		SELECT query FROM pg_stat_activity WHERE query LIKE 'no background worker slot % idempotency reaper%'});
 }
 like($both, qr/idempotency relay/, 'the workers that wait for a slot are shown together');

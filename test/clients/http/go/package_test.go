@@ -209,7 +209,7 @@ func TestLostBatch(t *testing.T) {
 
 func TestRefusedConnection(t *testing.T) {
 	for _, use := range []func(string) client{usePgx, useSQL} {
-		err := idempotency.Consume(background, use(os.Getenv("PGHOST")+" user=nobody").db, "none", nil, idempotency.ConsumeOptions{})
+		err := idempotency.Consume(background, use(os.Getenv("PGHOST")+" user=absent").db, "none", nil, idempotency.ConsumeOptions{})
 		is(t, idempotency.SQLState(err), "28000")
 	}
 }
