@@ -10,7 +10,7 @@ const { Client } = require("pg");
 // deadlocks, no resources, lock timeouts, shutdown and failover; IK409, the first request
 // is in progress; IK410, another owner took the lease over, whose result a retry returns;
 // IK408, another consumer has the events of the batch.
-const transient = /^(08|40|53|55P03|57P|25006|IK408|IK409|IK410|E[A-Z]+$)/;
+const transient = /^(08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410|E[A-Z]+$)/;
 
 // The provider neither did nor refused what it was asked for.
 class Unavailable extends Error {}

@@ -19,7 +19,7 @@ from django.db import Error, InterfaceError, OperationalError, connection, model
 
 # The same request can succeed later: lost connections, serialization failures and deadlocks, no resources, lock timeouts, shutdown and
 # failover; IK409, the first request is in progress.
-TRANSIENT = re.compile(r"08|40|53|55P03|57P|25006|IK409")
+TRANSIENT = re.compile(r"08|40|53|55P03|57P|58|25006|25P03|IK409")
 
 
 class Charge(models.Model):

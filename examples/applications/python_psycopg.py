@@ -15,7 +15,7 @@ import psycopg
 # The same request can succeed later: lost connections, serialization failures and deadlocks, no resources, lock timeouts, shutdown and
 # failover; IK409, the first request is in progress; IK410, another owner took the lease over, whose result a retry returns; IK408, another
 # consumer has the events of the batch.
-TRANSIENT = re.compile(r"08|40|53|55P03|57P|25006|IK408|IK409|IK410")
+TRANSIENT = re.compile(r"08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410")
 
 
 class Unavailable(Exception):

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, declarative_base
 
 # The same request can succeed later: lost connections, serialization failures and deadlocks, no resources, lock timeouts, shutdown and
 # failover; IK409, the first request is in progress.
-TRANSIENT = re.compile(r"08|40|53|55P03|57P|25006|IK409")
+TRANSIENT = re.compile(r"08|40|53|55P03|57P|58|25006|25P03|IK409")
 
 engine = create_engine("postgresql+psycopg2://")
 Base = declarative_base()

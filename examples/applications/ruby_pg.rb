@@ -8,7 +8,7 @@ require "pg"
 # The same request can succeed later: lost connections, serialization failures and
 # deadlocks, no resources, lock timeouts, shutdown and failover; IK409, the first request
 # is in progress; IK410, another owner took the lease over, whose result a retry returns.
-TRANSIENT = /\A(08|40|53|55P03|57P|25006|IK409|IK410)/
+TRANSIENT = /\A(08|40|53|55P03|57P|58|25006|25P03|IK409|IK410)/
 
 # The provider neither did nor refused what it was asked for.
 class Unavailable < StandardError; end

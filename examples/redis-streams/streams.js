@@ -9,7 +9,7 @@ const { createClient } = require("redis");
 
 // The same call can succeed later: lost connections, serialization failures and deadlocks, no resources, lock timeouts, shutdown and failover;
 // IK408, another relay has the events of the batch; IK409, an earlier call for the same event is in progress.
-const transient = /^(08|40|53|55P03|57P|25006|IK408|IK409|E[A-Z]+$)/;
+const transient = /^(08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|E[A-Z]+$)/;
 // The event itself is wrong: invalid data, a violated constraint, an error that the function raises.
 const poison = /^(22|23|P0|IKFIN)/;
 const fields = ["id", "topic", "aggregate_id", "type", "payload", "headers"];

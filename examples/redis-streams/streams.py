@@ -12,7 +12,7 @@ import redis
 
 # The same call can succeed later: lost connections, serialization failures and deadlocks, no resources, lock timeouts, shutdown and failover;
 # IK408, another relay has the events of the batch; IK409, an earlier call for the same event is in progress.
-TRANSIENT = re.compile(r"08|40|53|55P03|57P|25006|IK408|IK409")
+TRANSIENT = re.compile(r"08|40|53|55P03|57P|58|25006|25P03|IK408|IK409")
 # The event itself is wrong: invalid data, a violated constraint, an error that the function raises.
 POISON = re.compile(r"22|23|P0|IKFIN")
 FIELDS = ("id", "topic", "aggregate_id", "type", "payload", "headers")

@@ -19,7 +19,7 @@ import (
 // deadlocks, no resources, lock timeouts, shutdown and failover; IK409, the first request
 // is in progress; IK410, another owner took the lease over, whose result a retry returns;
 // IK408, another consumer has the events of the batch.
-var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|25006|IK408|IK409|IK410)`)
+var transient = regexp.MustCompile(`^(08|40|53|55P03|57P|58|25006|25P03|IK408|IK409|IK410)`)
 
 var ctx = context.Background()
 

@@ -12,7 +12,7 @@ public class Application {
 	 * The same request can succeed later: lost connections, serialization failures and deadlocks, no resources, lock timeouts, shutdown
 	 * and failover; IK409, the first request is in progress; IK410, another owner took the lease over, whose result a retry returns.
 	 */
-	private static final Pattern TRANSIENT = Pattern.compile("(08|40|53|55P03|57P|25006|IK409|IK410).*");
+	private static final Pattern TRANSIENT = Pattern.compile("(08|40|53|55P03|57P|58|25006|25P03|IK409|IK410).*");
 	private static final Gson GSON = new Gson();
 
 	private interface Work<T> {
