@@ -243,8 +243,8 @@ COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempo
 
 -- Tells whether a partition has something for fetch(): no batch with events is out, and there are events to deliver, or
 -- the log is to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
--- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
--- event of others after a minute, so that it can be deleted.
+-- Events of other subscriptions alone are passed by a new window if there are a thousand of them, so that the next call
+-- does not read them again, or if one is a minute old, so that it can be deleted.
 CREATE FUNCTION idempotency_internal.is_due(
 	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
 	RETURNS boolean

@@ -4387,8 +4387,8 @@ COMMENT ON FUNCTION idempotency_internal.end_window(idempotency.position, idempo
 
 -- Tells whether a partition has something for fetch(): no batch with events is out, and there are events to deliver, or
 -- the log is to be read on.  It takes no lock and writes nothing, so that waiting consumers do neither.
--- A thousand numbers are worth a window, so that the next call does not pass them again, and so is an
--- event of others after a minute, so that it can be deleted.
+-- Events of other subscriptions alone are passed by a new window if there are a thousand of them, so that the next call
+-- does not read them again, or if one is a minute old, so that it can be deleted.
 CREATE FUNCTION idempotency_internal.is_due(
 	p idempotency.position, is_ending boolean, modulus integer, remainder integer, patterns text[])
 	RETURNS boolean
@@ -5264,8 +5264,8 @@ $$;
 COMMENT ON FUNCTION idempotency_internal.end_generation(text, integer) IS
 	'delete partitions that have delivered everything up to their end';
 
--- Takes the next batch of a partition that the transaction has locked, and returns its position; its
--- batch is another one if there are no events.
+-- Takes the next batch of a partition that the transaction has locked, and returns its position, whose
+-- batch is NULL if there are no events.
 CREATE FUNCTION idempotency_internal.next_batch(
 	s idempotency.subscription, part idempotency.partition, INOUT p idempotency.position, number bigint, max_events integer, max_bytes bigint,
 	now timestamptz, lease_end timestamptz, drawn bigint, born xid8)
@@ -5376,11 +5376,11 @@ BEGIN
 	s := idempotency_internal.subscription_of(subscription);
 	PERFORM idempotency_internal.check_transaction('fetch');
 
-	-- Of the partitions without a batch, or with one whose lease is over, the one that changed least
-	-- recently among those that have something.  A partition is locked only if it has something,
-	-- until the end of the transaction.
+	-- Choose a partition of the oldest generation that has something and no batch in flight (is_due()); of
+	-- several, the one that changed least recently.  It is locked until the end of the transaction; one that
+	-- has nothing is not locked.
 	LOOP
-		-- the clock was set back, and the deadline is further away
+		-- the clock was set back: the deadline is too far away now
 		EXIT WHEN clock_timestamp() < now;
 		now := clock_timestamp();
 		lease_end := now + lease;
@@ -5411,7 +5411,7 @@ BEGIN
 			WHERE a.subscription = p.subscription AND a.partition = p.partition
 			FOR UPDATE SKIP LOCKED;
 			CONTINUE WHEN NOT FOUND;
-			-- not random(), which setseed() makes repeat
+			-- The low ten bits are the partition.  Not random(), which setseed() makes repeat.
 			number := (('x' || translate(left(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint & 4398046511103) + 1 << 10 | p.partition;
 
 			-- In one statement, a full batch without gaps from the middle of a window, if nothing is parked, and

@@ -19,7 +19,7 @@ typedef struct KeyName
 {
 	text *scope;
 	text *key;
-	uint64 lock; /* of KeyLockNumber(); 0: not computed yet */
+	uint64 lockNumber; /* of KeyLockNumber(); 0: not computed yet */
 } KeyName;
 
 extern void RefuseObjectText(const text *value, const char *what);

@@ -77,7 +77,7 @@ LockAndProbe(const ClaimRequest *request, int waitMs, Outcome probed, KeyVersion
 	if (KeyStoreUnchanged(seen))
 		return probed;
 
-	KeyStoreUnlock(seen);
+	KeyStoreUnlockTable(seen);
 	outcome = OutcomeOfState(request, KeyStoreProbe(name, record, seen), record);
 	if (!OutcomeIsGranted(outcome))
 		KeyLockRelease(name); /* the other waiters will find the same row */
@@ -103,7 +103,7 @@ AcquireOnce(const ClaimRequest *request, int waitMs, KeyVersion *seen, KeyRecord
 	if (OutcomeIsGranted(outcome))
 		outcome = LockAndProbe(request, waitMs, outcome, seen, record);
 	if (!OutcomeIsGranted(outcome))
-		KeyStoreUnlock(seen);
+		KeyStoreUnlockTable(seen);
 	return outcome;
 }
 

@@ -242,9 +242,9 @@ SetTimes(KeyRecord *record, const Interval *length)
 }
 
 /*
- * LeaseBegin writes the lease of a granted claim: as a new row, or, from the second
- * attempt on, into the row "seen".  The caller holds the key's lock, and has set the
- * attempt and the fingerprint.
+ * LeaseBegin writes the lease of a granted claim: at the first attempt the whole row, over an
+ * expired one if "seen" has it; later only its parts, into the row "seen".  The caller holds the
+ * key's lock, and has set the attempt and the fingerprint.
  */
 void
 LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, KeyRecord *record)

@@ -30,6 +30,7 @@ extern Datum OwnerCall(FunctionCallInfo fcinfo, int tokenArg, const char *functi
 extern void LeaseBegin(const ClaimRequest *request, const KeyVersion *seen, KeyRecord *record);
 extern void LeaseRelease(const KeyName *name, const Ownership *own);
 
+/* finish.c: the end of an operation */
 pg_noreturn extern void ErrorTooLarge(const KeyName *name, const char *what, Size bytes);
 extern void ClaimFinish(const KeyName *name, const Ownership *own, KeyRecord *record,
 						bool omitLarge);

@@ -52,8 +52,8 @@ KeyLockNumber(const KeyName *name)
 	StringInfoData message;
 	uint8 digest[PG_SHA256_DIGEST_LENGTH];
 
-	if (name->lock != 0)
-		return name->lock;
+	if (name->lockNumber != 0)
+		return name->lockNumber;
 	initStringInfo(&message);
 	appendBinaryStringInfo(&message, GetMockAuthenticationNonce(), MOCK_AUTH_NONCE_LEN);
 	appendBinaryStringInfo(&message, (char *) &MyDatabaseId, sizeof(Oid));
@@ -62,9 +62,9 @@ KeyLockNumber(const KeyName *name)
 	appendBinaryStringInfo(&message, VARDATA_ANY(name->key), VARSIZE_ANY_EXHDR(name->key));
 
 	DigestCompute(message.data, message.len, digest);
-	memcpy(&unconstify(KeyName *, name)->lock, digest, sizeof(uint64));
+	memcpy(&unconstify(KeyName *, name)->lockNumber, digest, sizeof(uint64));
 	pfree(message.data);
-	return name->lock;
+	return name->lockNumber;
 }
 
 static LOCKTAG

@@ -104,8 +104,8 @@ OpenClaimFind(const KeyName *name)
 }
 
 /*
- * AnyClaimOpen tells whether this transaction has claims, open or closed in a
- * subtransaction that can roll back.
+ * AnyClaimOpen tells whether this transaction has claims that are open, or that a rollback to
+ * a savepoint would open again.
  */
 bool
 AnyClaimOpen(void)
@@ -405,7 +405,8 @@ AnyTokenPassed(void)
 
 /*
  * OperationIsMine tells whether this transaction owns the operation "name": it has claimed it,
- * or has locked its key by "token", that of the lease in its row; 0: none, or not known.  It
+ * or has locked its key by the token of the lease in its row, "token" (0: no lease, or the row was
+ * not read).  It
  * owns the operation until it ends, or rolls back to a savepoint: whatever failed since, and
  * even if the lease has expired.
  */

@@ -327,8 +327,8 @@ LeaveAfter(ErrorData *error)
 
 /*
  * Prepare looks up what is needed to serve the subscription, in the current memory context.
- * Returns false, and sets "leaving", if the worker must leave.  "out" says whether the batch still
- * is.
+ * Returns false, and sets "leaving", if the worker must leave.  "*out" becomes whether the
+ * subscription still has the batch.
  */
 static bool
 Prepare(EventHandler *handler, bool *out)
@@ -404,13 +404,13 @@ Keep(uint64 rows)
 }
 
 /*
- * CommitFetch makes the commit of a batch wait for no standby.  The handler might end the server:
- * then this server's disk must have the batch, so that it has failed.  That of a worker's first
- * batch suffices, because those before the batch that ends the server are acknowledged: the next
+ * SetDurability makes the commit of a batch wait for no standby.  If the handler ends the server,
+ * that counts as a failure only if this server's disk has the batch.  To flush the first batch of a
+ * worker suffices: those before the batch that ends the server are acknowledged, so that the next
  * worker begins with it.
  */
 static void
-CommitFetch(void)
+SetDurability(void)
 {
 	bool follows = hadBatch && synchronous_commit > SYNCHRONOUS_COMMIT_OFF;
 
@@ -450,7 +450,7 @@ FetchStep(void *argument)
 		nextDue = never ? 0 : DatumGetTimestampTz(due);
 		ExtensionQueryEnd();
 	}
-	CommitFetch();
+	SetDurability();
 	return true;
 }
 

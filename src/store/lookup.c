@@ -151,11 +151,11 @@ KeyStoreUnchanged(const KeyVersion *seen)
 }
 
 /*
- * KeyStoreUnlock releases the lock of KeyStoreProbe() on the table, for a caller that
+ * KeyStoreUnlockTable releases the lock of KeyStoreProbe() on the table, for a caller that
  * will not write.
  */
 void
-KeyStoreUnlock(const KeyVersion *seen)
+KeyStoreUnlockTable(const KeyVersion *seen)
 {
 	UnlockRelationOid(seen->table, RowExclusiveLock);
 }

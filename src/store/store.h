@@ -102,7 +102,7 @@ typedef struct KeyStoreBatch KeyStoreBatch;
 
 extern KeyState KeyStoreProbe(const KeyName *name, KeyRecord *record, KeyVersion *version);
 extern bool KeyStoreUnchanged(const KeyVersion *seen);
-extern void KeyStoreUnlock(const KeyVersion *seen);
+extern void KeyStoreUnlockTable(const KeyVersion *seen);
 extern KeyState KeyStoreRead(const KeyName *name, KeyRecord *record);
 
 extern void KeyStoreWrite(const KeyName *name, const KeyVersion *seen, const KeyRecord *record);
