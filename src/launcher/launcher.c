@@ -25,6 +25,7 @@
 #include "pgstat.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
