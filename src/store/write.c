@@ -57,6 +57,7 @@ static void
 IndexesOpen(Indexes *indexes, Relation table, bool speculative)
 {
 	indexes->estate = CreateExecutorState();
+	indexes->estate->es_snapshot = GetActiveSnapshot(); /* 19: a conflict is read with it */
 	indexes->relinfo = makeNode(ResultRelInfo);
 	InitResultRelInfo(indexes->relinfo, table, 0, NULL, 0);
 	ExecOpenIndices(indexes->relinfo, speculative);
