@@ -23,6 +23,18 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.handler_of(text) IS 'the stored handler of a subscription, for its owner';
 
+-- A key that one event has claimed opens no guarded table for the next one, and is not in the headers of what that publishes.
+CREATE FUNCTION idempotency.end_event()
+	RETURNS boolean
+-- extension only
+	LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_end_event';
+-- portable only
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+	RETURN set_config('idempotency_internal.results', '', true) IS NOT NULL;
+-- both editions
+COMMENT ON FUNCTION idempotency.end_event() IS
+	'forget which keys this transaction has claimed, for require_claim(), current_key() and publish(); true';
+
 -- Runs with the rights and the search path of its caller, because the handler does, and because
 -- a procedure with COMMIT cannot do otherwise; so every name is qualified.
 --
@@ -41,12 +53,12 @@ DECLARE
 	events idempotency.event[];
 	event idempotency.event;
 	done pg_catalog.int8[];
-	behind pg_catalog.text[];
-	failed pg_catalog.uuid[];
 	number pg_catalog.int8;
 	started_at pg_catalog.timestamptz;
 	code pg_catalog.text;
 	message pg_catalog.text;
+	last pg_catalog.int4;
+	acknowledged pg_catalog.int8;
 	was_empty pg_catalog.bool := false;
 	has_more pg_catalog.bool;
 	is_late pg_catalog.bool;
@@ -87,20 +99,10 @@ BEGIN
 		was_empty := false;
 		number := events[1].batch;
 		done := '{}';
-		behind := '{}';
-		failed := '{}';
+		last := pg_catalog.cardinality(events);
 		started_at := pg_catalog.clock_timestamp();
-		is_late := false;
-		FOREACH event IN ARRAY events LOOP
-			-- nack() has taken it out of the batch
-			CONTINUE WHEN event.aggregate_id OPERATOR(pg_catalog.=) ANY (behind) OR event.id OPERATOR(pg_catalog.=) ANY (failed);
-			IF is_late THEN
-				-- What was handled is acknowledged, and what the time did not allow is given back
-				PERFORM idempotency.ack(subscription, number, done);
-				PERFORM idempotency.nack(subscription, number, NULL);
-				done := '{}';
-				EXIT;
-			END IF;
+		FOR i IN 1 .. last LOOP
+			event := events[i];
 			-- Each statement costs what it names.  So all are deferred, and those that are immediate at first are named,
 			-- unless these are more, or some cannot be named: in a schema without USAGE, or with a name of one that is not
 			-- deferrable.  If constraints with one name differ in their mode, each event has a transaction of its own.
@@ -146,30 +148,45 @@ BEGIN
 					code := SQLSTATE;
 					message := pg_catalog.concat(SQLSTATE, ': ', SQLERRM);
 			END;
+			is_late := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline;
 			IF code IS NULL THEN
 				done := done OPERATOR(pg_catalog.||) event.seq;
-			ELSE
-				-- nack() must not find one with the same id that was handled
-				PERFORM idempotency.ack(subscription, number, done);
+				PERFORM idempotency.end_event();
+				CONTINUE WHEN i OPERATOR(pg_catalog.<) last AND NOT is_late
+					AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.<=) '250 ms'::pg_catalog.interval;
+			ELSIF code OPERATOR(pg_catalog.=) ANY ('{IK410,IK412}') THEN
+				-- the transaction cannot commit: what it handled goes back
+				ROLLBACK;
 				done := '{}';
+			END IF;
+			-- The handler can have acknowledged or failed an event itself: what it wrote for it must not commit.  The events
+			-- handled before one that failed are acknowledged, because nack() takes out all that have its id.
+			IF pg_catalog.cardinality(done) OPERATOR(pg_catalog.>) 0 THEN
+				IF code IS NULL AND i OPERATOR(pg_catalog.=) last THEN
+					acknowledged := idempotency.ack(subscription, number);
+				ELSE
+					acknowledged := idempotency.ack(subscription, number, done);
+				END IF;
+				IF acknowledged OPERATOR(pg_catalog.<>) pg_catalog.cardinality(done) THEN
+					RAISE EXCEPTION USING ERRCODE = 'IK408', MESSAGE = 'an event left its batch while it was handled',
+						HINT = 'Raise an error in the handler instead of calling idempotency.nack() or idempotency.ack().';
+				END IF;
+			END IF;
+			IF code IS NOT NULL THEN
 				PERFORM idempotency.nack(subscription, number, event.id, message, dead => code OPERATOR(pg_catalog.=) 'IKFIN');
-				behind := behind OPERATOR(pg_catalog.||) event.aggregate_id;
-				failed := failed OPERATOR(pg_catalog.||) event.id;
 			END IF;
-			is_late := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>=) deadline;
-			IF NOT is_late AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) started_at OPERATOR(pg_catalog.>) '250 ms'::pg_catalog.interval THEN
-				PERFORM idempotency.ack(subscription, number, done);
-				PERFORM idempotency.extend(subscription, number, lease);
+			-- The next fetch() returns what is left behind an event that failed, or when the time is over
+			IF code IS NOT NULL OR is_late AND i OPERATOR(pg_catalog.<) last THEN
+				PERFORM idempotency.nack(subscription, number, NULL);
 				COMMIT;
-				done := '{}';
-				started_at := pg_catalog.clock_timestamp();
+				EXIT;
+			ELSIF i OPERATOR(pg_catalog.<) last THEN
+				PERFORM idempotency.extend(subscription, number, lease);
 			END IF;
+			COMMIT;
+			done := '{}';
+			started_at := pg_catalog.clock_timestamp();
 		END LOOP;
-		-- Without events, the batch can be another consumer's by now
-		IF pg_catalog.cardinality(done) OPERATOR(pg_catalog.>) 0 THEN
-			PERFORM idempotency.ack(subscription, number);
-		END IF;
-		COMMIT;
 	END LOOP;
 END
 $$;

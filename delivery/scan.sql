@@ -368,6 +368,7 @@ BEGIN
 				END
 				AND (part.modulus = 1 OR o.bucket % part.modulus = part.remainder)
 				AND (everything OR o.aggregatetype LIKE ANY (patterns))
+				AND (NOT p.retried OR o.seq <> ALL (p.events)) -- a copy that seek() did not see, because its topic was left out
 			ORDER BY o.seq
 			LIMIT missing) AS e;
 

@@ -177,7 +177,7 @@ AS $$
 		subscription_of,raise_in_use,locked_subscription,patterns_of,create_partitions,create_partitions_now,
 		handler_text,check_handler_owner,change,subscribe,alter_subscription,unsubscribe,raise_altered,put_position,
 		schedule_queue,fail_event,take_parked,end_generation,next_batch,due_partitions,fetch,has_more,batch_of,ack_events,ack,nack,extend,pause,
-		resume,number_before,move_subscription,seek,redrive_events,redrive,discard_events,discard,drop_lag,reap_events,handler_of,deliver}'::text[]
+		resume,number_before,move_subscription,seek,redrive_events,redrive,discard_events,discard,drop_lag,reap_events,handler_of,end_event,deliver}'::text[]
 $$;
 COMMENT ON FUNCTION idempotency_internal.delivery_routines() IS 'the names of the functions of the outbox';
 -- both editions

@@ -252,6 +252,54 @@ SELECT idempotency.discard('s');
 CALL idempotency.deliver('s', 'pg_catalog.abs(int)');
 CALL idempotency.deliver('s', 0);
 
+-- Events share transactions. Each is handled once, whatever takes it out of the batch: events with one id fail together, with
+-- what is behind each of them; a token that is not current fails its event only; a handler can nack another event.
+CREATE TABLE handled (place int GENERATED ALWAYS AS IDENTITY, n int);
+CREATE TABLE token AS SELECT k::int, (idempotency.claim('delivery', k, lease => '1 hour')).token - (k = '32')::int AS token FROM unnest('{31,32,33}'::text[]) AS k;
+CREATE TABLE paid (n int);
+CREATE TRIGGER guarded BEFORE INSERT ON paid FOR EACH STATEMENT EXECUTE FUNCTION idempotency.require_claim('delivery');
+CREATE FUNCTION handle(event idempotency.event) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	number int := event.payload::text;
+BEGIN
+	INSERT INTO handled (n) VALUES (number);
+	IF number = 21 AND event.attempt = 1 THEN
+		RAISE EXCEPTION 'boom';
+	ELSIF number BETWEEN 31 AND 33 THEN
+		PERFORM idempotency.complete('delivery', t.k::text, token => t.token) FROM token AS t WHERE t.k = number;
+	ELSIF number = 41 THEN
+		PERFORM idempotency.claim('delivery', '41');
+		PERFORM idempotency.complete('delivery', '41');
+	ELSIF number = 51 THEN
+		PERFORM idempotency.nack('once', event.batch, pg_temp.id(52));
+	END IF;
+	IF number BETWEEN 41 AND 49 THEN
+		INSERT INTO paid VALUES (number);
+	END IF;
+END
+$$;
+CREATE FUNCTION pg_temp.handled() RETURNS int[] LANGUAGE sql AS $$
+	WITH gone AS (DELETE FROM handled RETURNING place, n) SELECT array_agg(n ORDER BY place) FROM gone
+$$;
+SELECT idempotency.subscribe('once', '{once}', max_attempts => 2, retry_delay => '0');
+SELECT idempotency.publish('once', '21', 'a', event_id => pg_temp.id(1)) IS NOT NULL
+	AND idempotency.publish('once', '22', 'b', event_id => pg_temp.id(1)) IS NOT NULL AS same_id, pg_temp.publish('{23}', 'b', 'once');
+CALL idempotency.deliver('once', 'handle(idempotency.event)');
+SELECT pg_temp.handled();
+SELECT pg_temp.publish('{31,32,33}', topic => 'once');
+CALL idempotency.deliver('once', 'handle(idempotency.event)');
+SELECT pg_temp.handled(), pg_temp.parked('once'), idempotency.discard('once');
+-- What an event has claimed opens no guarded table for the next one.
+SELECT pg_temp.publish('{41,42}', topic => 'once');
+CALL idempotency.deliver('once', 'handle(idempotency.event)');
+SELECT pg_temp.handled(), left(error, 30) AS error, idempotency.discard('once') FROM idempotency.dead_letters WHERE subscription = 'once';
+SELECT pg_temp.publish('{51,52}', topic => 'once');
+CALL idempotency.deliver('once', 'handle(idempotency.event)');
+SELECT pg_temp.handled(), idempotency.unsubscribe('once');
+DROP FUNCTION handle;
+DROP TABLE handled, token, paid;
+DELETE FROM idempotency.key WHERE scope = 'delivery';
+
 --
 -- Subscriptions
 --

@@ -232,6 +232,14 @@ SELECT idempotency.complete('portable', 'other', '1');
 SELECT pg_temp.caught($$SELECT idempotency.complete('portable', 'malformed here', '{')$$) AS error;
 COMMIT;
 \set VERBOSITY default
+-- So does a call without a claim, after a lease was granted.
+BEGIN;
+SELECT outcome FROM idempotency.claim('portable', 'beside', lease => '1 min');
+SAVEPOINT here;
+SELECT idempotency.complete('portable', 'never claimed', '1');
+ROLLBACK TO here;
+SELECT pg_temp.caught('SELECT idempotency.check_commit()') IN ('IK410', 'IK412') AS refused;
+ROLLBACK;
 -- both layouts
 
 --

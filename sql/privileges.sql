@@ -78,6 +78,7 @@ INSERT INTO door (statement) VALUES
 	('SELECT idempotency.seek(''privileges'', ''now''::text)'),
 	('CALL idempotency.deliver(''privileges'')'),
 	('SELECT idempotency.handler_of(''privileges'')'),
+	('SELECT idempotency.end_event()'),
 	('SELECT idempotency.discard(''privileges'')'),
 	('SELECT idempotency.redrive(''privileges'')'),
 	('SELECT idempotency.unsubscribe(''privileges'')'),

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * keys/guard.c
- *	  require_claim() and current_key(), for tables that require a claim; check_commit().
+ *	  require_claim() and current_key(), for tables that require a claim; check_commit() and
+ *	  end_event().
  *
  *-------------------------------------------------------------------------
  */
@@ -21,6 +22,7 @@
 PG_FUNCTION_INFO_V1(idempotency_require_claim);
 PG_FUNCTION_INFO_V1(idempotency_current_key);
 PG_FUNCTION_INFO_V1(idempotency_check_commit);
+PG_FUNCTION_INFO_V1(idempotency_end_event);
 
 /*
  * ErrorClaimRequired reports a write to a guarded table.  "asked" tells whether the
@@ -122,5 +124,16 @@ Datum
 idempotency_check_commit(PG_FUNCTION_ARGS)
 {
 	CheckMayCommit(false);
+	PG_RETURN_BOOL(true);
+}
+
+/*
+ * end_event() RETURNS boolean: true, after what calls have told require_claim(), current_key() and
+ * publish() is forgotten.
+ */
+Datum
+idempotency_end_event(PG_FUNCTION_ARGS)
+{
+	ScopeForgetResults();
 	PG_RETURN_BOOL(true);
 }

@@ -285,6 +285,17 @@ ScopeReplayed(const KeyName *name)
 }
 
 /*
+ * ScopeForgetResults forgets the results of all calls.  A rollback to an earlier savepoint brings
+ * none of them back.
+ */
+void
+ScopeForgetResults(void)
+{
+	while (!dlist_is_empty(&results))
+		DeleteResult(dlist_container(ScopeResult, node, dlist_head_node(&results)));
+}
+
+/*
  * LastGrantedClaim sets scope and key of the claim that was granted last, in any scope,
  * and returns whether there is one.  They are not copies.
  */

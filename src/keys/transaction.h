@@ -38,6 +38,7 @@ extern void ScopeSetReplayed(const text *scope, const text *key);
 extern bool ScopeReplayed(const KeyName *name);
 extern bool ScopeGranted(const text *pattern, bool *asked);
 extern const text *ScopeCurrentKey(const text *scope);
+extern void ScopeForgetResults(void);
 extern bool LastGrantedClaim(const text **scope, const text **key);
 
 extern void TokenGranted(int64 token);

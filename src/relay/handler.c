@@ -13,7 +13,8 @@
  * that role must be able to act as the subscription's owner: EventHandlerFind() checks
  * that, once a transaction.
  *
- * Settings, temporary tables, cursors and prepared statements end with the event; session
+ * Settings, temporary tables, cursors, prepared statements and what require_claim() knows of
+ * claims end with the event; session
  * locks and the values of sequences, with the transaction.  A handler that exceeds
  * idempotency.handler_timeout is cancelled, and its worker terminated GRACE_MS later.
  *
@@ -374,6 +375,7 @@ EventHandle(EventHandler *handler, Datum event, char **error, int *sqlstate)
 	if (caught != NULL)
 		StopTimeouts();
 	DropAllPreparedStatements();
+	ScopeForgetResults();
 	AtEOXact_GUC(false, nest);
 
 	MemoryContextSwitchTo(callerContext);

@@ -9,8 +9,10 @@
  * it back; if the worker dies, the next fetch() takes it over and counts a failure.
  *
  * A transaction has the effects of some events and their acknowledgement: those of a batch,
- * or of COMMIT_MS.  If it fails as a whole, its events are handled again one by one, so that
- * the error belongs to one of them.
+ * or of COMMIT_MS.  The first event that fails ends the batch: those before it are acknowledged,
+ * those behind it go back, and the next fetch() returns what is left of them.  If a transaction
+ * fails as a whole, its events are handled again one by one, so that the error belongs to one of
+ * them.
  *
  * Locks: those of fetch() and ack(), to the end of each transaction; ACCESS SHARE on the
  * tables of delivery, and ROW EXCLUSIVE on the database, not waited for.
@@ -86,11 +88,11 @@ static ExtensionQuery findQuery = {
 };
 static ExtensionQuery fetchQuery = {
 	.table = "subscription",
-	.text = "SELECT f.batch, f.seq, f.id, f.aggregate_id, f"
+	.text = "SELECT f.batch, f.seq, f.id, f"
 			" FROM idempotency.fetch($1, $2, wait => $3) AS f",
 	.parameters = 3,
 	.types = {TEXTOID, INT4OID, INTERVALOID},
-	.results = {INT8OID, INT8OID, UUIDOID, TEXTOID},
+	.results = {INT8OID, INT8OID, UUIDOID},
 	.checksCaller = true,
 };
 static ExtensionQuery dueQuery = {
@@ -144,10 +146,7 @@ typedef struct BatchEvent
 {
 	int64 seq;
 	pg_uuid_t id;
-	char *aggregate; /* NULL: none */
 	Datum event;
-	bool gone;		 /* with an earlier event of its aggregate, which has failed */
-	bool goneBefore; /* as it was when the transaction began */
 } BatchEvent;
 
 /* The batch that this worker has; in batchContext. */
@@ -390,15 +389,12 @@ Keep(uint64 rows)
 	for (uint64 row = 0; row < rows; row++)
 	{
 		BatchEvent *event = &batch.events[row];
-		Datum aggregate;
 		bool isnull;
 
 		event->seq = DatumGetInt64(ExtensionQueryValue(&fetchQuery, row, 2, NULL));
 		event->id = *DatumGetUUIDP(ExtensionQueryValue(&fetchQuery, row, 3, NULL));
-		aggregate = ExtensionQueryValue(&fetchQuery, row, 4, &isnull);
-		event->aggregate = isnull ? NULL : TextDatumGetCString(aggregate);
 		event->event = datumCopy(
-			SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, 5, &isnull), false, -1);
+			SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, 4, &isnull), false, -1);
 	}
 	batch.number = DatumGetInt64(ExtensionQueryValue(&fetchQuery, 0, 1, NULL));
 	MemoryContextSwitchTo(caller);
@@ -526,16 +522,16 @@ LogDeadLetter(const pg_uuid_t *id, const char *error)
 }
 
 /*
- * Nack reports that an event has failed.  It and later ones of its aggregate, and with its id,
- * leave the batch.  Needs that those before it are acknowledged: nack() finds the event by its id,
- * which another one can have.
+ * Nack reports that an event has failed, and gives back what the batch has behind it.  Needs that
+ * those before it are acknowledged: nack() finds the event by its id, which another one can have.
  */
 static void
-Nack(BatchEvent *failed, const char *error, int sqlstate)
+Nack(const BatchEvent *failed, const char *error, int sqlstate)
 {
 	Datum values[5] = {CStringGetTextDatum(name), Int64GetDatum(batch.number),
 					   UUIDPGetDatum(&failed->id), CStringGetTextDatum(error),
 					   BoolGetDatum(sqlstate == ERRCODE_IDEMPOTENCY_FINAL)};
+	static const bool noEvent[] = {false, false, true, false, false};
 	bool dead;
 
 	(void) ExtensionQueryRun(&nackQuery, values, NULL);
@@ -543,13 +539,7 @@ Nack(BatchEvent *failed, const char *error, int sqlstate)
 	ExtensionQueryEnd();
 	if (dead)
 		LogDeadLetter(&failed->id, error);
-	for (BatchEvent *event = failed; event < batch.events + batch.count; event++)
-	{
-		if (memcmp(&event->id, &failed->id, sizeof(pg_uuid_t)) == 0 ||
-			(event->aggregate != NULL && failed->aggregate != NULL &&
-			 strcmp(event->aggregate, failed->aggregate) == 0))
-			event->gone = true;
-	}
+	(void) ExtensionQueryDo(&nackQuery, values, noEvent);
 }
 
 /*
@@ -567,33 +557,40 @@ IsOut(void)
 }
 
 /*
- * Acknowledge acknowledges the events from "from" up to "upto" that have not left the batch; at
- * its end, all that the batch has, which ends it, unless its last event has left it.
+ * Acknowledge acknowledges the events from batch.next up to "upto", unless the handler has moved or
+ * deleted the subscription.  Throws IK408 if the batch does not have all of them any more: the
+ * handler has acknowledged or failed one itself, and what it wrote for it must not commit.
  */
 static void
-Acknowledge(int from, int upto)
+Acknowledge(int upto)
 {
-	Datum *done = palloc(Max(upto - from, 1) * sizeof(Datum));
+	int count = upto - batch.next;
+	Datum *done = palloc(Max(count, 1) * sizeof(Datum));
 	Datum values[3] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
-	bool all = upto == batch.count;
-	int count = 0;
+	ExtensionQuery *query = upto == batch.count ? &ackAllQuery : &ackQuery;
+	int64 acknowledged;
 
-	for (int i = from; i < upto; i++)
-	{
-		if (!batch.events[i].gone)
-			done[count++] = Int64GetDatum(batch.events[i].seq);
-	}
+	if (count == 0 || (RelayHasChanged() && !IsOut()))
+		return;
+	for (int i = 0; i < count; i++)
+		done[i] = Int64GetDatum(batch.events[batch.next + i].seq);
 	values[2] = PointerGetDatum(
 		construct_array(done, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	if ((count > 0 || all) && ((count > 0 && !RelayHasChanged()) || IsOut()))
-		(void) ExtensionQueryDo(all ? &ackAllQuery : &ackQuery, values, NULL);
+	(void) ExtensionQueryRun(query, values, NULL);
+	acknowledged = DatumGetInt64(ExtensionQueryValue(query, 0, 1, NULL));
+	ExtensionQueryEnd();
+	if (acknowledged != count)
+		ereport(ERROR, (errcode(ERRCODE_IDEMPOTENCY_BATCH_LOST),
+						errmsg("an event left its batch while it was handled"),
+						errhint("Raise an error in the handler instead of calling "
+								"idempotency.nack() or idempotency.ack().")));
 }
 
 /* What a transaction did with events of the batch. */
 typedef struct Handled
 {
-	int upto; /* the event after those that were handled */
-	bool lost;
+	int upto;	/* the event after those that were handled */
+	bool ended; /* the batch is no longer this worker's */
 	bool leave;
 } Handled;
 
@@ -608,7 +605,6 @@ HandleStep(void *argument)
 	instr_time start;
 	EventHandler handler;
 	bool out = false;
-	int from = batch.next; /* the first event that is not acknowledged */
 	int i;
 
 	INSTR_TIME_SET_CURRENT(start);
@@ -617,7 +613,7 @@ HandleStep(void *argument)
 		handled->leave = true;
 		return false;
 	}
-	handled->lost = !out;
+	handled->ended = !out;
 	if (!out)
 		return true;
 	for (i = batch.next; i < batch.count; i++)
@@ -626,8 +622,6 @@ HandleStep(void *argument)
 		int sqlstate;
 
 		handled->upto = i + 1;
-		if (batch.events[i].gone)
-			continue;
 		if (!EventHandle(&handler, batch.events[i].event, &error, &sqlstate))
 		{
 			if (TransactionMustAbort())
@@ -636,24 +630,23 @@ HandleStep(void *argument)
 				batch.sqlstate = sqlstate;
 				return false;
 			}
-			if (CallableIsStale(&handler.callable))
+			handled->upto = i;
+			Acknowledge(i);
+			/* If the handler was replaced, the next transaction calls the new one */
+			if (!CallableIsStale(&handler.callable))
 			{
-				/* The next transaction calls the new one, if there is one */
-				handled->upto = i;
-				Acknowledge(from, i);
-				return true;
+				Nack(&batch.events[i], error, sqlstate);
+				handled->ended = true;
+				handled->leave = MustLeave();
 			}
-			Acknowledge(from, i);
-			from = i + 1;
-			Nack(&batch.events[i], error, sqlstate);
+			return true;
 		}
 		handled->leave = MustLeave();
 		if (i < batch.single || MillisecondsSince(start) >= COMMIT_MS || handled->leave ||
 			RelayHasChanged())
 			break;
 	}
-	handled->upto = Min(i + 1, batch.count);
-	Acknowledge(from, handled->upto);
+	Acknowledge(handled->upto);
 	return true;
 }
 
@@ -674,8 +667,6 @@ NackStep(void *argument)
 static bool
 AfterRollback(int upto, ErrorData *error)
 {
-	for (int i = batch.next; i < batch.count; i++)
-		batch.events[i].gone = batch.events[i].goneBefore;
 	if (error->sqlerrcode != 0 && IsForeign(error->sqlerrcode))
 	{
 		leaving = RELAY_BUSY;
@@ -696,16 +687,13 @@ AfterRollback(int upto, ErrorData *error)
 	}
 	error = Run(NackStep, NULL);
 	batch.error = NULL;
-	if (error == NULL)
-		batch.next++;
-	else if (error->sqlerrcode == ERRCODE_IDEMPOTENCY_BATCH_LOST)
-		Forget();
-	else
+	if (error == NULL || error->sqlerrcode == ERRCODE_IDEMPOTENCY_BATCH_LOST)
 	{
-		LeaveAfter(error);
-		return false;
+		Forget();
+		return true;
 	}
-	return true;
+	LeaveAfter(error);
+	return false;
 }
 
 /*
@@ -717,12 +705,9 @@ Handle(void)
 	while (batch.number != 0)
 	{
 		Handled handled = {batch.next, false, false};
-		ErrorData *error;
+		ErrorData *error = Run(HandleStep, &handled);
 
-		for (int i = batch.next; i < batch.count; i++)
-			batch.events[i].goneBefore = batch.events[i].gone;
-		error = Run(HandleStep, &handled);
-		if (error == NULL && (handled.lost || handled.upto == batch.count))
+		if (error == NULL && (handled.ended || handled.upto == batch.count))
 			Forget();
 		else if (error == NULL)
 			batch.next = handled.upto;

@@ -87,6 +87,7 @@ SELECT set_eq(
 		('deliver(IN subscription text, IN handler regprocedure DEFAULT NULL::regprocedure, IN max_events integer DEFAULT 100, IN duration interval DEFAULT ''00:01:00''::interval, IN lease interval DEFAULT ''00:01:00''::interval, IN wait interval DEFAULT ''00:00:00''::interval)',
 			NULL, 'plpgsql', 'volatile', 'unsafe', false),
 		('handler_of(subscription text)', 'text', 'plpgsql', 'volatile', 'unsafe', false),
+		('end_event()', 'boolean', 'c', 'volatile', 'unsafe', false),
 		('redrive(subscription text)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
 		('redrive(subscription text, event_id uuid)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),
 		('discard(subscription text)', 'bigint', 'plpgsql', 'volatile', 'unsafe', false),

@@ -144,6 +144,7 @@ SELECT set_eq(
 		('idempotency.extend(text,bigint,interval)', 'consumer'),
 		('idempotency.deliver(text,regprocedure,integer,interval,interval,interval)', 'consumer'),
 		('idempotency.handler_of(text)', 'consumer'),
+		('idempotency.end_event()', 'consumer'),
 		('idempotency.redrive(text)', 'consumer operator'),
 		('idempotency.redrive(text,uuid)', 'consumer operator'),
 		('idempotency.discard(text)', 'consumer operator'),

@@ -79,8 +79,9 @@ our $handlers = q{
 				said := 'at once';
 			END;
 		WHEN 'show' THEN
-			said := format('%s %s %s %s %s %s %s', current_setting('work_mem'), current_setting('search_path'), current_setting('DateStyle'),
-				current_user, session_user, current_setting('is_superuser'), current_setting('transaction_isolation'));
+			said := format('%s %s %s %s %s %s %s %s', current_setting('work_mem'), current_setting('search_path'), current_setting('DateStyle'),
+				current_user, session_user, current_setting('is_superuser'), current_setting('transaction_isolation'),
+				coalesce(idempotency.current_key('complete'), 'no claim'));
 		WHEN 'left' THEN
 			said := (SELECT count(*) FROM pg_prepared_statements) || ' ' || (SELECT count(*) FROM pg_cursors) || ' ' ||
 				(SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid < 3);

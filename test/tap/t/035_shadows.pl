@@ -124,7 +124,7 @@ SELECT idempotency.redrive('sub'), idempotency.redrive('sub', '00000000-0000-700
 SELECT idempotency.has_more('sub')
 SELECT idempotency.ack('sub', batch) FROM idempotency.fetch('sub', 1)
 SELECT idempotency.alter_subscription('sub', handler => 'app.handle(idempotency.event)', partitions => 2)
-SELECT idempotency.pause('sub'), idempotency.resume('sub'), idempotency.handler_of('sub'), idempotency.discard('sub')
+SELECT idempotency.pause('sub'), idempotency.resume('sub'), idempotency.handler_of('sub'), idempotency.end_event(), idempotency.discard('sub')
 SELECT idempotency.seek('sub', '2000-01-01'::pg_catalog.timestamptz), idempotency.seek('sub', 'beginning')
 SELECT idempotency.alter_subscription('sub', handler => '-')
 COMMIT

@@ -202,7 +202,7 @@ is($node->safe_psql('postgres', $digest), $before, 'no row has changed');
 # Functions without a scope, and why they reach no keys of other clients.
 my %harmless = (
 	(map { $_ => 'a pure function' } qw(canonical fingerprint natural_key stable_text uuidv7 parse_header)),
-	(map { $_ => 'reads a setting' } qw(problem problem_headers)), (map { $_ => 'checks its own transaction' } qw(require_claim check_commit)), publish => 'writes an event', holders => 'shows sessions, for operators', stats_reset => 'counts', reap => 'deletes expired rows',
+	(map { $_ => 'reads a setting' } qw(problem problem_headers)), (map { $_ => 'checks its own transaction' } qw(require_claim check_commit end_event)), publish => 'writes an event', holders => 'shows sessions, for operators', stats_reset => 'counts', reap => 'deletes expired rows',
 	(map { $_ => 'is about the own subscription' } qw(subscribe alter_subscription unsubscribe fetch has_more ack nack extend pause resume seek redrive discard handler_of deliver)));
 my @unknown = grep { !$harmless{$_} } map { (split /\|/)[0] } split /\n/, $node->safe_psql('postgres',
 	sprintf $taking, q{'scope' <> ALL (coalesce(p.proargnames, '{}'))});
