@@ -172,10 +172,12 @@ SELECT outcome, attempt, token > :first AS grown FROM idempotency.claim('lease',
 --
 
 -- NULL means a transactional claim. A lease can be any interval with a start and an
--- end.
+-- end. (A clock of milliseconds, as in PGlite, can make the hint that of autocommit.)
 BEGIN;
 SELECT outcome, token, attempt FROM idempotency.claim('lease', 'no lease', lease => NULL);
+\set VERBOSITY terse
 COMMIT;
+\set VERBOSITY default
 \echo :SQLSTATE
 -- After an error with a token, the transaction cannot commit.
 BEGIN;
@@ -238,7 +240,9 @@ ROLLBACK;
 BEGIN;
 SELECT pg_temp.lease('beside') > 0 AS leased;
 SELECT outcome FROM idempotency.claim('lease', 'beside 2');
+\set VERBOSITY terse
 COMMIT;
+\set VERBOSITY default
 \echo :SQLSTATE
 
 -- The transaction that took the lease can finish it without the token, like every
@@ -646,7 +650,9 @@ SELECT outcome, replayed, token, attempt, recovery_point, state, retry_after, ex
 SELECT ctid = :'old_ctid' AND xmin = :'old_xmin' AS untouched FROM idempotency.key WHERE scope = 'lease' AND key = 'within';
 -- both editions
 SELECT outcome FROM idempotency.try_claim('lease', 'within', '{"amount": 1}', lease => '1 min');
+\set VERBOSITY terse
 COMMIT;
+\set VERBOSITY default
 \echo :SQLSTATE
 -- Rolling it back or releasing it leaves the lease unchanged, and the lease's owner can
 -- still finish.
