@@ -67,7 +67,7 @@ payments: ## start the payments service of examples/payments on a throw-away ser
 	@tools/build
 	@examples/payments/run
 
-test: ## run every test, random ones once (7 minutes); ONLY="regress portable distributed pglite isolation tap pgtap docs model relay payments clients applications fuzz delivery stress torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
+test: ## run every test, random ones once (6 minutes); ONLY="regress portable distributed pglite isolation tap pgtap docs model relay payments clients applications fuzz delivery stress torture", TESTS="name ...", LANGUAGES=all, EDITION=portable
 	@tools/prerequisites test
 	@tools/build
 	@test/run
