@@ -155,6 +155,7 @@ COMMIT;
 -- It ends with the transaction,
 SELECT pg_temp.headers();
 -- and with the rollback of the claim; a replay is not a claim.
+SELECT idempotency.once('publish 3', 'stored');
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM idempotency.claim('publish', '2');
@@ -166,6 +167,12 @@ SELECT pg_temp.headers();
 SELECT outcome FROM idempotency.claim('publish', '3');
 SELECT outcome FROM idempotency.claim('publish 2', '3');
 SELECT pg_temp.headers();
+SELECT outcome FROM idempotency.claim('publish 3', 'stored');
+SELECT pg_temp.headers();
+SAVEPOINT s;
+SELECT idempotency.once_many('publish 2', '{m1,m2}'::text[]);
+SELECT pg_temp.headers();
+ROLLBACK TO s;
 SELECT idempotency.release('publish 2', '3');
 SELECT pg_temp.headers();
 ROLLBACK;

@@ -296,8 +296,8 @@ ScopeForgetResults(void)
 }
 
 /*
- * LastGrantedClaim sets scope and key of the claim that was granted last, in any scope,
- * and returns whether there is one.  They are not copies.
+ * LastGrantedClaim sets scope and key of the claim that was granted last, in any scope whose
+ * latest call it was, and returns whether there is one.  They are not copies.
  */
 bool
 LastGrantedClaim(const text **scope, const text **key)
@@ -308,7 +308,7 @@ LastGrantedClaim(const text **scope, const text **key)
 	{
 		const ScopeResult *result = dlist_container(ScopeResult, node, iter.cur);
 
-		if (result->granted && result->key != NULL)
+		if (result->granted && result->key != NULL && LatestResult(result->scope, false) == result)
 		{
 			*scope = result->scope;
 			*key = result->key;
