@@ -3,13 +3,15 @@
 -- ---------------------------------------------------------------------------
 
 -- The headers of an event: those of the caller, with scope and key of the claim that this
--- transaction was granted last.  Text is joined, so that the caller's bytes stay as they are.
+-- transaction was granted last, in any scope whose latest call it was.  Text is joined, so that the caller's bytes stay as they are.
 CREATE FUNCTION idempotency_internal.event_headers(given json)
 	RETURNS json
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 AS $$
 DECLARE
-	last text := split_part(idempotency_internal.results(), chr(30), 2);
+	last text := (
+		SELECT e.entry FROM unnest(string_to_array(idempotency_internal.results(), chr(30))) WITH ORDINALITY AS e (entry, n)
+		WHERE left(split_part(e.entry, chr(31), 2), 1) = 'k' ORDER BY e.n LIMIT 1);
 	scope text := split_part(last, chr(31), 1);
 	key text := substr(split_part(last, chr(31), 2), 2);
 	members text;
@@ -17,7 +19,7 @@ BEGIN
 	IF json_typeof(given) <> 'object' THEN
 		PERFORM idempotency_internal.raise('22023', 'headers must be a JSON object', NULL,
 			'Pass names and values, such as ''{"trace": "a1"}''.');
-	ELSIF left(split_part(last, chr(31), 2), 1) <> 'k' OR NOT idempotency_internal.is_granted(scope, 'k', key) THEN
+	ELSIF last IS NULL OR NOT idempotency_internal.is_granted(scope, 'k', key) THEN
 		RETURN given;
 	END IF;
 	members := concat_ws(',',
