@@ -296,6 +296,12 @@ SELECT pg_temp.handled(), left(error, 30) AS error, idempotency.discard('once') 
 SELECT pg_temp.publish('{51,52}', topic => 'once');
 CALL idempotency.deliver('once', 'handle(idempotency.event)');
 SELECT pg_temp.handled(), idempotency.unsubscribe('once');
+-- A copy that seek() leaves, because its topic is left out, does not come beside the event in the log.
+SELECT idempotency.subscribe('twice', '{twice*}', start_at => 'beginning'), pg_temp.publish('{61}', topic => 'twice a'), pg_temp.publish('{62}', topic => 'twice b');
+SELECT idempotency.nack('twice', batch, id, retry_in => '0') IS NOT NULL AS failed FROM idempotency.fetch('twice') WHERE payload::text = '62';
+SELECT pg_temp.ack('twice'), idempotency.alter_subscription('twice', '{twice a}'), idempotency.seek('twice', 'beginning') IS NOT NULL AS moved,
+	idempotency.alter_subscription('twice', '{twice*}'), pg_temp.age('twice');
+SELECT pg_temp.drain('twice'), idempotency.unsubscribe('twice');
 DROP FUNCTION handle;
 DROP TABLE handled, token, paid;
 DELETE FROM idempotency.key WHERE scope = 'delivery';
