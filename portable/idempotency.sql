@@ -4041,7 +4041,8 @@ COMMENT ON FUNCTION idempotency.holders(text, text) IS
 -- ---------------------------------------------------------------------------
 
 -- The headers of an event: those of the caller, with scope and key of the claim that this
--- transaction was granted last, in any scope whose latest call it was.  Text is joined, so that the caller's bytes stay as they are.
+-- transaction was granted last, in any scope whose latest call it was.  Text is joined, so that the
+-- caller's bytes stay as they are.
 CREATE FUNCTION idempotency_internal.event_headers(given json)
 	RETURNS json
 	LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -417,9 +417,8 @@ AnyTokenPassed(void)
 /*
  * OperationIsMine tells whether this transaction owns the operation "name": it has claimed it,
  * or has locked its key by the token of the lease in its row, "token" (0: no lease, or the row was
- * not read).  It
- * owns the operation until it ends, or rolls back to a savepoint: whatever failed since, and
- * even if the lease has expired.
+ * not read).  It owns the operation until it ends, or rolls back to a savepoint: whatever failed
+ * since, and even if the lease has expired.
  */
 bool
 OperationIsMine(const KeyName *name, int64 token)

@@ -14,9 +14,9 @@
  * that, once a transaction.
  *
  * Settings, temporary tables, cursors, prepared statements and what require_claim() knows of
- * claims end with the event; session
- * locks and the values of sequences, with the transaction.  A handler that exceeds
- * idempotency.handler_timeout is cancelled, and its worker terminated GRACE_MS later.
+ * claims end with the event; session locks and the values of sequences, with the transaction.  A
+ * handler that exceeds idempotency.handler_timeout is cancelled, and its worker terminated
+ * GRACE_MS later.
  *
  * Locks: those of the handler, until the transaction ends.
  *

@@ -565,13 +565,14 @@ static void
 Acknowledge(int upto)
 {
 	int count = upto - batch.next;
-	Datum *done = palloc(Max(count, 1) * sizeof(Datum));
-	Datum values[3] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
 	ExtensionQuery *query = upto == batch.count ? &ackAllQuery : &ackQuery;
+	Datum values[3] = {CStringGetTextDatum(name), Int64GetDatum(batch.number)};
+	Datum *done;
 	int64 acknowledged;
 
 	if (count == 0 || (RelayHasChanged() && !IsOut()))
 		return;
+	done = palloc(count * sizeof(Datum));
 	for (int i = 0; i < count; i++)
 		done[i] = Int64GetDatum(batch.events[batch.next + i].seq);
 	values[2] = PointerGetDatum(
